@@ -1,0 +1,1 @@
+"""Seeded workloads, side by side with a reference, with results as JSON."""

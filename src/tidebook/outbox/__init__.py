@@ -1,0 +1,1 @@
+"""Messages written in the application's SQL transaction and relayed to the log."""

@@ -1,0 +1,1 @@
+"""A durable work journal with priorities, leases, expiry and wake-ups."""

@@ -1,0 +1,1 @@
+"""The SQL port of outbox and queue, with its adapters beside it."""

@@ -1,0 +1,1 @@
+"""Live, ordered, gap-free event streams across journals, by tag."""

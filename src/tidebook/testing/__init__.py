@@ -1,0 +1,1 @@
+"""What users and Tidebook itself test with: conformance suites, faults, clocks, histories, real servers."""

@@ -1,0 +1,1 @@
+"""A write-ahead log shared by many tables."""

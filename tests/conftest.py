@@ -1,0 +1,76 @@
+"""What every test may ask for: the long form, and the addresses of the real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LONG_TIMEOUT_S = 3600
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long tests, and every test in its full form")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") is None:
+            continue
+        if not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="long: runs under --long"))
+        elif item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def long_form(request: pytest.FixtureRequest) -> bool:
+    """Whether --long was given: a test that has a short and a full form chooses by it."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap() -> str:
+    """The real Kafka, as host:port."""
+    return str(_server("kafka")["address"])
+
+
+@pytest.fixture(scope="session")
+def cassandra_address() -> str:
+    """The real Cassandra, as host:port."""
+    return str(_server("cassandra")["address"])
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> str:
+    """The real PostgreSQL, as postgresql://user@host:port/database."""
+    return str(_server("postgres")["url"])
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> str:
+    """The real MariaDB, as mysql://user@host:port/database."""
+    return str(_server("mariadb")["url"])
+
+
+def _server(name: str) -> dict[str, Any]:
+    """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
+    if name in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
+        pytest.skip(f"{name} was left out with --without")
+    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
+    if not status.exists():
+        pytest.fail(f"{name} is not running: start it with ./dev servers start, or run ./dev test", pytrace=False)
+    entry: dict[str, Any] | None = json.loads(status.read_text())["servers"].get(name)
+    if entry is None:
+        pytest.fail(f"{name} is not among the servers that run: ./dev servers start --only {name}", pytrace=False)
+    host, port = entry["address"].split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        pytest.fail(f"{name} does not answer at {entry['address']}: {error}", pytrace=False)
+    return entry

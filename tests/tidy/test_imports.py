@@ -1,0 +1,33 @@
+"""What importing may load, and what may import what."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVERS = [
+    "acsylla",
+    "apsw",
+    "confluent_kafka",
+    "psycopg",
+    "pymysql",
+    "pyspark",
+    "sqlalchemy",
+    "sqlite3",
+    "starlette",
+    "typer",
+]
+
+
+def test_importing_tidebook_loads_no_driver() -> None:
+    script = f"import sys, tidebook; print(*[name for name in {DRIVERS!r} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert told.stdout.split() == []
+
+
+def test_import_contracts_hold() -> None:
+    script = "from importlinter.cli import lint_imports_command as run; run()"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert told.returncode == 0, told.stdout + told.stderr

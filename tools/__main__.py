@@ -1,0 +1,47 @@
+"""The commands of ./dev: parse, dispatch, exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from tools import commands
+from tools.environment import SetupError
+
+USAGE = """\
+usage: ./dev COMMAND
+
+  up                       set up what is missing, then run Tidebook, everything embedded
+  test [--long] [--without NAME] [PYTEST ARGUMENT...]
+                           set up what is missing, start the real servers, run every test
+  setup                    all extras and development tools into .venv, nothing else
+  check                    format, lint, types, import contracts, unit tests: under two minutes
+  bench NAME               one benchmark; its last line of output is one JSON object
+  servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
+                           real Kafka, Cassandra, PostgreSQL and MariaDB on loopback
+  faults                   fault runs against the real servers
+  docs                     build the documentation
+  build                    build the source distribution and the wheel
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    if not arguments or arguments[0] in {"help", "-h", "--help"}:
+        print(USAGE, end="")
+        return 0 if arguments else 2
+    name, rest = arguments[0], arguments[1:]
+    command = commands.COMMANDS.get(name)
+    if command is None:
+        print(f"dev: there is no command {name!r}\n\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    try:
+        return command(rest)
+    except SetupError as error:
+        print(f"dev: {error}", file=sys.stderr)
+        return 5
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

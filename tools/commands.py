@@ -1,0 +1,160 @@
+"""What each command of ./dev does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+
+from tools import environment, java
+from tools.environment import PYTHON, ROOT, say
+
+STATUS = ROOT / ".servers" / "status.json"
+SERVERS = ["-m", "tidebook.testing.servers"]
+SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
+
+
+def up(arguments: list[str]) -> int:
+    """Run Tidebook with everything embedded."""
+    environment.ensure("base")
+    if not (ROOT / "src/tidebook/cli/app.py").exists():
+        return _later("up")
+    return _python("-m", "tidebook.cli.app", "up", *arguments)
+
+
+def setup(arguments: list[str]) -> int:
+    """Install all extras and the development tools."""
+    if arguments:
+        return _refuse("setup takes no argument")
+    environment.ensure("dev")
+    return 0
+
+
+def check(arguments: list[str]) -> int:
+    """Run every check that needs no server, and report all that fail."""
+    environment.ensure("dev")
+    steps = {
+        "format": ["-m", "ruff", "format", "--check", "."],
+        "lint": ["-m", "ruff", "check", "."],
+        "types": ["-m", "mypy"],
+        "import contracts": ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
+        "unit tests": ["-m", "pytest", "-q", *(arguments or _existing("tests/unit", "tests/tidy"))],
+    }
+    failed = []
+    for name, step in steps.items():
+        say(name)
+        if _python(*step) != 0:
+            failed.append(name)
+    say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def test(arguments: list[str]) -> int:
+    """Run every test against the real servers, which are stopped afterwards whatever happens."""
+    without, rest = _take_without(arguments)
+    if unknown := set(without) - set(SERVER_NAMES):
+        return _refuse(f"--without takes {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
+    _install_with_java()
+    running = environment.variables() | {"TIDEBOOK_SERVERS": str(STATUS), "TIDEBOOK_WITHOUT": ",".join(without)}
+    started = [name for name in SERVER_NAMES if name not in without and not _is_up(name)]
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        if started:
+            say(f"starting {', '.join(started)}")
+            code = _python(*SERVERS, "start", "--only", ",".join(started), variables=running)
+            if code != 0:
+                say("a server did not start; leave it out with --without NAME, and its tests are reported as skipped")
+                return code
+        return _python("-m", "pytest", *rest, variables=running)
+    finally:
+        if started:
+            _python(*SERVERS, "stop", "--only", ",".join(started), variables=running)
+
+
+def servers(arguments: list[str]) -> int:
+    """Start, stop or show the real servers."""
+    _install_with_java()
+    return _python(*SERVERS, *arguments)
+
+
+def bench(arguments: list[str]) -> int:
+    """Run one benchmark."""
+    if not (ROOT / "src/tidebook/bench/__main__.py").exists():
+        return _later("bench")
+    _install_with_java()
+    return _python("-m", "tidebook.bench", *arguments)
+
+
+def _later(name: str) -> int:
+    print(f"dev: {name} comes later: it is not written yet", file=sys.stderr)
+    return 2
+
+
+def _refuse(reason: str) -> int:
+    print(f"dev: {reason}", file=sys.stderr)
+    return 2
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "up": up,
+    "test": test,
+    "setup": setup,
+    "check": check,
+    "bench": bench,
+    "servers": servers,
+    "faults": lambda _: _later("faults"),
+    "docs": lambda _: _later("docs"),
+    "build": lambda _: _later("build"),
+}
+
+
+def _install_with_java() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        finding = pool.submit(java.ensure)
+        environment.ensure("dev")
+        os.environ["JAVA_HOME"] = str(finding.result())
+
+
+def _python(*arguments: str, variables: dict[str, str] | None = None) -> int:
+    """Run .venv's Python to its end; an interrupt reaches it too, and is its to answer."""
+    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env=variables or environment.variables())
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+    except SystemExit:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _is_up(name: str) -> bool:
+    asked = [str(PYTHON), *SERVERS, "status", "--only", name, "--json"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def _take_without(arguments: list[str]) -> tuple[list[str], list[str]]:
+    without: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--without":
+            without += next(remaining, "").split(",")
+        elif argument.startswith("--without="):
+            without += argument.removeprefix("--without=").split(",")
+        else:
+            rest.append(argument)
+    return (list(SERVER_NAMES) if "all" in without else without), rest
+
+
+def _existing(*folders: str) -> list[str]:
+    return [folder for folder in folders if (ROOT / folder).exists()]
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

@@ -1,0 +1,142 @@
+"""The virtual environment: made from hash-pinned requirement files, left alone while they do not change."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+
+
+class SetupError(Exception):
+    """Something this machine lacks, said so that its owner can act on it."""
+
+
+def say(text: str) -> None:
+    """Tell progress on stderr, so that a command's own output stays clean."""
+    print(f"dev: {text}", file=sys.stderr, flush=True)
+
+
+def ensure(requirements: str) -> None:
+    """Make .venv hold the named requirement file ("base", "all" or "dev") and Tidebook itself, editable."""
+    with _one_at_a_time():
+        if not _made_here():
+            _make()
+        # dev holds all that all holds, and all holds base: a larger set that is in place serves a smaller one.
+        larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
+        if not any(_stamped(name, _requirements_digest(name)) for name in larger):
+            say(f"installing requirements/{requirements}.txt into .venv (minutes the first time)")
+            _pip("install", "--require-hashes", "--requirement", "requirements/build.txt")
+            # The build tools just installed are pinned too: no unpinned ones are fetched for the source packages.
+            _pip(
+                "install",
+                "--require-hashes",
+                "--no-build-isolation",
+                "--requirement",
+                f"requirements/{requirements}.txt",
+            )
+            _stamp(requirements, _requirements_digest(requirements))
+        if not _stamped("tidebook", _project_digest()):
+            _pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+            _stamp("tidebook", _project_digest())
+        if _stamped("dev", _requirements_digest("dev")):
+            (VENV / "READY").touch()
+
+
+def variables() -> dict[str, str]:
+    """The process environment for whatever runs inside .venv."""
+    return {
+        **os.environ,
+        "VIRTUAL_ENV": str(VENV),
+        "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYSPARK_PYTHON": str(PYTHON),
+        "PYSPARK_DRIVER_PYTHON": str(PYTHON),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    handle = os.open(ROOT / "requirements", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _made_here() -> bool:
+    """Whether .venv works and was made for this folder: its scripts carry the folder's path."""
+    return PYTHON.exists() and _stamped("folder", str(ROOT))
+
+
+def _make() -> None:
+    say("making .venv")
+    shutil.rmtree(VENV, ignore_errors=True)
+    try:
+        import ensurepip  # noqa: F401
+    except ModuleNotFoundError:
+        _install_ensurepip()
+    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False)
+    if made.returncode != 0:
+        raise SetupError(f"{sys.executable} -m venv failed; see its message above")
+    _stamp("folder", str(ROOT))
+
+
+def _install_ensurepip() -> None:
+    package = f"python3.{sys.version_info.minor}-venv"
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise SetupError(f"this Python has no ensurepip; install the package {package} (Debian, Ubuntu) and try again")
+    apt_install(package)
+
+
+def apt_install(package: str) -> None:
+    """Install a Debian package, as root."""
+    say(f"installing {package} with apt-get")
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-q"], env=quiet, stdout=sys.stderr, check=False)
+    done = subprocess.run(
+        ["apt-get", "install", "-q", "-y", "--no-install-recommends", package],
+        env=quiet,
+        stdout=sys.stderr,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SetupError(f"apt-get could not install {package}; see its message above")
+
+
+def _pip(*arguments: str) -> None:
+    command = [str(PYTHON), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode != 0:
+        raise SetupError(f"pip {arguments[0]} failed; see its message above")
+
+
+def _requirements_digest(name: str) -> str:
+    digest = hashlib.sha256()
+    for file in ("build", name):
+        digest.update((ROOT / "requirements" / f"{file}.txt").read_bytes())
+    return digest.hexdigest()
+
+
+def _project_digest() -> str:
+    return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+
+
+def _stamped(name: str, value: str) -> bool:
+    stamp = VENV / "stamps" / name
+    return stamp.exists() and stamp.read_text() == value
+
+
+def _stamp(name: str, value: str) -> None:
+    stamp = VENV / "stamps" / name
+    stamp.parent.mkdir(exist_ok=True)
+    stamp.write_text(value)
