@@ -1,0 +1,1 @@
+"""Tidebook: durable journals for Python services."""

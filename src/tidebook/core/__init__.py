@@ -1,0 +1,1 @@
+"""The pure heart: no I/O, no driver, no clock of its own."""

@@ -1,0 +1,41 @@
+"""Time and identity are arguments: whoever needs them is given one of these."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time in milliseconds since 1970."""
+
+    def now_ms(self) -> int: ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Ids(Protocol):
+    """A source of 16-byte ids that no one else draws."""
+
+    def new(self) -> bytes: ...
+
+
+class RandomIds:
+    """A random prefix for each source and a counter behind it: unique, and far cheaper than a uuid each."""
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(10)
+        self._next = itertools.count()
+        self._pid = os.getpid()
+
+    def new(self) -> bytes:
+        if self._pid != os.getpid():  # a fork must not draw its parent's ids
+            self.__init__()  # type: ignore[misc]
+        return self._prefix + next(self._next).to_bytes(6, "big")

@@ -1,0 +1,147 @@
+"""Events: what a user appends, what is kept, and what a reader gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.core.payload import decode_json, decode_payload, encode_json, encode_payload, encode_text
+
+TAG_BYTES_MAX = 200
+TAGS_BYTES_MAX = 16_384
+#: From here on a warning says that every tag costs a row; there is no limit of their number.
+TAGS_WARN = 10
+
+
+class Event:
+    """Something that happened, to be appended.
+
+    >>> Event({"total": 3}, tags={"paid"})
+    Event({'total': 3}, tags={'paid'})
+    """
+
+    __slots__ = ("metadata", "payload", "tags")
+
+    def __init__(self, payload: Any, *, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> None:
+        if isinstance(tags, str):
+            raise InvalidInput(f"tags are a set of texts: write {{{tags!r}}}")
+        self.payload = payload
+        self.tags = frozenset(tags)
+        self.metadata = metadata
+
+    def __repr__(self) -> str:
+        more = f", tags={set(self.tags)!r}" if self.tags else ""
+        more += f", metadata={self.metadata!r}" if self.metadata is not None else ""
+        return f"Event({self.payload!r}{more})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Event):
+            return NotImplemented
+        return (self.payload, self.tags, self.metadata) == (other.payload, other.tags, other.metadata)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class KeptEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An event as log and store keep it: opaque bytes to both of them."""
+
+    payload_type: int
+    payload: bytes
+    tags: tuple[str, ...] = ()
+    #: A JSON object.
+    metadata: bytes | None = None
+
+
+class ReadEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event as a reader gets it."""
+
+    seq_nr: int
+    payload: Any
+    tags: frozenset[str]
+    metadata: dict[str, Any] | None
+    timestamp_ms: int
+    partition: int
+    offset: int
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the log took it."""
+        return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(KeptEvent).decode
+_decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
+_NO_TAGS: frozenset[str] = frozenset()
+
+
+def encode_event(event: Event) -> bytes:
+    """Check an event and encode it."""
+    if not isinstance(event, Event):
+        raise InvalidInput(
+            f"events are tidebook.Event objects, not {type(event).__name__}: wrap the payload in Event(...)"
+        )
+    payload_type, payload = encode_payload(event.payload)
+    if not event.tags and event.metadata is None:
+        return _encode((payload_type, payload))
+    tags = tuple(sorted(_tag(tag) for tag in event.tags))
+    if sum(map(len, tags)) > TAGS_BYTES_MAX:
+        raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
+    metadata = None
+    if event.metadata is not None:
+        metadata = encode_json(_object(event.metadata), "an event's metadata")
+    return _encode(KeptEvent(payload_type, payload, tags, metadata))
+
+
+def _tag(tag: object) -> str:
+    if type(tag) is not str or not tag:
+        raise InvalidInput(f"a tag is a text that is not empty, not {tag!r}")
+    size = len(encode_text(tag, "a tag"))
+    if size > TAG_BYTES_MAX or "\x00" in tag:
+        raise InvalidInput(f"a tag may take {TAG_BYTES_MAX} bytes and no NUL: {tag[:40]!r} takes {size}")
+    return tag
+
+
+def _object(value: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"an event's metadata is a JSON object, not {type(value).__name__}")
+    return dict(value)
+
+
+def decode_event(kept: bytes | msgspec.Raw) -> KeptEvent:
+    """Undo `encode_event` up to the payload, which stays bytes."""
+    try:
+        return _decode(kept)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+
+
+def pack_events(kept: Iterable[bytes]) -> bytes:
+    """The body of an append record: its events behind one another."""
+    return _encode([msgspec.Raw(event) for event in kept])
+
+
+def unpack_events(body: bytes) -> list[bytes]:
+    """The events of a body, each still encoded."""
+    try:
+        return [bytes(raw) for raw in _decode_many(body)]
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the events of a record are damaged: {error}") from error
+
+
+def read_event(kept: bytes, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
+    """Decode one kept event for a reader."""
+    event = decode_event(kept)
+    return ReadEvent(
+        seq_nr,
+        decode_payload(event.payload_type, event.payload),
+        frozenset(event.tags) if event.tags else _NO_TAGS,
+        None if event.metadata is None else decode_json(event.metadata),
+        timestamp_ms,
+        partition,
+        offset,
+    )

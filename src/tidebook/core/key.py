@@ -1,0 +1,65 @@
+"""Which journal: a topic and an id within it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from zlib import crc32
+
+from tidebook.core.errors import InvalidInput
+from tidebook.core.position import Partition
+
+TOPIC_LENGTH_MAX = 200
+ID_BYTES_MAX = 1000
+
+_TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_LENGTH_MAX}}}")
+
+
+class Key(NamedTuple):
+    """A journal's name. All its records are in one partition of its topic."""
+
+    topic: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.id}"
+
+
+def topic_name(value: object) -> str:
+    """Check a topic: the letters, digits and `. _ -` that every log accepts.
+
+    >>> topic_name("orders")
+    'orders'
+    """
+    if type(value) is not str:
+        raise InvalidInput(f"a topic is text, not {type(value).__name__}")
+    if not _TOPIC.fullmatch(value) or value in {".", ".."}:
+        raise InvalidInput(
+            f"topic {value[:80]!r} must be 1 to {TOPIC_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -, not '.' or '..'"
+        )
+    return value
+
+
+def journal_id(value: object) -> str:
+    """Check a journal's id: any text that is not empty and not over-long."""
+    if type(value) is not str:
+        raise InvalidInput(f"a journal's id is text, not {type(value).__name__}")
+    if not value:
+        raise InvalidInput("a journal's id must not be empty")
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"a journal's id must be valid Unicode text: {error}") from error
+    if size > ID_BYTES_MAX:
+        raise InvalidInput(f"a journal's id may take {ID_BYTES_MAX} bytes, this one takes {size}")
+    if "\x00" in value:
+        raise InvalidInput("a journal's id must not contain NUL")
+    return value
+
+
+def partition_of(id: str, partitions: int) -> Partition:
+    """The partition of a journal: CRC-32 of the id's UTF-8 bytes, modulo the topic's frozen partition count.
+
+    This is librdkafka's `consistent` partitioner, and it never changes.
+    """
+    return Partition(crc32(id.encode()) % partitions)

@@ -1,0 +1,93 @@
+"""Payloads are JSON values, text or bytes, and come back as the type that went in."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+
+from tidebook.core.errors import Corrupt, InvalidInput
+
+JSON: Final = 0
+TEXT: Final = 1
+BYTES: Final = 2
+
+TYPE_NAMES: Final = ("json", "text", "bytes")
+DEPTH_MAX: Final = 100
+_INT_LEAST, _INT_MOST = -(2**63), 2**64 - 1
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_json = msgspec.json.Decoder().decode
+
+
+def encode_payload(value: object) -> tuple[int, bytes]:
+    """The payload's type and bytes.
+
+    >>> encode_payload({"total": 3})
+    (0, b'{"total":3}')
+    """
+    if type(value) is bytes:
+        return BYTES, value
+    if type(value) is str:
+        return TEXT, encode_text(value, "a payload")
+    return JSON, encode_json(value, "a payload")
+
+
+def decode_payload(type_: int, data: bytes) -> Any:
+    """What `encode_payload` was given."""
+    if type_ == JSON:
+        return decode_json(data)
+    if type_ == BYTES:
+        return data
+    if type_ == TEXT:
+        return data.decode()
+    raise Corrupt(f"payload type {type_} is unknown")
+
+
+def decode_json(data: bytes) -> Any:
+    """The JSON value of `data`."""
+    return _decode_json(data)
+
+
+def encode_text(value: str, what: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} must be valid Unicode text: {error}") from error
+
+
+def encode_json(value: object, what: str) -> bytes:
+    """Encode a JSON value, and nothing that would not come back as it is."""
+    _check(value, what, 0)
+    try:
+        return _encode_json(value)
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} must be valid Unicode text: {error}") from error
+
+
+def _check(value: object, what: str, depth: int) -> None:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return
+    if kind is int:
+        if not _INT_LEAST <= value <= _INT_MOST:  # type: ignore[operator]
+            raise InvalidInput(f"{what} holds the number {value}, which does not fit in 64 bits: send it as text")
+    elif kind is float:
+        if not isfinite(value):  # type: ignore[arg-type]
+            raise InvalidInput(f"{what} holds {value}, which is no JSON value")
+    elif depth >= DEPTH_MAX:
+        raise InvalidInput(f"{what} is nested deeper than {DEPTH_MAX} levels, or contains itself")
+    elif kind is dict:
+        for name, item in value.items():  # type: ignore[attr-defined]
+            if type(name) is not str:
+                raise InvalidInput(f"{what} has the name {name!r}: names in a JSON object are text")
+            _check(item, what, depth + 1)
+    elif kind is list:
+        for item in value:  # type: ignore[attr-defined]
+            _check(item, what, depth + 1)
+    else:
+        raise InvalidInput(
+            f"{what} must be made of dict, list, str, int, float, bool and None, or be text or bytes as a whole, "
+            f"not {kind.__name__}"
+        )

@@ -1,0 +1,70 @@
+"""The envelope of a log record: frozen layout, versioned, checked.
+
+    magic 0x7B | version | CRC-32 of version and rest, 4 bytes big-endian | msgpack array
+
+The first six bytes never change, so every version can tell damage from a newer writer. Unknown versions stop a
+partition; damage does not.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from tidebook.core.action import Action, Append, Damaged
+from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
+
+MAGIC: Final = 0x7B
+VERSION: Final = 1
+HEADER_BYTES: Final = 6
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Action).decode
+_VERSION_BYTE = bytes([VERSION])
+_VERSION_CRC = crc32(_VERSION_BYTE)
+_PREFIX = bytes([MAGIC, VERSION])
+
+
+def encode_record(action: Action, *, limit_bytes: int) -> bytes:
+    """The bytes of a record, refused where they are over the topic's limit."""
+    rest = _encode(action)
+    if len(rest) + HEADER_BYTES > limit_bytes:
+        raise TooLarge("the record", size_bytes=len(rest) + HEADER_BYTES, limit_bytes=limit_bytes)
+    return _PREFIX + crc32(rest, _VERSION_CRC).to_bytes(4, "big") + rest
+
+
+def decode_record(value: bytes) -> Action:
+    """Undo `encode_record`; the events of an append stay packed.
+
+    Raises UnknownVersion for what a newer Tidebook wrote, and Corrupt for damage.
+    """
+    if len(value) < HEADER_BYTES or value[0] != MAGIC:
+        raise Corrupt("this is no Tidebook record")
+    rest = value[HEADER_BYTES:]
+    if crc32(rest, _VERSION_CRC if value[1] == VERSION else crc32(value[1:2])) != int.from_bytes(value[2:6], "big"):
+        raise Corrupt("the record's checksum does not match its bytes")
+    if value[1] != VERSION:
+        raise UnknownVersion("the record", version=value[1], known=VERSION)
+    try:
+        action: Action = _decode(rest)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the record's envelope is damaged: {error}") from error
+    if isinstance(action, Append) and (action.count < 1 or (action.expected is not None and action.at is not None)):
+        raise Corrupt("the append's envelope contradicts itself")
+    return action
+
+
+def read_record(value: bytes | None, *, limit_bytes: int) -> Action | Damaged:
+    """What a record says to whoever folds it: damage and over-size are void, the same for all."""
+    if value is None:
+        return Damaged("the record has no value")
+    if len(value) > limit_bytes:
+        return Damaged(f"the record takes {len(value):,} bytes and the topic's limit is {limit_bytes:,}")
+    try:
+        return decode_record(value)
+    except UnknownVersion:
+        raise
+    except Corrupt as error:
+        return Damaged(str(error))

@@ -1,0 +1,1 @@
+"""The log: where every action lands first, in order, per partition."""

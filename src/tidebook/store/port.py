@@ -1,0 +1,113 @@
+"""What a store must do. Readers and the writer are separate: an app never writes what the pipeline owns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites
+from tidebook.core.topic import TopicFacts
+
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
+    """A state that an app saved, as of `seq_nr` of one life of its journal."""
+
+    seq_nr: int
+    payload_type: int
+    payload: bytes
+    timestamp_ms: int
+
+
+class StoreReader(Protocol):
+    """What apps read. Every failure is a TidebookError: Unavailable, Corrupt."""
+
+    async def pointer(self, topic: str, partition: int) -> Pointer | None:
+        """How far a partition is replicated."""
+        ...
+
+    async def head(self, key: Key) -> Head | None:
+        """The head, or the grave, of a journal."""
+        ...
+
+    async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
+        """Many heads at once; ids without one are absent."""
+        ...
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        """The next rows with after < seq_nr ≤ to, in order, at most `limit`; empty only where there are none at all.
+
+        Number gaps, empty segments and jumps are the adapter's business.
+        """
+        ...
+
+    def ids(self, topic: str) -> AsyncIterator[str]:
+        """The ids of a topic's live journals, each once."""
+        ...
+
+    async def snapshots(self, key: Key, incarnation: Position) -> Sequence[Snapshot]:
+        """The snapshots of one life of a journal, newest (largest seq_nr) first."""
+        ...
+
+    async def facts(self, topic: str) -> TopicFacts | None:
+        """The facts of a topic."""
+        ...
+
+    async def topics(self) -> Sequence[str]:
+        """The topics that have facts."""
+        ...
+
+    async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
+        """Wait until the pointer is beyond this position; False when the time ran out first."""
+        ...
+
+
+class StoreWriter(StoreReader, Protocol):
+    """What the pipeline, and the few explicit acts of an app, write."""
+
+    async def apply(self, writes: SliceWrites) -> None:
+        """Carry out a slice: per key each write acknowledged before the next, the pointer after all keys.
+
+        Harmless to repeat, and harmless when it comes late.
+        """
+        ...
+
+    async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
+        """Keep a snapshot: the same seq_nr overwrites, then only the `slots` newest stay."""
+        ...
+
+    async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
+        """Remove the snapshots of this life up to `to`."""
+        ...
+
+    async def set_facts(self, topic: str, facts: TopicFacts, *, expected: TopicFacts | None) -> TopicFacts:
+        """Compare and set; returns what holds afterwards, which may be another's."""
+        ...
+
+    async def setting(self, name: str) -> str | None:
+        """A setting by name."""
+        ...
+
+    async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
+        """Compare and set a setting; False where it was not as expected."""
+        ...
+
+    def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
+        """Live journals whose expiry has passed, with their heads."""
+        ...
+
+    def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
+        """Records that were kept aside."""
+        ...
+
+    async def unpark(self, parked: Iterable[Parked]) -> None:
+        """Forget parked records."""
+        ...
+
+    async def close(self) -> None:
+        """Let go."""
+        ...
