@@ -1,0 +1,3 @@
+from tidebook.cli.app import main
+
+main()
