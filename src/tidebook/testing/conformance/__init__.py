@@ -1,0 +1,11 @@
+"""Contracts: one class of cases a port. An adapter's tests subclass it, give one fixture, and are done.
+
+Needs pytest and pytest-asyncio; the rest of `tidebook.testing` does not.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+for _cases in ("log", "log_base", "log_topics", "log_writing", "log_reading"):
+    pytest.register_assert_rewrite(f"{__name__}.{_cases}")

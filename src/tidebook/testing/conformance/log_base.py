@@ -1,0 +1,112 @@
+"""What the cases of a log share: opening it, fresh topics, sending, reading all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from tidebook.core.errors import TidebookError
+from tidebook.log.port import Log, Outgoing, Record, Sent, read_all
+
+#: Opens one more log on the same data, as another process would.
+OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
+
+PARTITIONS = 3
+#: Far more than any case needs: a case that meets it has failed.
+PATIENCE_S = 60.0
+
+
+class LogBase:
+    """The fixtures that every case of a log starts from."""
+
+    indexed_by_key: ClassVar[bool]
+    end_is_linearizable: ClassVar[bool]
+
+    pytestmark: ClassVar = [pytest.mark.asyncio]
+
+    @pytest.fixture
+    def open_log(self) -> OpenLog:
+        """Each call opens another instance on the same data; leaving the context closes it."""
+        raise NotImplementedError("give the fixture open_log")
+
+    @pytest_asyncio.fixture
+    async def log(self, open_log: OpenLog) -> AsyncIterator[Log]:
+        async with open_log() as log:
+            yield log
+
+    @pytest_asyncio.fixture
+    async def topic(self, log: Log) -> AsyncIterator[str]:
+        name = new_topic()
+        await log.create_topic(name, PARTITIONS)
+        yield name
+        if await log.topic(name) is not None:
+            await log.delete_topic(name)
+
+
+class Sending:
+    """Sends records and keeps what came back, in the order in which it came."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._count = 0
+        self._changed = asyncio.Event()
+        #: The number of the record that each result belongs to.
+        self.order: list[int] = []
+        self.done: list[Sent | TidebookError] = []
+        self.threads: set[int] = set()
+
+    def send(self, record: Outgoing) -> None:
+        number = self._count
+        self._count += 1
+
+        def on_sent(result: Sent | TidebookError) -> None:
+            self.order.append(number)
+            self.done.append(result)
+            self.threads.add(threading.get_ident())
+            self._changed.set()
+
+        self._log.send(record, on_sent)
+
+    async def results(self) -> list[Sent | TidebookError]:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.done) < self._count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.done
+
+
+def new_topic() -> str:
+    """A topic's name that nobody else uses: the server may be shared."""
+    return f"contract-{uuid.uuid4().hex}"
+
+
+def outgoing(topic: str, value: bytes, *, partition: int = 0, key: bytes | None = b"key") -> Outgoing:
+    return Outgoing(topic, partition, key, value)
+
+
+async def fill(log: Log, topic: str, count: int, *, size_bytes: int = 10) -> list[int]:
+    """Append `count` records to partition 0, and return their offsets."""
+    return [
+        s.offset for s in await asyncio.gather(*(log.append(outgoing(topic, b"x" * size_bytes)) for _ in range(count)))
+    ]
+
+
+async def all_of(log: Log, topic: str, *, partition: int = 0) -> Sequence[Record]:
+    """Everything that a partition holds now."""
+    start, stop = await log.start(topic, partition), await log.end(topic, partition)
+    return list(await read_all(log, topic, partition, start=start, stop=stop))
+
+
+async def begin_wait(log: Log, topic: str) -> asyncio.Task[bool]:
+    """A wait for news of partition 0 that has begun."""
+    end = await log.end(topic, 0)
+    task = asyncio.create_task(log.wait(topic, 0, offset=end, timeout_s=PATIENCE_S))
+    await asyncio.sleep(0)
+    return task
