@@ -1,0 +1,195 @@
+"""One slice of a partition, from the log's records to the store: what every replicator does, whatever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidebook.core.action import Action, Damaged, Mark
+from tidebook.core.errors import Fenced, InvalidInput, LogLost, UnknownVersion
+from tidebook.core.head import Head
+from tidebook.core.key import Key, journal_id, partition_of
+from tidebook.core.position import Position
+from tidebook.core.record import read_record
+from tidebook.core.replication import Parked, Placed, Pointer, SliceWrites, advance_time, plan_key
+from tidebook.core.topic import TopicFacts
+from tidebook.log.port import Record
+from tidebook.store.port import StoreReader, StoreWriter
+
+#: How many heads are asked for at once.
+HEADS_MAX = 5000
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a slice writes, if anything, and the record at which it had to stop, if any."""
+
+    #: The pointer once the writes are done.
+    pointer: Pointer | None
+    writes: SliceWrites | None
+    stopped_by: UnknownVersion | None = None
+
+
+async def replicate_slice(
+    store: StoreWriter,
+    topic: str,
+    partition: int,
+    records: Sequence[Record],
+    facts: TopicFacts,
+    *,
+    start: int | None = None,
+    stop: int | None = None,
+) -> Pointer | None:
+    """Replicate consecutive records of a partition; returns how far the partition is replicated now.
+
+    `start` and `stop` tell the offsets that were read (start ≤ offset < stop), which matters only where the log has
+    holes; without them the slice reaches from its first record to its last. It may begin below the pointer: what was
+    replicated is left out. Raises LogLost where it begins past the next record that the store waits for, and
+    UnknownVersion, after replicating what lies before, where a newer Tidebook wrote the record.
+    """
+    plan = await plan_slice(store, topic, partition, records, facts, start=start, stop=stop)
+    if plan.writes is not None:
+        await store.apply(plan.writes)
+    if plan.stopped_by is not None:
+        raise plan.stopped_by
+    return plan.pointer
+
+
+async def plan_slice(
+    store: StoreReader,
+    topic: str,
+    partition: int,
+    records: Sequence[Record],
+    facts: TopicFacts,
+    *,
+    start: int | None = None,
+    stop: int | None = None,
+) -> Plan:
+    """Decide what `replicate_slice` writes. The pointer is read before the heads: replication rests on that order."""
+    began = await store.pointer(topic, partition)
+    start, stop = _bounds(records, start, stop)
+    if start >= stop:
+        return Plan(began, None)
+    wanted = _next_offset(began, topic, partition, facts)
+    if start > wanted:
+        raise LogLost(
+            topic=topic, partition=partition, first=wanted, last=start - 1,
+            remedy="this slice begins behind a record that was never replicated: start again from the store's pointers",
+        )  # fmt: skip
+    if stop <= wanted:
+        return Plan(began, None)
+    placed, parked, stopped_by = _read(records, wanted, topic, partition, facts)
+    if stopped_by is not None:
+        stop = stopped_by.offset
+        if stop <= wanted:
+            return Plan(began, None, stopped_by.error)
+    heads = await _heads(store, topic, list(placed))
+    time_ms = advance_time(
+        0 if began is None else began.time_ms,
+        [each for of_key in placed.values() for each in of_key],
+    )
+    pointer = Pointer(Position(facts.epoch, stop - 1), time_ms)
+    keys = []
+    for id, of_key in placed.items():
+        if id is not None:
+            key_writes = plan_key(Key(topic, id), heads.get(id), of_key, facts)
+            if key_writes:
+                keys.append(key_writes)
+    writes = SliceWrites(topic, partition, began, pointer, tuple(keys), tuple(parked))
+    return Plan(pointer, writes, None if stopped_by is None else stopped_by.error)
+
+
+class _Stop(msgspec.Struct, frozen=True):
+    offset: int
+    error: UnknownVersion
+
+
+def _bounds(records: Sequence[Record], start: int | None, stop: int | None) -> tuple[int, int]:
+    if start is None:
+        start = records[0].offset if records else 0
+    if stop is None:
+        stop = records[-1].offset + 1 if records else start
+    if records and not start <= records[0].offset <= records[-1].offset < stop:
+        raise InvalidInput(
+            f"a slice of offsets {start} to {stop - 1} cannot hold {records[0].offset} to {records[-1].offset}"
+        )
+    return start, stop
+
+
+def _next_offset(began: Pointer | None, topic: str, partition: int, facts: TopicFacts) -> int:
+    """The first offset that is not replicated yet. A new epoch starts over, unless its pointer was set by `adopt`."""
+    if began is None or began.position.epoch < facts.epoch:
+        return 0
+    if began.position.epoch > facts.epoch:
+        raise Fenced(
+            f"{topic}/{partition} is replicated in epoch {began.position.epoch} and this replicator holds the facts "
+            f"of epoch {facts.epoch}: open the book again"
+        )
+    return began.position.offset + 1
+
+
+def _read(
+    records: Sequence[Record], wanted: int, topic: str, partition: int, facts: TopicFacts
+) -> tuple[dict[str | None, list[Placed]], list[Parked], _Stop | None]:
+    """Records from `wanted` on by journal, in offset order; those that concern no journal under None."""
+    placed: dict[str | None, list[Placed]] = {}
+    parked: list[Parked] = []
+    names: dict[bytes | None, str | Damaged] = {}
+    before = -1
+    for record in records:
+        if record.offset <= before:
+            raise InvalidInput(f"{topic}/{partition}: offset {record.offset} comes behind {before}: sort the slice")
+        before = record.offset
+        if record.offset < wanted:
+            continue
+        position = Position(facts.epoch, record.offset)
+        try:
+            action = read_record(record.value, limit_bytes=facts.limit_bytes)
+        except UnknownVersion as error:
+            error.add_note(f"at {topic}/{partition}, offset {record.offset}")
+            return placed, parked, _Stop(record.offset, error)
+        id, action = _named(names, record, action, partition, facts)
+        if isinstance(action, Damaged):
+            parked.append(
+                Parked(topic, partition, position, record.timestamp_ms, id, action.reason, record.value or b"")
+            )
+            id = None
+        placed.setdefault(id, []).append(Placed(position, record.timestamp_ms, action))
+    return placed, parked, None
+
+
+def _named(
+    names: dict[bytes | None, str | Damaged],
+    record: Record,
+    action: Action | Damaged,
+    partition: int,
+    facts: TopicFacts,
+) -> tuple[str | None, Action | Damaged]:
+    """Whose record this is. One that no reader of any journal could meet is as void as a damaged one."""
+    if isinstance(action, Mark):
+        return None, action
+    name = names.get(record.key)
+    if name is None:
+        name = names[record.key] = _journal_of(record.key, partition, facts)
+    if isinstance(name, Damaged):
+        return None, action if isinstance(action, Damaged) else name
+    return name, action
+
+
+def _journal_of(key: bytes | None, partition: int, facts: TopicFacts) -> str | Damaged:
+    try:
+        id = journal_id((key or b"").decode())
+    except (UnicodeDecodeError, InvalidInput) as error:
+        return Damaged(f"the record's key names no journal: {error}")
+    home = partition_of(id, facts.partitions)
+    if home != partition:
+        return Damaged(f"the record's journal lives in partition {home} of {facts.partitions}")
+    return id
+
+
+async def _heads(store: StoreReader, topic: str, ids: Sequence[str | None]) -> dict[str, Head]:
+    named = [id for id in ids if id is not None]
+    heads: dict[str, Head] = {}
+    for i in range(0, len(named), HEADS_MAX):
+        heads.update(await store.heads(topic, named[i : i + HEADS_MAX]))
+    return heads

@@ -1,0 +1,179 @@
+"""Cases of a store's `apply`: whatever the slices, the store shows what the fold says."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+
+from tidebook.core.action import Mark
+from tidebook.core.errors import LogLost, UnknownVersion
+from tidebook.core.position import FIRST_EPOCH, Position
+from tidebook.core.replication import Pointer, SliceWrites
+from tidebook.core.topic import TopicFacts
+from tidebook.log.port import Record
+from tidebook.pipeline.slice import plan_slice, replicate_slice
+from tidebook.store.port import StoreWriter
+from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, delete, purge, records_of, truth_of
+from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, assert_shows
+
+#: Histories of every kind of action; each is replicated whole, record by record, and in every two parts.
+HISTORIES: dict[str, list[Step]] = {
+    "one event": [("a", append())],
+    "appends of all kinds": [
+        ("a", append(2, expected=0)),
+        ("a", append(3)),
+        ("a", append(1, expected=5)),
+        ("a", append(1, expected=2)),
+        ("a", append(2, at=9)),
+        ("a", append(1, at=4)),
+    ],
+    "a gap over segment borders": [("a", append(3)), ("a", append(1, at=11))],
+    "a jump": [("a", append(3)), ("a", append(2, at=10**15)), ("a", append(12))],
+    "an append over three segments": [("a", append(13))],
+    "a delete within a segment": [("a", append(4)), ("a", delete(2)), ("a", append(1))],
+    "a delete over segments": [("a", append(13)), ("a", delete(11)), ("a", delete(12))],
+    "a delete of more than there is": [("a", append(4)), ("a", delete(99)), ("a", append(2))],
+    "a delete on nothing": [("a", delete(7)), ("a", append(1, expected=0)), ("a", append(1, expected=7))],
+    "a delete over a jump": [("a", append(2)), ("a", append(8, at=10**12)), ("a", delete(10**12 + 3))],
+    "a purge": [("a", append(7)), ("a", purge())],
+    "a purge of nothing": [("a", purge())],
+    "a purge over a jump": [("a", append(2)), ("a", append(8, at=10**12)), ("a", purge())],
+    "a new life": [("a", append(8)), ("a", purge()), ("a", append(2)), ("a", append(1))],
+    "a shorter life after a delete": [("a", append(8)), ("a", delete(3)), ("a", purge()), ("a", append(1))],
+    "three lives": [("a", append(6)), ("a", purge()), ("a", delete(3)), ("a", purge()), ("a", append(2))],
+    "an append that is repeated": [("a", append(2, append_id=b"x" * 16)), ("a", append(2, append_id=b"x" * 16))],
+    "three journals": [
+        ("a", append(3)),
+        ("b", append(1)),
+        ("c", append(6)),
+        ("b", purge()),
+        ("a", delete(1)),
+        ("c", append(1)),
+        ("b", append(2)),
+        ("a", purge()),
+    ],
+    "marks between": [("a", append(1)), ("a", Mark(FIRST_EPOCH)), ("a", append(1))],
+}
+
+
+class SliceCases(StoreSuite):
+    """Replication into the store, replays and zombies included."""
+
+    @pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
+    async def test_a_history_in_one_slice_shows_as_the_fold_says(
+        self, store: StoreWriter, topic: str, facts: TopicFacts, steps: list[Step]
+    ) -> None:
+        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        await assert_shows(store, topic, facts, steps)
+
+    @pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
+    async def test_a_history_record_by_record_shows_as_the_fold_says_at_every_step(
+        self, store: StoreWriter, topic: str, facts: TopicFacts, steps: list[Step]
+    ) -> None:
+        for i, record in enumerate(records_of(steps)):
+            await replicate_slice(store, topic, 0, [record], facts)
+            await assert_shows(store, topic, facts, steps[: i + 1])
+
+    @pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
+    async def test_a_slice_that_is_replicated_again_changes_nothing(
+        self, store: StoreWriter, open_store: OpenStore, topic: str, facts: TopicFacts, steps: list[Step]
+    ) -> None:
+        records = records_of(steps)
+        for stop in range(1, len(records) + 1):
+            await replicate_slice(store, topic, 0, records[:stop], facts)
+        await replicate_slice(await open_store(), topic, 0, records, facts)
+        await assert_shows(store, topic, facts, steps)
+
+    @pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
+    async def test_the_writes_of_a_zombie_change_nothing_however_late(
+        self, store: StoreWriter, open_store: OpenStore, topic: str, facts: TopicFacts, steps: list[Step]
+    ) -> None:
+        zombie, records = await open_store(), records_of(steps)
+        held: list[SliceWrites] = []
+        for at in range(len(records)):
+            for stop in range(at + 1, len(records) + 1):
+                plan = await plan_slice(zombie, topic, 0, records[at:stop], facts)
+                assert plan.writes is not None
+                held.append(plan.writes)
+            await replicate_slice(store, topic, 0, records[at : at + 1], facts)
+        for writes in held:
+            with self.late():
+                await zombie.apply(writes)
+        await assert_shows(store, topic, facts, steps)
+
+    async def test_the_pointer_never_moves_back(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+        ahead = Pointer(Position(FIRST_EPOCH, 5), FIRST_MS)
+        await store.apply(SliceWrites(topic, 0, None, ahead, ()))
+        with self.late():
+            await store.apply(SliceWrites(topic, 0, None, Pointer(Position(FIRST_EPOCH, 3), FIRST_MS), ()))
+        assert await store.pointer(topic, 0) == ahead
+        higher = Pointer(Position(FIRST_EPOCH + 1, 0), FIRST_MS)
+        await store.apply(SliceWrites(topic, 0, ahead, higher, ()))
+        assert await store.pointer(topic, 0) == higher
+
+    async def test_partitions_have_pointers_of_their_own(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        for partition in range(3):
+            pointer = Pointer(Position(FIRST_EPOCH, partition), FIRST_MS + partition)
+            await store.apply(SliceWrites(topic, partition, None, pointer, ()))
+        assert [(await store.pointer(topic, p)) for p in range(4)] == [
+            *(Pointer(Position(FIRST_EPOCH, p), FIRST_MS + p) for p in range(3)),
+            None,
+        ]
+
+    async def test_a_slice_behind_a_hole_is_refused(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+        steps = [("a", append()), ("a", append()), ("a", append())]
+        records = records_of(steps)
+        await replicate_slice(store, topic, 0, records[:1], facts)
+        with pytest.raises(LogLost) as told:
+            await replicate_slice(store, topic, 0, records[2:], facts)
+        assert (told.value.first, told.value.last) == (1, 1)
+        await assert_shows(store, topic, facts, steps[:1])
+
+    async def test_an_unknown_version_stops_the_partition_behind_what_lies_before(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        steps = [("a", append()), ("a", append()), ("a", append())]
+        records = records_of(steps)
+        records[1] = Record(1, records[1].timestamp_ms, b"a", newer_version())
+        for _ in range(2):
+            with pytest.raises(UnknownVersion):
+                await replicate_slice(store, topic, 0, records, facts)
+            await assert_shows(store, topic, facts, steps[:1])
+
+    async def test_ids_of_any_text_stay_apart(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+        ids = ["a", "A", " ", "ä", "a/b", "'; --", "\U0001f40b", "x" * 1000, "ß", "ss", "1", "é", "e\u0301"]
+        steps = [(id, append(i + 1)) for i, id in enumerate(ids)]
+        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        await assert_shows(store, topic, facts, steps)
+
+    async def test_topics_do_not_see_one_another(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+        other = f"{topic}.other"
+        await store.set_facts(other, facts, expected=None)
+        await replicate_slice(store, topic, 0, records_of([("a", append(2))]), facts)
+        await replicate_slice(store, other, 0, records_of([("a", append(1)), ("b", append(1))]), facts)
+        await assert_shows(store, topic, facts, [("a", append(2))])
+        await assert_shows(store, other, facts, [("a", append(1)), ("b", append(1))])
+
+    async def test_a_large_event_is_kept_whole(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+        roomy = TopicFacts(**{f: getattr(facts, f) for f in facts.__struct_fields__} | {"limit_bytes": 4_000_000})
+        steps = [("a", append(3, payload=b"x" * 1_000_000)), ("a", append(1))]
+        await replicate_slice(store, topic, 0, records_of(steps), roomy)
+        await assert_shows(store, topic, roomy, steps)
+
+    async def test_many_journals_in_one_slice(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+        steps = [(f"j-{i % 700}", append(1 + i % 3)) for i in range(1400)]
+        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        heads = await store.heads(topic, [f"j-{i}" for i in range(1000)])
+        truth = truth_of(steps, facts)
+        assert heads == {id: each.head for id, each in truth.items()}
+        assert sorted([id async for id in store.ids(topic)]) == sorted(truth)
+        assert await store.heads(topic, []) == {}
+
+
+def newer_version() -> bytes:
+    """A record that a later Tidebook wrote."""
+    rest = b"\x90"
+    return b"\x7b\xfe" + crc32(rest, crc32(b"\xfe")).to_bytes(4, "big") + rest

@@ -1,0 +1,68 @@
+"""What the store's cases share: fixtures, and the comparison of a store with the fold."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from tidebook.core.errors import Fenced
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow, Pointer
+from tidebook.core.topic import TopicFacts
+from tidebook.store.port import StoreWriter
+from tidebook.testing.conformance.journal_records import FIRST_MS, Step, facts_of, truth_of
+
+OpenStore = Callable[[], Awaitable[StoreWriter]]
+
+
+class StoreSuite:
+    """The fixtures of a suite of cases. An adapter adds `open_store`."""
+
+    #: True: a late slice of a zombie may be applied at any time and changes nothing. False: it is refused with Fenced.
+    last_write_wins = False
+
+    @pytest.fixture
+    async def store(self, open_store: OpenStore) -> StoreWriter:
+        return await open_store()
+
+    @pytest.fixture
+    def topic(self) -> str:
+        return f"t-{uuid.uuid4().hex}"
+
+    @pytest.fixture
+    async def facts(self, store: StoreWriter, topic: str) -> TopicFacts:
+        return await store.set_facts(topic, facts_of(topic), expected=None)
+
+    def late(self) -> contextlib.AbstractContextManager[None]:
+        """How a slice that comes late is taken: without a word, or refused."""
+        return contextlib.nullcontext() if self.last_write_wins else contextlib.suppress(Fenced)
+
+
+async def read_pages(store: StoreWriter, key: Key, head: Head, *, after: int = 0, limit: int = 3) -> list[EventRow]:
+    """All rows of a journal, page by page."""
+    rows: list[EventRow] = []
+    while page := await store.events(key, head, after=after, to=head.seq_nr, limit=limit):
+        rows += page
+        after = page[-1].seq_nr
+    return rows
+
+
+async def assert_shows(store: StoreWriter, topic: str, facts: TopicFacts, steps: Sequence[Step]) -> None:
+    """The store shows exactly what the fold makes of the history, and nothing else."""
+    truth = truth_of(steps, facts)
+    pointer = await store.pointer(topic, 0)
+    assert pointer is not None
+    assert pointer == Pointer(Position(facts.epoch, len(steps) - 1), FIRST_MS + (len(steps) - 1) * 1000)
+    heads = await store.heads(topic, list(truth))
+    assert heads == {id: each.head for id, each in truth.items() if each.head is not None}
+    listed = [id async for id in store.ids(topic)]
+    assert sorted(listed) == sorted(id for id, each in truth.items() if each.head is not None and each.head.live)
+    for id, each in truth.items():
+        assert await store.head(Key(topic, id)) == each.head
+        if each.head is not None:
+            assert tuple(await read_pages(store, Key(topic, id), each.head)) == each.rows
