@@ -46,15 +46,23 @@ class Unavailable(TidebookError):
 
 
 class OutcomeUnknown(TidebookError):
-    """A write may or may not have happened. Retrying with the same id gives one result and never a second copy."""
+    """A write may or may not have happened. Give this error as `retry=` to try again: never a second copy."""
 
     def __init__(
-        self, message: str, *, append_id: bytes | None = None, partition: int | None = None, offset: int | None = None
+        self,
+        message: str,
+        *,
+        append_id: bytes | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        floor: int | None = None,
     ) -> None:
         super().__init__(message)
         self.append_id = append_id
         self.partition = partition
         self.offset = offset
+        #: The partition's end before the first attempt.
+        self.floor = floor
 
 
 class Truncated(TidebookError):

@@ -1,0 +1,361 @@
+"""What a process knows of one partition: heads as of its tail, and where the unreplicated records of each key lie.
+
+The tail is contiguous: every record below `next_offset` was taken, in order, so a cached head is exact as of
+`next_offset - 1`. Three tiers, each bounded: heads, offsets by key, raw records. What a tier has forgotten is
+read again from the store or the log; nothing here is ever the only copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import OrderedDict
+
+from tidebook.core.action import Action, Append, Damaged
+from tidebook.core.errors import Fenced, LogLost, TidebookError
+from tidebook.core.fold import Change, fold
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.metrics import Metrics
+from tidebook.core.position import Position
+from tidebook.core.record import encode_record, read_record
+from tidebook.core.replication import Pointer
+from tidebook.core.topic import TopicFacts
+from tidebook.journal.settings import JournalSettings
+from tidebook.journal.tail import Tail
+from tidebook.log.port import Log, Outgoing, Record, Sent
+from tidebook.store.port import StoreReader
+
+#: Where a log finds records by key, a longer stretch of others' records is not read through but forgotten.
+CATCH_UP_RECORDS_MAX = 2_000
+
+#: How often a followed partition forgets what the store has by now.
+DROP_EVERY_S = 5.0
+
+
+class Stored:
+    """The store's side of a journal, read in the order that the rules want: the pointer, then the head."""
+
+    __slots__ = ("as_of", "head")
+
+    def __init__(self, pointer: Pointer | None, head: Head | None, epoch: int) -> None:
+        self.head = head
+        known = [each.position for each in (pointer, head) if each is not None]
+        if any(position.epoch > epoch for position in known):
+            raise Fenced(f"the topic has moved on from epoch {epoch}: open the book again")
+        #: The last offset of this epoch that head and events are known to contain, or -1.
+        self.as_of = max((position.offset for position in known if position.epoch == epoch), default=-1)
+
+
+class HeadCache:
+    """One partition's heads and tail."""
+
+    def __init__(
+        self,
+        log: Log,
+        store: StoreReader,
+        topic: str,
+        partition: int,
+        facts: TopicFacts,
+        settings: JournalSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._log = log
+        self._store = store
+        self.topic = topic
+        self.partition = partition
+        self.facts = facts
+        self._settings = settings
+        self._metrics = metrics
+        #: The next offset to take; -1 until the tail has begun.
+        self.next_offset = -1
+        #: The highest offset that this process was acknowledged or has taken.
+        self.seen = -1
+        #: Offsets by key are complete from here on.
+        self._base = 0
+        self._heads: OrderedDict[str, Head | None] = OrderedDict()
+        self._offsets: dict[str, array[int]] = {}
+        self._offsets_held = 0
+        self._records: OrderedDict[int, Record] = OrderedDict()
+        self._bytes_held = 0
+        #: Appends of this process whose outcome is still open, by append id.
+        self._open: dict[bytes, Change | None] = {}
+        self._resolving: dict[str, asyncio.Task[Head | None]] = {}
+        self._reaching: asyncio.Task[None] | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._used_at = 0.0
+        self._began = asyncio.Lock()
+
+    # ---- the tail
+
+    async def begin(self) -> None:
+        """Start the tail: at the log's end where records are found by key, else behind the store's pointer."""
+        if self.next_offset >= 0:
+            return
+        async with self._began:
+            if self.next_offset >= 0:
+                return
+            if self._log.indexed_by_key:
+                first = await self._log.end(self.topic, self.partition)
+            else:
+                first = await self.replicated() + 1
+            self._base = self.next_offset = first
+
+    async def reach(self, offset: int) -> None:
+        """Take every record up to and including `offset`."""
+        self._used_at = time.monotonic()
+        if self.next_offset < 0:
+            await self.begin()
+        if self.next_offset > offset:
+            return
+        if self._log.indexed_by_key:
+            if offset - self.next_offset >= CATCH_UP_RECORDS_MAX:
+                self._metrics.count("head_cache_forgotten")
+                self._forget(offset + 1)
+            else:
+                await self._take_up_to(offset)
+            return
+        self._follow()
+        while self.next_offset <= offset:
+            if self._reaching is None or self._reaching.done():
+                self._reaching = asyncio.create_task(self._take_up_to(offset))
+            await asyncio.shield(self._reaching)
+
+    def _forget(self, next_offset: int) -> None:
+        self._heads.clear()
+        self._offsets.clear()
+        self._records.clear()
+        self._offsets_held = self._bytes_held = 0
+        self._base = self.next_offset = next_offset
+
+    async def _take_up_to(self, offset: int) -> None:
+        while self.next_offset <= offset:
+            start = self.next_offset
+            try:
+                batch = await self._log.read(self.topic, self.partition, start=start, stop=offset + 1)
+            except LogLost:
+                # Retention may have followed replication: only what the store does not have is lost.
+                replicated = await self.replicated()
+                if replicated < await self._log.start(self.topic, self.partition) - 1:
+                    raise
+                self._forget(replicated + 1)
+                continue
+            for record in batch.records:
+                if record.offset >= self.next_offset:  # an acknowledgement may have come first
+                    self.take(record)
+            self.next_offset = max(self.next_offset, batch.next_offset)
+
+    def _follow(self) -> None:
+        if self._follower is None or self._follower.done():
+            self._follower = asyncio.create_task(self._following())
+
+    async def _following(self) -> None:
+        """Stay at the log's end while the partition is in use, so that reads find the tail already taken."""
+        dropped_at = time.monotonic()
+        while time.monotonic() - self._used_at < self._settings.follow_s:
+            try:
+                if await self._log.wait(self.topic, self.partition, offset=self.next_offset, timeout_s=DROP_EVERY_S):
+                    await self._take_up_to(await self._log.end(self.topic, self.partition) - 1)
+                if time.monotonic() - dropped_at > DROP_EVERY_S:
+                    await self._drop_replicated()
+                    dropped_at = time.monotonic()
+            except TidebookError:
+                self._metrics.count("head_cache_follow_failed")
+                return  # the next use begins again, and meets the error itself
+
+    async def _drop_replicated(self) -> None:
+        replicated = await self.replicated()
+        if replicated >= self._base:
+            self._drop_below(replicated + 1)
+
+    def _drop_below(self, base: int) -> None:
+        for id in list(self._offsets):
+            kept = array("q", (offset for offset in self._offsets[id] if offset >= base))
+            if kept:
+                self._offsets[id] = kept
+            else:
+                del self._offsets[id]
+        self._offsets_held = sum(map(len, self._offsets.values()))
+        for offset in [offset for offset in self._records if offset < base]:
+            self._bytes_held -= len(self._records.pop(offset).value or b"")
+        self._base = max(self._base, base)
+
+    def take(self, record: Record) -> None:
+        """The next record of the tail: fold it where its head is known, remember where it lies."""
+        self.next_offset = record.offset + 1
+        self.seen = max(self.seen, record.offset)
+        if record.key is None:
+            return
+        id = record.key.decode(errors="surrogateescape")
+        if not self._log.indexed_by_key:
+            self._remember(id, record)
+        if id in self._heads:
+            action = read_record(record.value, limit_bytes=self.facts.limit_bytes)
+            self._fold(id, action, record.offset, record.timestamp_ms)
+
+    def take_own(self, record: Record, id: str | None, action: Action) -> None:
+        """The same for a record that this process has just written, without decoding it, if it comes next."""
+        self.seen = max(self.seen, record.offset)
+        if record.offset != self.next_offset:
+            return
+        self.next_offset = record.offset + 1
+        if id is not None:
+            if not self._log.indexed_by_key:
+                self._remember(id, record)
+            if id in self._heads:
+                self._fold(id, action, record.offset, record.timestamp_ms)
+
+    async def write(self, action: Action, id: str | None = None) -> Sent:
+        """Write a record other than an append, and take it."""
+        value = encode_record(action, limit_bytes=self.facts.limit_bytes)
+        outgoing = Outgoing(self.topic, self.partition, None if id is None else id.encode(), value)
+        future: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
+
+        def on_sent(sent: Sent | TidebookError) -> None:
+            if isinstance(sent, Sent):
+                self.take_own(Record(sent.offset, sent.timestamp_ms, outgoing.key, value), id, action)
+            if future.done():
+                return
+            if isinstance(sent, Sent):
+                future.set_result(sent)
+            else:
+                future.set_exception(sent)
+
+        self._log.send(outgoing, on_sent)
+        return await future
+
+    def _fold(self, id: str, action: Action | Damaged, offset: int, timestamp_ms: int) -> None:
+        head, position = self._heads[id], Position(self.facts.epoch, offset)
+        if head is not None and position <= head.position:
+            return  # the store was ahead of the tail when this head was read
+        self._heads[id], change = fold(head, action, position, timestamp_ms, self.facts)
+        if type(action) is Append and action.append_id in self._open:
+            self._open[action.append_id] = change
+
+    def _remember(self, id: str, record: Record) -> None:
+        offsets = self._offsets.get(id)
+        if offsets is None:
+            offsets = self._offsets[id] = array("q")
+        offsets.append(record.offset)
+        self._offsets_held += 1
+        self._records[record.offset] = record
+        self._bytes_held += len(record.value or b"")
+        while self._bytes_held > self._settings.cached_bytes_max and self._records:
+            _, oldest = self._records.popitem(last=False)
+            self._bytes_held -= len(oldest.value or b"")
+        if self._offsets_held > self._settings.cached_offsets_max:
+            self._drop_below(self.next_offset - self._settings.cached_offsets_max // 2)
+
+    # ---- records and heads of one key
+
+    async def replicated(self) -> int:
+        """The last offset of this epoch that the store has, or -1."""
+        return Stored(await self._store.pointer(self.topic, self.partition), None, self.facts.epoch).as_of
+
+    async def stored(self, key: Key) -> Stored:
+        """Pointer, then head."""
+        pointer = await self._store.pointer(self.topic, self.partition)
+        return Stored(pointer, await self._store.head(key), self.facts.epoch)
+
+    async def fold_tail(self, key: Key, tail: Tail, *, after: int, to: int) -> None:
+        """Fold the key's records of offsets after < offset ≤ to onto `tail`."""
+        if not self._log.indexed_by_key:
+            found = self._find(key.id, after, to)
+            if found is not None:
+                for record in found:
+                    tail.take(record)
+                return
+            self._metrics.count("tail_read_from_log")
+        raw, start = key.id.encode(), after + 1
+        while start <= to:
+            batch = await self._log.read(self.topic, self.partition, start=start, stop=to + 1, key=raw)
+            for record in batch.records:
+                tail.take(record)
+            start = batch.next_offset
+
+    def _find(self, id: str, after: int, to: int) -> list[Record] | None:
+        """The key's records in memory, or None where they are not all there."""
+        if after + 1 < self._base or to >= self.next_offset:
+            return None
+        found = []
+        for offset in self._offsets.get(id, ()):
+            if after < offset <= to:
+                record = self._records.get(offset)
+                if record is None:
+                    return None
+                found.append(record)
+        return found
+
+    def known(self, id: str) -> bool:
+        """Whether the head is here, exact as of the tail."""
+        return id in self._heads
+
+    def cached(self, id: str) -> Head | None:
+        """The head of a known id."""
+        return self._heads[id]
+
+    async def head(self, id: str) -> Head | None:
+        """The head as of the tail, from the cache or from store and log."""
+        if id in self._heads:
+            self._heads.move_to_end(id)
+            return self._heads[id]
+        if self.next_offset < 0:
+            await self.begin()
+        if self._log.indexed_by_key:
+            return await self._resolve(id)
+        task = self._resolving.get(id)
+        if task is None:
+            task = self._resolving[id] = asyncio.create_task(self._resolve(id))
+            task.add_done_callback(lambda _: self._resolving.pop(id, None))
+        return await asyncio.shield(task)
+
+    async def _resolve(self, id: str) -> Head | None:
+        key = Key(self.topic, id)
+        stored = await self.stored(key)
+        tail = _Watching(stored.head, self.facts, self._open)
+        reached = stored.as_of
+        while reached < self.next_offset - 1:  # the tail may move on while records are read
+            to = self.next_offset - 1
+            await self.fold_tail(key, tail, after=reached, to=to)
+            reached = to
+        self._metrics.count("head_cache_resolved")
+        self._heads[id] = tail.head
+        while len(self._heads) > self._settings.cached_heads_max:
+            self._heads.popitem(last=False)
+        return tail.head
+
+    # ---- appends of this process
+
+    def watch(self, append_id: bytes) -> None:
+        """Keep the outcome of this append when the tail meets it."""
+        self._open[append_id] = None
+
+    def outcome(self, append_id: bytes) -> Change | None:
+        """What the fold said of a watched append, if the tail has met it."""
+        return self._open.get(append_id)
+
+    def unwatch(self, append_id: bytes) -> None:
+        """The outcome is told."""
+        self._open.pop(append_id, None)
+
+    async def close(self) -> None:
+        """Stop following."""
+        tasks = [each for each in (self._follower, self._reaching, *self._resolving.values()) if each is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Watching(Tail):
+    """A tail that keeps no events and notes what came of this process's own appends."""
+
+    def __init__(self, head: Head | None, facts: TopicFacts, open_: dict[bytes, Change | None]) -> None:
+        super().__init__(head, facts, bytes_max=0)
+        self._watched = open_
+
+    def take(self, record: Record) -> Change:
+        change = super().take(record)
+        if type(self.action) is Append and self.action.append_id in self._watched:
+            self._watched[self.action.append_id] = change
+        return change

@@ -1,0 +1,317 @@
+"""The journals of one topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import timedelta
+
+from tidebook.core import seq_nr as numbers
+from tidebook.core.action import Delete, Purge
+from tidebook.core.clock import Clock, Ids
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.core.event import Event, ReadEvent
+from tidebook.core.head import Head
+from tidebook.core.key import Key, journal_id, topic_name
+from tidebook.core.metrics import Metrics
+from tidebook.core.payload import encode_payload
+from tidebook.core.record import encode_record
+from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.core.topic import TopicFacts
+from tidebook.journal.append import Pending, append_action
+from tidebook.journal.outcome import Appended
+from tidebook.journal.settings import BarrierKind, JournalSettings
+from tidebook.journal.snapshots import Snapshot, read_snapshot
+from tidebook.journal.topic import OpenPartition, OpenTopic, adopt_topic, open_topic
+from tidebook.log.port import Log, Outgoing
+from tidebook.store.port import Snapshot as KeptSnapshot
+from tidebook.store.port import StoreWriter
+
+
+class Journal:
+    """All journals of a topic, by id.
+
+    >>> async def first_order(book):
+    ...     orders = book.journal("orders")
+    ...     return await orders.append("o-1", [Event({"total": 3})], expected=0)
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        log: Log,
+        store: StoreWriter,
+        clock: Clock,
+        ids: Ids,
+        settings: JournalSettings | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.topic = topic_name(topic)
+        self._log = log
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._settings = settings or JournalSettings()
+        self._metrics = metrics or Metrics()
+        self._open: OpenTopic | None = None
+        self._opening = asyncio.Lock()
+
+    async def _opened(self) -> OpenTopic:
+        if self._open is None:
+            async with self._opening:
+                if self._open is None:
+                    self._open = await open_topic(self._log, self._store, self.topic, self._settings, self._metrics)
+        return self._open
+
+    async def _at(self, id: str) -> tuple[Key, OpenPartition]:
+        key = Key(self.topic, journal_id(id))
+        topic = self._open or await self._opened()
+        return key, topic.partition(key.id)
+
+    async def facts(self) -> TopicFacts:
+        """The frozen facts of the topic."""
+        return (await self._opened()).facts
+
+    # ---- writing
+
+    async def append(
+        self,
+        id: str,
+        events: Sequence[Event],
+        *,
+        expected: int | None = None,
+        at: int | None = None,
+        expire_after: timedelta | int | None = None,
+        confirm: bool = True,
+        append_id: bytes | None = None,
+        retry: OutcomeUnknown | None = None,
+    ) -> Appended:
+        """Append events atomically and answer when the outcome is known.
+
+        `expected` is the number the journal must stand at, `at` the number the first event gets (numbers may be
+        skipped); with neither, they follow the last. `retry` takes the OutcomeUnknown of an earlier try.
+        With `confirm=False` it answers at the log's acknowledgement, with numbers only where they are known by then.
+        """
+        pending = await self._send(
+            id,
+            events,
+            expected=expected,
+            at=at,
+            expire_after=expire_after,
+            confirm=confirm,
+            append_id=append_id,
+            retry=retry,
+        )
+        return await pending.future
+
+    async def append_many(
+        self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
+    ) -> list[Appended | TidebookError]:
+        """Append to many journals in one call; each is atomic by itself, and an error stands in its own place.
+
+        Bad input in any of them raises before anything is sent.
+        """
+        pending = [await self._send(id, events, confirm=confirm, hold=True) for id, events in items]
+        for each in pending:
+            each.send(self._log)
+        outcomes: list[Appended | TidebookError] = []
+        for each in pending:
+            try:
+                outcomes.append(await each.future)
+            except TidebookError as error:
+                outcomes.append(error)
+        return outcomes
+
+    async def _send(
+        self,
+        id: str,
+        events: Sequence[Event],
+        *,
+        expected: int | None = None,
+        at: int | None = None,
+        expire_after: timedelta | int | None = None,
+        confirm: bool = True,
+        append_id: bytes | None = None,
+        retry: OutcomeUnknown | None = None,
+        hold: bool = False,
+    ) -> Pending:
+        key, partition = await self._at(id)
+        floor = None
+        if retry is not None:
+            if append_id is not None or retry.append_id is None:
+                raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
+            append_id, floor = retry.append_id, retry.floor or 0
+        facts = partition.cache.facts
+        action = append_action(
+            events,
+            epoch=facts.epoch,
+            append_id=append_id if append_id is not None else self._ids.new(),
+            expected=expected,
+            at=at,
+            expire_after=expire_after,
+            floor=floor,
+        )
+        record = Outgoing(
+            self.topic, partition.number, key.id.encode(), encode_record(action, limit_bytes=facts.limit_bytes)
+        )
+        if confirm and not partition.cache.known(key.id):
+            await partition.cache.head(key.id)  # known before the send, so the outcome is known at the acknowledgement
+        pending = Pending(partition, key.id, action, record, confirm=confirm)
+        if not hold:
+            pending.send(self._log)
+        return pending
+
+    async def delete(self, id: str, *, to: int) -> None:
+        """Delete the events up to and including `to`, never future ones; on no journal, it starts one behind `to`."""
+        numbers.seq_nr(to, name="to")
+        key, partition = await self._at(id)
+        head = await partition.reader.head(key, self._settings.barrier)
+        incarnation = head.incarnation if head is not None and head.live else None
+        await partition.cache.write(Delete(partition.cache.facts.epoch, to, incarnation), key.id)
+
+    async def purge(self, id: str) -> None:
+        """Remove the journal altogether; the next append begins a new one from 1. Nothing there is nothing to do."""
+        key, partition = await self._at(id)
+        await partition.cache.write(Purge(partition.cache.facts.epoch), key.id)
+
+    async def purge_expired(self, id: str, head: Head) -> None:
+        """Purge the journal only if its head still stands where it stood: a fresh append always wins."""
+        key, partition = await self._at(id)
+        await partition.cache.write(Purge(partition.cache.facts.epoch, head.position), key.id)
+
+    # ---- reading
+
+    def read(
+        self, id: str, *, start: int = FIRST, end: int = LAST, barrier: BarrierKind | None = None
+    ) -> AsyncIterator[ReadEvent]:
+        """The journal's events with start ≤ seq_nr ≤ end, in order, as of a moment after this call began."""
+        numbers.seq_nr(start, name="start")
+        numbers.seq_nr(end, name="end")
+        return self._read(journal_id(id), start, end, self._kind(barrier))
+
+    async def _read(self, id: str, start: int, end: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
+        key, partition = await self._at(id)
+        async for event in partition.reader.events(key, start=start, to=end, kind=kind):
+            yield event
+
+    def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[ReadEvent]:
+        """The journal's events from `start`, then each new one as it is appended; it ends only when it is closed.
+
+        After a purge it goes on with the events of the next life.
+        """
+        numbers.seq_nr(start, name="start")
+        return self._tail(journal_id(id), start)
+
+    async def _tail(self, id: str, start: int) -> AsyncIterator[ReadEvent]:
+        key, partition = await self._at(id)
+        life = None
+        cursor = start - 1
+        kind = self._settings.barrier
+        while True:
+            view = await partition.reader.view(key, kind)
+            kind = "offset"  # marks of many followers would wake one another for ever
+            head = view.head
+            if head is not None and head.live:
+                if life is not None and head.incarnation != life:
+                    cursor = 0
+                life = head.incarnation
+                if head.seq_nr > cursor:
+                    async for event in partition.reader.events(key, start=cursor + 1, to=LAST, kind="offset"):
+                        cursor = event.seq_nr
+                        yield event
+            await self._log.wait(self.topic, partition.number, offset=view.as_of + 1)
+
+    async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
+        """The last seq_nr, or None where there is no journal."""
+        key, partition = await self._at(id)
+        head = await partition.reader.head(key, self._kind(barrier))
+        return head.seq_nr if head is not None and head.live else None
+
+    async def ids(self) -> AsyncIterator[str]:
+        """The ids of all journals of the topic, each once, in no order."""
+        topic = await self._opened()
+        touched: set[str] = set()
+        for partition in topic.partitions:
+            touched |= await self._touched(partition)
+        async for id in self._store.ids(self.topic):
+            if id not in touched:
+                yield id
+        for id in touched:
+            head = await topic.partition(id).cache.head(id)
+            if head is not None and head.live:
+                yield id
+
+    async def _touched(self, partition: OpenPartition) -> set[str]:
+        """The ids that the unreplicated tail speaks of."""
+        barrier = await partition.barriers.fix(self._settings.barrier)
+        await partition.cache.reach(barrier)
+        found: set[str] = set()
+        start = await partition.cache.replicated() + 1
+        while start <= barrier:
+            batch = await self._log.read(self.topic, partition.number, start=start, stop=barrier + 1)
+            found.update(record.key.decode() for record in batch.records if record.key is not None)
+            start = batch.next_offset
+        return found
+
+    def _kind(self, barrier: BarrierKind | None) -> BarrierKind:
+        if barrier is None:
+            return self._settings.barrier
+        if barrier not in ("mark", "offset"):
+            raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+        return barrier
+
+    # ---- snapshots
+
+    async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
+        """Save a state as of `seq_nr`, which must exist; the same number overwrites, and only the newest slots stay."""
+        key, head = await self._live(id)
+        numbers.seq_nr(seq_nr)
+        if seq_nr > head.seq_nr:
+            raise InvalidInput(f"{key}: a snapshot at {seq_nr} lies beyond the journal, which stands at {head.seq_nr}")
+        payload_type, data = encode_payload(payload)
+        limit = (await self.facts()).limit_bytes
+        if len(data) > limit:
+            raise TooLarge("the snapshot", size_bytes=len(data), limit_bytes=limit)
+        await self._store.save_snapshot(
+            key,
+            head.incarnation,
+            KeptSnapshot(seq_nr, payload_type, data, self._clock.now_ms()),
+            slots=self._settings.snapshot_slots,
+        )
+
+    async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
+        """The newest snapshot at or below `to` of the journal as it lives now, or None."""
+        key, partition = await self._at(id)
+        head = await partition.reader.head(key, self._settings.barrier)
+        if head is None or not head.live:
+            return None
+        kept = await self._store.snapshots(key, head.incarnation)
+        return next((read_snapshot(each) for each in kept if each.seq_nr <= to), None)
+
+    async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
+        """Remove the snapshots at or below `to`."""
+        key, head = await self._live(id)
+        await self._store.delete_snapshots(key, head.incarnation, to=to)
+
+    async def _live(self, id: str) -> tuple[Key, Head]:
+        key, partition = await self._at(id)
+        head = await partition.reader.head(key, self._settings.barrier)
+        if head is None or not head.live:
+            raise NotFound(f"{key}: there is no such journal")
+        return key, head
+
+    async def adopt(self) -> TopicFacts:
+        """Accept the log as it is after it was re-made or restored: a new epoch begins on what the store has."""
+        async with self._opening:
+            facts = await adopt_topic(self._log, self._store, self.topic, self._settings)
+            if self._open is not None:
+                await self._open.close()
+            self._open = None
+            return facts
+
+    async def close(self) -> None:
+        """Stop following the log."""
+        if self._open is not None:
+            await self._open.close()
+            self._open = None

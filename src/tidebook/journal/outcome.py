@@ -1,0 +1,66 @@
+"""What came of an append, as its caller learns it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidebook.core.action import Append
+from tidebook.core.errors import Conflict, Fenced, OutcomeUnknown, TidebookError
+from tidebook.core.fold import Appended as Added
+from tidebook.core.fold import Change, Forgotten, Lost, Repeated, Stale
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """The events are in the journal as numbers `first` to `last`; both are None where the outcome was not awaited."""
+
+    first: int | None
+    last: int | None
+    partition: int
+    offset: int
+
+
+def answer(change: Change, key: Key, action: Append, partition: int, position: Position) -> Appended | TidebookError:
+    """The caller's view of what the fold said."""
+    match change:
+        case Added():
+            return Appended(change.first, change.last, partition, position.offset)
+        case Repeated():
+            return Appended(change.first, change.last, partition, change.position.offset)
+        case Lost():
+            return Conflict(key=key, expected=action.expected, at=action.at, found=change.found)
+        case Stale():
+            return Fenced(
+                f"{key}: the topic has moved on from epoch {action.epoch} to {position.epoch}: open the book again"
+            )
+        case Forgotten():
+            return OutcomeUnknown(
+                f"{key}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
+                "happened is no longer known; read the journal to see",
+                append_id=action.append_id,
+                partition=partition,
+                offset=position.offset,
+            )
+        case _:
+            raise AssertionError(f"an append cannot end as {change}")
+
+
+def answer_from_head(
+    head: Head | None, key: Key, action: Append, partition: int, position: Position
+) -> Appended | TidebookError:
+    """The outcome of an append that was replicated before this process could fold it."""
+    for recent in head.recent if head is not None else ():
+        if recent.append_id == action.append_id:
+            return Appended(recent.first, recent.last, partition, recent.position.offset)
+    if head is None or head.evicted is None or head.evicted < position:
+        return Conflict(
+            key=key, expected=action.expected, at=action.at, found=head.seq_nr if head is not None and head.live else 0
+        )
+    return OutcomeUnknown(
+        f"{key}: too many appends followed this one to tell its outcome; read the journal to see",
+        append_id=action.append_id,
+        partition=partition,
+        offset=position.offset,
+    )

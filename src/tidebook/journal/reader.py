@@ -1,0 +1,197 @@
+"""Reading a journal: the store's rows, then the unreplicated tail, as of one position of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import assert_never
+
+from tidebook.core.errors import LogLost, Truncated
+from tidebook.core.event import ReadEvent, read_event
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.metrics import Metrics
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow
+from tidebook.journal.barrier import Barriers
+from tidebook.journal.head_cache import HeadCache, Stored
+from tidebook.journal.plan import Nothing, StoreOnly, StoreThenTail, TailOnly, may_go_on, page_stands, plan_read
+from tidebook.journal.settings import BarrierKind, JournalSettings
+from tidebook.journal.tail import Tail
+from tidebook.log.port import Log
+from tidebook.store.port import StoreReader
+
+#: How often a read plans again when what it was reading is deleted under it, before it gives up.
+PLANS_MAX = 100
+
+
+class View:
+    """A journal as of one position: what the store has, and the tail folded onto it."""
+
+    __slots__ = ("as_of", "stored", "tail")
+
+    def __init__(self, stored: Stored, tail: Tail, as_of: int) -> None:
+        self.stored = stored
+        self.tail = tail
+        self.as_of = as_of
+
+    @property
+    def head(self) -> Head | None:
+        return self.tail.head
+
+
+class Reader:
+    """Reads the journals of one partition."""
+
+    def __init__(
+        self,
+        log: Log,
+        store: StoreReader,
+        cache: HeadCache,
+        barriers: Barriers,
+        settings: JournalSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._cache = cache
+        self._barriers = barriers
+        self._settings = settings
+        self._metrics = metrics
+
+    async def view(self, key: Key, kind: BarrierKind) -> View:
+        """The journal as of a barrier fixed now; the store is asked while the barrier is on its way."""
+        if self._log.end_is_linearizable:
+            barrier = await self._barriers.fix(kind)
+            stored = await self._cache.stored(key)
+        else:
+            barrier, stored = await asyncio.gather(self._barriers.fix(kind), self._cache.stored(key))
+        return await self._view(key, barrier, stored)
+
+    async def _view(self, key: Key, barrier: int, stored: Stored) -> View:
+        for _ in range(PLANS_MAX):
+            tail = Tail(stored.head, self._cache.facts, bytes_max=self._settings.tail_bytes_max)
+            if stored.as_of >= barrier:
+                self._metrics.count("read_store_only")
+                return View(stored, tail, stored.as_of)
+            try:
+                if not self._log.indexed_by_key:
+                    await self._cache.reach(barrier)
+                await self._cache.fold_tail(key, tail, after=stored.as_of, to=barrier)
+                return View(stored, tail, barrier)
+            except LogLost:
+                # What the tail needed is gone: harmless if it was replicated meanwhile.
+                before, stored = stored, await self._cache.stored(key)
+                if stored.as_of <= before.as_of:
+                    raise
+        raise Truncated(f"{key}: the log is cut faster than it can be read: start the read again")
+
+    async def head(self, key: Key, kind: BarrierKind) -> Head | None:
+        """The head as of a barrier fixed now, from the cache where it can be."""
+        barrier = await self._barriers.fix(kind)
+        await self._cache.reach(barrier)
+        return await self._cache.head(key.id)
+
+    async def events(self, key: Key, *, start: int, to: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
+        """The events from `start` up to `to`, in order, a page at a time."""
+        cursor = start - 1
+        life: Position | None = None
+        for _ in range(PLANS_MAX):
+            view = await self.view(key, kind)
+            if life is not None and not may_go_on(life, view.head, cursor):
+                raise Truncated(f"{key}: events behind {cursor} were deleted or purged during the read: read again")
+            plan = plan_read(
+                stored=view.stored.head,
+                folded=view.head,
+                purged=view.tail.purged,
+                appended=view.tail.appended,
+                after=cursor,
+                to=to,
+            )
+            match plan:
+                case Nothing():
+                    return
+                case StoreOnly() | StoreThenTail():
+                    cursor, whole = plan.after, True
+                    async for page in self._pages(key, view, plan.after, plan.to):
+                        if page is None:
+                            whole = False
+                            break
+                        for row in page:
+                            life = life or _life(view)
+                            cursor = row.seq_nr
+                            yield read_event(
+                                row.kept, row.seq_nr, row.timestamp_ms, self._cache.partition, row.position.offset
+                            )
+                    if not whole:
+                        self._metrics.count("read_planned_again")
+                        continue
+                    if isinstance(plan, StoreOnly):
+                        return
+                    cursor = max(cursor, plan.to)
+                case TailOnly():
+                    cursor = plan.after
+                case _:
+                    assert_never(plan)
+            try:
+                async for event in self._tail_events(key, view, after=cursor, to=to):
+                    life = life or _life(view)
+                    cursor = event.seq_nr
+                    yield event
+                return
+            except LogLost:
+                self._metrics.count("read_planned_again")  # replicated and cut meanwhile: the store has it now
+        raise Truncated(f"{key}: the journal changes faster than it can be read: start the read again")
+
+    async def _pages(self, key: Key, view: View, after: int, to: int) -> AsyncIterator[list[EventRow] | None]:
+        """Pages of rows that were still whole after they were read; None where one was not, and it ends there."""
+        head = view.stored.head
+        assert head is not None
+        limit = self._settings.page_events
+        ahead: asyncio.Task[list[EventRow]] | None = None
+        try:
+            while after < to:
+                rows = await ahead if ahead is not None else await self._page(key, head, after, to, limit)
+                ahead = None
+                reached = rows[-1].seq_nr if rows else to
+                if rows and reached < to and not self._log.end_is_linearizable:
+                    ahead = asyncio.create_task(self._page(key, head, reached, to, limit))
+                if not page_stands(head, await self._store.head(key), after):
+                    yield None
+                    return
+                yield rows
+                after = reached
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+
+    async def _page(self, key: Key, head: Head, after: int, to: int, limit: int) -> list[EventRow]:
+        return list(await self._store.events(key, head, after=after, to=to, limit=limit))
+
+    async def _tail_events(self, key: Key, view: View, *, after: int, to: int) -> AsyncIterator[ReadEvent]:
+        tail, partition = view.tail, self._cache.partition
+        if tail.appends is not None:
+            for append in tail.appends:
+                for event in append.events(partition, after=after, to=to):
+                    yield event
+            return
+        # Too much to hold: fold it a second time, and yield as it goes.
+        self._metrics.count("read_tail_twice")
+        head, offset = tail.restart
+        offset = view.stored.as_of if offset is None else offset
+        while offset < view.as_of:
+            again = Tail(head, self._cache.facts, bytes_max=1 << 62)
+            batch = await self._log.read(
+                self._cache.topic, partition, start=offset + 1, stop=view.as_of + 1, key=key.id.encode()
+            )
+            for record in batch.records:
+                again.take(record)
+            head, offset = again.head, batch.next_offset - 1
+            for append in again.appends or ():
+                for event in append.events(partition, after=after, to=to):
+                    yield event
+
+
+def _life(view: View) -> Position:
+    assert view.head is not None
+    return view.head.incarnation

@@ -1,0 +1,44 @@
+"""What a user may set of journals: `[journal]` in tidebook.toml. Facts of a topic count only when it is made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tidebook.core.topic import TopicFacts
+
+BarrierKind = Literal["mark", "offset"]
+
+
+class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts of new topics, and the bounds of this process."""
+
+    partitions: int = 4
+    segment_size: int = 1000
+    segments: int = 512
+    limit_bytes: int = 1_000_000
+    #: How a read learns where the log ends: a mark pushed to it (linearizable), or its end offset (no write).
+    barrier: BarrierKind = "mark"
+    page_events: int = 1000
+    snapshot_slots: int = 3
+    #: The head cache, a partition: resolved heads, offsets of unreplicated records, their bytes.
+    cached_heads_max: int = 32_768
+    cached_offsets_max: int = 1_000_000
+    cached_bytes_max: int = 32_000_000
+    #: An unreplicated tail up to this size is read once; a longer one is streamed a second time.
+    tail_bytes_max: int = 8_000_000
+    #: A partition is tailed for this long after it was last used.
+    follow_s: float = 60.0
+    #: How long a write may take before its outcome is called unknown.
+    timeout_s: float = 30.0
+
+    def facts(self, topic_id: str, partitions: int) -> TopicFacts:
+        """The facts of a topic that is made now."""
+        return TopicFacts(
+            topic_id=topic_id,
+            partitions=partitions,
+            segment_size=self.segment_size,
+            segments=self.segments,
+            limit_bytes=self.limit_bytes,
+        )

@@ -1,0 +1,124 @@
+"""Opening a topic: its facts, checked against the log, and its partitions."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidebook.core.errors import Corrupt
+from tidebook.core.key import partition_of
+from tidebook.core.metrics import Metrics
+from tidebook.core.topic import TopicFacts
+from tidebook.journal.barrier import Barriers
+from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.reader import Reader
+from tidebook.journal.settings import JournalSettings
+from tidebook.log.port import Log
+from tidebook.store.port import StoreWriter
+
+
+class OpenPartition:
+    """One partition in use."""
+
+    __slots__ = ("barriers", "cache", "number", "reader")
+
+    def __init__(
+        self,
+        log: Log,
+        store: StoreWriter,
+        topic: str,
+        number: int,
+        facts: TopicFacts,
+        settings: JournalSettings,
+        metrics: Metrics,
+    ) -> None:
+        self.number = number
+        self.cache = HeadCache(log, store, topic, number, facts, settings, metrics)
+        self.barriers = Barriers(log, self.cache)
+        self.reader = Reader(log, store, self.cache, self.barriers, settings, metrics)
+
+
+class OpenTopic:
+    """A topic whose facts are known, with its partitions."""
+
+    def __init__(
+        self,
+        log: Log,
+        store: StoreWriter,
+        topic: str,
+        facts: TopicFacts,
+        settings: JournalSettings,
+        metrics: Metrics,
+    ) -> None:
+        self.facts = facts
+        self.partitions = [
+            OpenPartition(log, store, topic, number, facts, settings, metrics) for number in range(facts.partitions)
+        ]
+
+    def partition(self, id: str) -> OpenPartition:
+        """The partition that holds this journal: by the frozen count, never by what the log says today."""
+        return self.partitions[partition_of(id, self.facts.partitions)]
+
+    async def close(self) -> None:
+        for partition in self.partitions:
+            await partition.cache.close()
+
+
+async def open_topic(
+    log: Log, store: StoreWriter, topic: str, settings: JournalSettings, metrics: Metrics
+) -> OpenTopic:
+    """Open a topic, made where it is missing; a log that is not the one of the facts stops here, loudly."""
+    facts = await store.facts(topic)
+    if facts is None:
+        state = await log.topic(topic)
+        if state is None:
+            state = await log.create_topic(topic, settings.partitions, limit_bytes=settings.limit_bytes)
+        facts = await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
+    await check_topic(log, store, topic, facts)
+    return OpenTopic(log, store, topic, facts, settings, metrics)
+
+
+async def check_topic(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+    """Check that the log holds the very life of the topic that the facts speak of."""
+    remedy = f"if the log is right, run 'tidebook journal adopt {topic}': it begins a new epoch on what the store has"
+    state = await log.topic(topic)
+    if state is None:
+        raise Corrupt(f"topic {topic}: the store knows it and the log does not: restore the log, or {remedy}")
+    if state.topic_id != facts.topic_id:
+        raise Corrupt(
+            f"topic {topic}: the log holds another life of it ({state.topic_id}) than the store was filled from "
+            f"({facts.topic_id}): {remedy}"
+        )
+    if state.partitions < facts.partitions:
+        raise Corrupt(f"topic {topic}: it was made with {facts.partitions} partitions and has {state.partitions} now")
+    numbers = range(facts.partitions)
+    pointers = await asyncio.gather(*(store.pointer(topic, number) for number in numbers))
+    ends = await asyncio.gather(*(log.end(topic, number) for number in numbers))
+    for number, pointer, end in zip(numbers, pointers, ends, strict=True):
+        if pointer is not None and pointer.position.epoch == facts.epoch and end <= pointer.position.offset:
+            raise Corrupt(
+                f"topic {topic}, partition {number}: the log ends at {end}, but the store was replicated through "
+                f"{pointer.position.offset}: {remedy}"
+            )
+
+
+async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: JournalSettings) -> TopicFacts:
+    """Begin a new epoch on the log as it is: what the store has stays, records of older epochs count no more."""
+    facts = await store.facts(topic)
+    state = await log.topic(topic)
+    if state is None:
+        partitions = facts.partitions if facts is not None else settings.partitions
+        limit_bytes = facts.limit_bytes if facts is not None else settings.limit_bytes
+        state = await log.create_topic(topic, partitions, limit_bytes=limit_bytes)
+    if facts is None:
+        return await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
+    if state.partitions < facts.partitions:
+        raise Corrupt(f"topic {topic}: {facts.partitions} partitions are needed and the log has {state.partitions}")
+    wanted = TopicFacts(
+        topic_id=state.topic_id,
+        partitions=facts.partitions,
+        epoch=facts.epoch + 1,
+        segment_size=facts.segment_size,
+        segments=facts.segments,
+        limit_bytes=facts.limit_bytes,
+    )
+    return await store.set_facts(topic, wanted, expected=facts)
