@@ -1,0 +1,250 @@
+"""The one thread of a process that writes to a file: what gathers while it commits shares the next commit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any
+
+import apsw
+
+from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.folder.database import LOCK_S_MAX, Database
+from tidebook.folder.failures import from_commit, from_sqlite
+from tidebook.folder.ping import Pings
+
+#: How long a transaction takes in new work, and how long the lock is kept while there is more of it.
+TURN_S_MAX = 0.05
+TRANSACTION_BYTES_MAX = 16_000_000
+#: Operations of one kind that are run together.
+GROUP_MAX = 256
+#: Operations that may wait; more are refused, for a writer that far ahead of the disk would fill the memory.
+WAITING_MAX = 200_000
+
+
+class Session:
+    """What an operation works with inside the writer's transaction."""
+
+    __slots__ = ("channels", "connection", "memory")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        #: Read from the file earlier, still true: emptied when a transaction fails or another process has written.
+        self.memory: dict[Any, Any] = {}
+        #: Who is to be woken after the commit.
+        self.channels: set[str] = set()
+
+
+#: Carries out operations of one kind together: one outcome each, a value or an error. It may be run again after a
+#: rollback, so it changes nothing outside of the session. What it raises fails that operation alone.
+Run = Callable[[Session, Sequence[Any]], Sequence[Any]]
+Done = Callable[[Any], None]
+Item = tuple[Run, Any, Done, asyncio.AbstractEventLoop, int]
+Answer = tuple[Item, Any]
+
+
+class Writer:
+    """Takes operations from any event loop and answers each in the loop that posted it, in order."""
+
+    def __init__(self, database: Database, pings: Pings, *, metrics: Metrics | None = None) -> None:
+        self._database = database
+        self._pings = pings
+        self._metrics = metrics or Metrics()
+        self._session = Session(database.connection)
+        self._posted: SimpleQueue[Item | None] = SimpleQueue()
+        self._waiting: deque[Item] = deque()
+        self._version = -1
+        self._lock_until = 0.0
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"writer of {database.path.name}", daemon=True)
+        self._thread.start()
+
+    def post(self, run: Run, argument: Any, done: Done, size_bytes: int = 0) -> None:
+        """Have an operation run; `done` gets its outcome, a value or an exception, in this thread's event loop."""
+        if self._closed or self._database.forked or self._posted.qsize() > WAITING_MAX:
+            raise self._refusal()
+        self._posted.put((run, argument, done, asyncio.get_running_loop(), size_bytes))
+
+    async def run(self, run: Run, argument: Any, size_bytes: int = 0) -> Any:
+        """Post an operation and await its outcome; a cancelled wait does not take it back."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Any) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.post(run, argument, done, size_bytes)
+        return await future
+
+    def close(self) -> None:
+        """Finish what was posted, then end the thread."""
+        self._closed = True
+        if not self._database.forked:
+            self._posted.put(None)
+            self._thread.join()
+
+    def _refusal(self) -> TidebookError:
+        if self._database.forked:
+            return InvalidInput(f"{self._database.path} was opened before this process forked: open the book again")
+        if self._closed:
+            return Unavailable(f"{self._database.path} is closed")
+        return Unavailable(f"{self._database.path}: {WAITING_MAX:,} writes wait already: await some of them first")
+
+    def _work(self) -> None:
+        open_ = True
+        while open_ or self._waiting:
+            if not self._waiting:
+                self._rest()
+                open_ = self._gather(self._posted.get())
+            for _ in range(self._posted.qsize()):
+                open_ = self._gather(self._posted.get()) and open_
+            if self._waiting:
+                self._turn()
+        self._rest()
+
+    def _gather(self, item: Item | None) -> bool:
+        if item is None:
+            return False
+        self._waiting.append(item)
+        return True
+
+    def _rest(self) -> None:
+        if not self._posted.qsize() and self._database.lock.held:
+            self._database.lock.release()
+        self._pings.flush()
+
+    def _turn(self) -> None:
+        try:
+            self._take_lock()
+            answers = self._quickly() or self._carefully()
+        except TidebookError as error:  # no turn, or no transaction: nothing was tried
+            answers = [(item, error) for item in self._waiting]
+            self._waiting.clear()
+        channels, self._session.channels = self._session.channels, set()
+        answer(answers)
+        if channels:
+            self._pings.ping(channels)
+
+    def _take_lock(self) -> None:
+        lock = self._database.lock
+        if lock.held and time.monotonic() > self._lock_until:
+            lock.release()
+        if not lock.held:
+            lock.acquire(LOCK_S_MAX)
+            self._lock_until = time.monotonic() + TURN_S_MAX
+
+    def _quickly(self) -> list[Answer]:
+        """Run whole groups and commit them; an empty list, with nothing changed, where one of them failed."""
+        waiting = self._waiting
+        answers: list[Answer] = []
+        deadline = time.monotonic() + TURN_S_MAX
+        size_bytes = 0
+        self._begin()
+        while waiting and size_bytes < TRANSACTION_BYTES_MAX and time.monotonic() < deadline:
+            run = waiting[0][0]
+            group: list[Item] = []
+            for item in islice(waiting, GROUP_MAX):
+                if item[0] != run or size_bytes >= TRANSACTION_BYTES_MAX:
+                    break
+                group.append(item)
+                size_bytes += item[4]
+            try:
+                answers += zip(group, run(self._session, [item[1] for item in group]), strict=True)
+            except Exception:  # told apart, one by one, by `_carefully`
+                self._undo()
+                waiting.extendleft(item for item, _ in reversed(answers))
+                return []
+            for _ in group:
+                waiting.popleft()
+        return self._commit(answers)
+
+    def _carefully(self) -> list[Answer]:
+        """Run operations each in a savepoint of its own: one that fails leaves its neighbours alone."""
+        session, execute = self._session, self._session.connection.execute
+        answers: list[Answer] = []
+        self._begin()
+        for _ in range(min(len(self._waiting), GROUP_MAX)):
+            item = self._waiting.popleft()
+            outcome: Any
+            try:
+                execute("SAVEPOINT one")
+                (outcome,) = item[0](session, [item[1]])
+                execute("RELEASE one")
+            except Exception as error:
+                outcome = from_sqlite(error, self._database.path) if isinstance(error, apsw.Error) else error
+                if not session.connection.in_transaction:  # SQLite has undone all of it: a full disk, a failed write
+                    self._undo()
+                    return [(each, outcome) for each, _ in answers] + [(item, outcome)]
+                execute("ROLLBACK TO one; RELEASE one")
+                session.memory.clear()
+            answers.append((item, outcome))
+        return self._commit(answers)
+
+    def _begin(self) -> None:
+        connection = self._session.connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            version = connection.execute("PRAGMA data_version").get
+        except apsw.Error as error:
+            self._undo()
+            raise from_sqlite(error, self._database.path) from error
+        if version != self._version:
+            self._session.memory.clear()
+            self._version = version
+
+    def _commit(self, answers: list[Answer]) -> list[Answer]:
+        try:
+            self._session.connection.execute("COMMIT")
+        except apsw.Error as error:
+            self._undo()
+            failure = from_commit(error, self._database.path)
+            return [(item, failure) for item, _ in answers]
+        self._metrics.count("folder_commits", file=self._database.path.name)
+        self._metrics.count("folder_operations", len(answers), file=self._database.path.name)
+        return answers
+
+    def _undo(self) -> None:
+        self._session.memory.clear()
+        self._session.channels.clear()
+        if self._session.connection.in_transaction:
+            self._session.connection.execute("ROLLBACK")
+
+
+def answer(answers: list[Answer]) -> None:
+    """Hand outcomes over, with one call into each event loop."""
+    if not answers:
+        return
+    first = answers[0][0][3]
+    if all(item[3] is first for item, _ in answers):
+        _hand_over(first, [(item[2], outcome) for item, outcome in answers])
+        return
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Done, Any]]] = {}
+    for item, outcome in answers:
+        by_loop.setdefault(item[3], []).append((item[2], outcome))
+    for loop, calls in by_loop.items():
+        _hand_over(loop, calls)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, calls: list[tuple[Done, Any]]) -> None:
+    try:
+        loop.call_soon_threadsafe(_call, loop, calls)
+    except RuntimeError:  # the loop is closed: nobody is left who waits
+        pass
+
+
+def _call(loop: asyncio.AbstractEventLoop, calls: list[tuple[Done, Any]]) -> None:
+    for done, outcome in calls:
+        try:
+            done(outcome)
+        except Exception as error:  # one caller's mistake is not the next one's loss
+            loop.call_exception_handler({"message": "a callback failed", "exception": error})

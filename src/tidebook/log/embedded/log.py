@@ -1,0 +1,192 @@
+"""The log on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
+from tidebook.core.errors import InvalidInput, LogLost, NotFound
+from tidebook.core.key import topic_name
+from tidebook.core.metrics import Metrics
+from tidebook.folder.opened import File
+from tidebook.folder.ping import POLL_S
+from tidebook.log.embedded import changes
+from tidebook.log.embedded.appends import Appends, channel_of
+from tidebook.log.embedded.tables import FILE, SCHEMA
+from tidebook.log.port import Batch, OnSent, Outgoing, Record, Sent, TopicState
+
+PARTITIONS_MAX = 10_000
+
+_BOUNDS = """SELECT p.start_offset, p.next_offset FROM topic t JOIN partition p ON p.topic_id = t.topic_id
+    WHERE t.name = ? AND p.number = ?"""
+# The bounds and the rows in one statement, and so of one moment: no truncate can fall between them.
+_READ = """SELECT p.start_offset, p.next_offset, r."offset", r.time_ms, r.key, r.value, r.headers
+    FROM topic t JOIN partition p ON p.topic_id = t.topic_id
+    LEFT JOIN record r {index} ON r.partition = p.id AND r."offset" >= ? AND r."offset" < ? {key}
+    WHERE t.name = ? AND p.number = ? ORDER BY r."offset" LIMIT ?"""
+_READ_ALL = _READ.format(index="", key="")
+_READ_KEY = _READ.format(index="INDEXED BY record_by_key", key="AND r.key = ?")
+
+_headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...]).decode
+
+
+class EmbeddedLog:
+    """A log in `log.db` of a folder, which several processes may have open."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        metrics: Metrics | None = None,
+        indexed_by_key: bool = True,
+        end_is_linearizable: bool = True,
+    ) -> None:
+        self._file = File.open(folder, FILE, SCHEMA, metrics=metrics)
+        self._database = self._file.database
+        self._writer = self._file.writer
+        self._ids = ids or RandomIds()
+        self._append = Appends(clock or SystemClock()).run
+        self._closed = False
+        self.indexed_by_key = indexed_by_key
+        self.end_is_linearizable = end_is_linearizable
+
+    async def create_topic(
+        self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
+    ) -> TopicState:
+        """Make a topic, or return it as it is. All topics here are kept until `truncate`."""
+        topic_name(topic)
+        if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
+        wanted = changes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
+        state: TopicState = await self._writer.run(changes.create_topic, wanted)
+        return state
+
+    async def topic(self, topic: str) -> TopicState | None:
+        """The topic as it is now, or None."""
+        rows = self._select("SELECT name, topic_id, partitions FROM topic WHERE name = ?", (topic,))
+        return TopicState(*rows[0]) if rows else None
+
+    async def topics(self) -> list[str]:
+        """The names of all topics."""
+        return [name for (name,) in self._select("SELECT name FROM topic ORDER BY name", ())]
+
+    async def delete_topic(self, topic: str) -> None:
+        """Remove a topic and all it holds; one of the same name that is made later is another one."""
+        await self._writer.run(changes.delete_topic, topic)
+        await self._sweep()
+
+    def send(self, record: Outgoing, on_sent: OnSent) -> None:
+        """Append a record and call back once it is durable. Records sent in the same breath share the cost."""
+        self._writer.post(self._append, record, on_sent, len(record.value))
+
+    async def append(self, record: Outgoing) -> Sent:
+        """`send`, awaited."""
+        sent: Sent = await self._writer.run(self._append, record, len(record.value))
+        return sent
+
+    async def read(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        start: int,
+        stop: int,
+        key: bytes | None = None,
+        limit: int = 1000,
+        limit_bytes: int = 4_000_000,
+    ) -> Batch:
+        """Records of offsets `start` ≤ offset < `stop`, and never past the end: then `next_offset` is the end."""
+        bounds = (topic, partition, limit)
+        try:
+            connection = self._database.reader()
+            if key is None:
+                rows = connection.execute(_READ_ALL, (start, stop, *bounds))
+            else:
+                rows = connection.execute(_READ_KEY, (start, stop, key, *bounds))
+            return _batch(rows, topic, partition, start, stop, limit, limit_bytes)
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
+
+    async def start(self, topic: str, partition: int) -> int:
+        """The first offset that is still there."""
+        return self._bounds(topic, partition)[0]
+
+    async def end(self, topic: str, partition: int) -> int:
+        """The offset that the next record gets."""
+        return self._bounds(topic, partition)[1]
+
+    async def truncate(self, topic: str, partition: int, *, before: int) -> None:
+        """Remove the records below `before`, or below the end where that is less."""
+        await self._writer.run(changes.truncate, (topic, partition, before))
+        await self._sweep()
+
+    async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
+        """Wait until `end` is above `offset`; False when the time ran out first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        channel, pings = channel_of(topic, partition), self._file.pings
+        while True:
+            heard = pings.count(channel)
+            if self._bounds(topic, partition)[1] > offset:
+                return True
+            left_s = POLL_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            await pings.wait(channel, since=heard, timeout_s=left_s)
+
+    async def close(self) -> None:
+        """Finish what was sent, then let go."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._writer.run(changes.nothing, None)
+        await asyncio.to_thread(self._file.release)
+
+    async def _sweep(self) -> None:
+        while await self._writer.run(changes.sweep, None):
+            pass
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        rows = self._select(_BOUNDS, (topic, partition))
+        if not rows:
+            raise _unknown(topic, partition)
+        start, end = rows[0]
+        return start, end
+
+    def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+        try:
+            return self._database.reader().execute(sql, bindings).fetchall()
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
+
+
+def _batch(rows: apsw.Cursor, topic: str, partition: int, start: int, stop: int, limit: int, limit_bytes: int) -> Batch:
+    records: list[Record] = []
+    first, end, size_bytes, cut = 0, -1, 0, False
+    for first, end, offset, time_ms, key, value, headers in rows:  # noqa: B007 - the bounds are used below
+        if offset is None:  # there is the partition, but no such record
+            break
+        size_bytes += len(value)
+        if records and size_bytes > limit_bytes:
+            cut = True
+            break
+        records.append(Record(offset, time_ms, key, value, _headers(headers) if headers else ()))
+    rows.close()
+    if end < 0:
+        raise _unknown(topic, partition)
+    if start < first:
+        raise LogLost(topic=topic, partition=partition, first=start, last=first - 1)
+    if cut or len(records) == limit:
+        return Batch(tuple(records), records[-1].offset + 1)
+    return Batch(tuple(records), max(start, min(stop, end)))
+
+
+def _unknown(topic: str, partition: int) -> NotFound:
+    return NotFound(f"the log has no partition {partition} of topic {topic!r}")
