@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from tools import environment, java
-from tools.environment import PYTHON, ROOT, say
+from tools.environment import PYTHON, ROOT, SetupError, say
 
-STATUS = ROOT / ".servers" / "status.json"
+HOME = ROOT / ".servers"
 SERVERS = ["-m", "tidebook.testing.servers"]
 SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
 
@@ -59,20 +63,51 @@ def test(arguments: list[str]) -> int:
     if unknown := set(without) - set(SERVER_NAMES):
         return _refuse(f"--without takes {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
     _install_with_java()
-    running = environment.variables() | {"TIDEBOOK_SERVERS": str(STATUS), "TIDEBOOK_WITHOUT": ",".join(without)}
-    started = [name for name in SERVER_NAMES if name not in without and not _is_up(name)]
     signal.signal(signal.SIGTERM, _terminate)
+    with server_home([name for name in SERVER_NAMES if name not in without]) as home:
+        told = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
+        return _python("-m", "pytest", *rest, variables=environment.variables() | told)
+
+
+@contextlib.contextmanager
+def server_home(names: list[str]) -> Iterator[Path]:
+    """The home of running servers: the developer's own if they all run, else a fresh one, removed at the end."""
+    _sweep()
+    if not names:
+        yield HOME
+        return
+    if _run_servers("status", names, HOME, quiet=True) == 0:
+        say("using the servers that run already")
+        yield HOME
+        return
+    home = HOME / f"test-{os.getpid()}"
     try:
-        if started:
-            say(f"starting {', '.join(started)}")
-            code = _python(*SERVERS, "start", "--only", ",".join(started), variables=running)
-            if code != 0:
-                say("a server did not start; leave it out with --without NAME, and its tests are reported as skipped")
-                return code
-        return _python("-m", "pytest", *rest, variables=running)
+        if _run_servers("start", names, home) != 0:
+            raise SetupError(
+                "a server did not start (see above). "
+                "With --without NAME it is left out, and its tests are reported as skipped"
+            )
+        yield home
     finally:
-        if started:
-            _python(*SERVERS, "stop", "--only", ",".join(started), variables=running)
+        if home.exists():
+            _run_servers("stop", [*SERVER_NAMES], home, "--remove")
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """Stop and remove what a run left behind that was itself killed."""
+    for home in HOME.glob("test-*"):
+        owner = int(home.name.removeprefix("test-"))
+        try:
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            _run_servers("stop", [*SERVER_NAMES], home, "--remove")
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _run_servers(command: str, names: list[str], home: Path, *options: str, quiet: bool = False) -> int:
+    arguments = [*SERVERS, command, "--only", ",".join(names), "--home", str(home), *options]
+    return _python(*arguments, output=subprocess.DEVNULL if quiet else sys.stderr)
 
 
 def servers(arguments: list[str]) -> int:
@@ -119,9 +154,10 @@ def _install_with_java() -> None:
         os.environ["JAVA_HOME"] = str(finding.result())
 
 
-def _python(*arguments: str, variables: dict[str, str] | None = None) -> int:
+def _python(*arguments: str, variables: dict[str, str] | None = None, output: int | TextIO | None = None) -> int:
     """Run .venv's Python to its end; an interrupt reaches it too, and is its to answer."""
-    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env=variables or environment.variables())
+    inside = variables or environment.variables()
+    process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env=inside, stdout=output)
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -131,11 +167,6 @@ def _python(*arguments: str, variables: dict[str, str] | None = None) -> int:
         process.terminate()
         process.wait()
         raise
-
-
-def _is_up(name: str) -> bool:
-    asked = [str(PYTHON), *SERVERS, "status", "--only", name, "--json"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def _take_without(arguments: list[str]) -> tuple[list[str], list[str]]:

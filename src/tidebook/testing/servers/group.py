@@ -1,0 +1,125 @@
+"""The four servers together: started at once, written down in a status file, stopped by what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from tidebook.testing.servers.cassandra import Cassandra
+from tidebook.testing.servers.errors import ServerError
+from tidebook.testing.servers.ivy import locked
+from tidebook.testing.servers.kafka import Kafka
+from tidebook.testing.servers.mariadb import MariaDb
+from tidebook.testing.servers.postgres import Postgres
+from tidebook.testing.servers.server import Profile, Server
+
+KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (Kafka, Cassandra, Postgres, MariaDb)}
+NAMES = tuple(KINDS)
+
+
+class Group:
+    """The servers under one home folder, whichever process started them."""
+
+    def __init__(self, home: Path, *, profile: Profile = "test", tell: Callable[[str], None] = lambda _: None) -> None:
+        self.home = home.resolve()
+        self._profile: Profile = profile
+        self._tell = tell
+
+    @property
+    def status_file(self) -> Path:
+        """Addresses and processes, as JSON; tests find the servers by it."""
+        return self.home / "status.json"
+
+    @property
+    def book_file(self) -> Path:
+        """Settings of a book that uses these servers."""
+        return self.home / "tidebook.toml"
+
+    def running(self) -> dict[str, Server]:
+        """The servers that run now."""
+        servers = {name: kind(self.home / name, profile=self._profile) for name, kind in KINDS.items()}
+        return {name: server for name, server in servers.items() if server.adopt()}
+
+    def status(self) -> dict[str, Any]:
+        """The addresses and processes of the servers that run now, and the book file that names them."""
+        servers = {name: server.describe() for name, server in self.running().items()}
+        return {"servers": servers, "book": str(self.book_file) if servers else None}
+
+    def start(self, names: Iterable[str] = NAMES) -> None:
+        """Start those that do not run, all at once.
+
+        If one fails, the others go on running and the failure is raised; an interrupt ends those being started.
+        """
+        with self._alone():
+            running = self.running()
+            wanted = {
+                name: KINDS[name](self.home / name, profile=self._profile) for name in names if name not in running
+            }
+            failures = _start_all(wanted.values(), self._tell)
+            self._write(running | {name: server for name, server in wanted.items() if server.alive()})
+        if failures:
+            raise ServerError("\n".join(failures))
+
+    def stop(self, names: Iterable[str] = NAMES, *, remove: bool = False) -> list[str]:
+        """Stop those that run, by their process numbers, and on request delete their data; return their names."""
+        with self._alone():
+            running = self.running()
+            known = {name: running.get(name) or KINDS[name](self.home / name) for name in names}
+            with ThreadPoolExecutor(len(KINDS)) as pool:
+                list(pool.map(lambda server: server.remove() if remove else server.stop(), known.values()))
+            self._write({name: server for name, server in running.items() if name not in known})
+        return [name for name in known if name in running]
+
+    def _alone(self) -> Any:
+        return locked(self.home / "lock")
+
+    def _write(self, running: dict[str, Server]) -> None:
+        servers = {name: running[name].describe() for name in NAMES if name in running}
+        _replace(self.status_file, json.dumps({"servers": servers}, indent=2) + "\n")
+        sections = {"log": "kafka", "store": "cassandra", "sql": "postgres"}
+        book = [
+            f'[{section}]\nurl = "{servers[name]["url"]}"\n' for section, name in sections.items() if name in servers
+        ]
+        _replace(self.book_file, "\n".join(book))
+
+
+def _start_all(servers: Iterable[Server], tell: Callable[[str], None]) -> list[str]:
+    """Start servers side by side and return what failed."""
+    given_up = Event()
+
+    def start(server: Server) -> None:
+        began = time.monotonic()
+        server.start()
+        if given_up.is_set():
+            server.kill9()
+        else:
+            tell(f"{server.name} at {server.address} after {time.monotonic() - began:.1f} s")
+
+    failures = []
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        starts = {server: pool.submit(start, server) for server in servers}
+        try:
+            for server, started in starts.items():
+                try:
+                    started.result()
+                except ServerError as error:
+                    failures.append(f"{server.name}: {error}")
+        except BaseException:
+            given_up.set()
+            for server in starts:
+                server.kill9()
+            raise
+    return failures
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file so that no reader ever sees half of it."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(file)

@@ -1,0 +1,210 @@
+"""Apache Kafka: one node that is broker and controller."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from tidebook.testing.servers.artifacts import KAFKA, kafka_jars
+from tidebook.testing.servers.ivy import cache_folder, find_java, locked
+from tidebook.testing.servers.security import Security
+from tidebook.testing.servers.server import HOST, NotReady, Profile, Server, exactly
+
+PROBE_S_MAX = 2
+METADATA = 3
+METADATA_VERSION = 1
+CORRELATION = 7
+
+LOG4J = """\
+status = warn
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %p %c{1} %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+logger.server.name = kafka.server
+logger.server.level = info
+"""
+
+
+class Kafka(Server):
+    """One Kafka node on loopback.
+
+    With ``security``, the client listener takes only SASL_SSL with SCRAM-SHA-512. ``advertised`` is the host:port that
+    clients are told to use instead, such as a proxy's. ``properties`` add to the server's own, or change them.
+    """
+
+    name: ClassVar[str] = "kafka"
+    port_names: ClassVar[tuple[str, ...]] = ("client", "internal", "controller")
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        profile: Profile = "test",
+        security: Security | None = None,
+        advertised: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(folder, profile=profile)
+        self.security = security
+        self.advertised = advertised
+        self._properties = dict(properties or {})
+        self._class_path: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.address}"
+
+    def client_settings(self) -> dict[str, str]:
+        """What a librdkafka client needs to connect here."""
+        settings = {"bootstrap.servers": self.address}
+        if self.security is not None:
+            settings |= {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.username": self.security.credentials.user,
+                "sasl.password": self.security.credentials.password,
+                "ssl.ca.location": str(self.security.certificates.authority),
+            }
+        return settings
+
+    def prepare(self) -> None:
+        properties = "".join(f"{name}={value}\n" for name, value in (self._settings() | self._properties).items())
+        (self.folder / "server.properties").write_text(properties)
+        (self.folder / "log4j2.properties").write_text(LOG4J)
+        if not (self.folder / "data" / "meta.properties").exists():
+            self._format()
+
+    def command(self) -> list[str]:
+        return [*self._java("-Xms512m", "-Xmx512m"), "kafka.Kafka", str(self.folder / "server.properties")]
+
+    def probe(self) -> None:
+        """Ask for the cluster's metadata: a broker that is fenced still names no broker."""
+        request = struct.pack(">hhih", METADATA, METADATA_VERSION, CORRELATION, -1) + struct.pack(">i", 0)
+        with socket.create_connection((HOST, self.ports["internal"]), timeout=PROBE_S_MAX) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            (size,) = struct.unpack(">i", exactly(connection, 4))
+            _, brokers = struct.unpack_from(">ii", exactly(connection, size))
+        if brokers < 1:
+            raise NotReady("no broker is registered yet")
+        socket.create_connection((HOST, self.ports["client"]), timeout=PROBE_S_MAX).close()
+
+    def _settings(self) -> dict[str, str]:
+        ports = self.ports
+        client_protocol = "PLAINTEXT" if self.security is None else "SASL_SSL"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{HOST}:{ports['controller']}",
+            "listeners": ",".join(
+                f"{name}://{HOST}:{ports[port]}"
+                for name, port in {"CLIENT": "client", "INTERNAL": "internal", "CONTROLLER": "controller"}.items()
+            ),
+            "advertised.listeners": (
+                f"CLIENT://{self.advertised or self.address},INTERNAL://{HOST}:{ports['internal']}"
+            ),
+            "listener.security.protocol.map": (f"CLIENT:{client_protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"),
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "INTERNAL",
+            "log.dirs": str(self.folder / "data"),
+            # A killed broker comes back only after its old session ends: 9 s by default.
+            "broker.heartbeat.interval.ms": "500",
+            "broker.session.timeout.ms": "3000",
+            "num.partitions": "1",
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": "0",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+        }
+        if self.security is not None:
+            made = self.security.certificates
+            listener = "listener.name.client"
+            settings |= {
+                f"{listener}.ssl.keystore.type": "PEM",
+                f"{listener}.ssl.keystore.location": str(made.server_bundle),
+                f"{listener}.ssl.truststore.type": "PEM",
+                f"{listener}.ssl.truststore.location": str(made.authority),
+                f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+                f"{listener}.scram-sha-512.sasl.jaas.config": (
+                    "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+                ),
+            }
+        return settings
+
+    def _format(self) -> None:
+        cluster = uuid.uuid4()
+        tool = [*self._java(), "kafka.tools.StorageTool", "format", "--cluster-id", str(cluster)]
+        tool += ["--config", str(self.folder / "server.properties")]
+        if self.security is not None:
+            told = self.security.credentials
+            tool += ["--add-scram", f"SCRAM-SHA-512=[name={told.user},password={told.password}]"]
+        self.run_tool(tool, cwd=self.folder)
+
+    def _java(self, *options: str) -> list[str]:
+        if self._class_path is None:
+            self._class_path = os.pathsep.join(str(jar) for jar in kafka_jars())
+        fast = []
+        if self.profile == "test":
+            fast = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self._shared_classes(self._class_path)]
+        return [
+            str(find_java()),
+            *options,
+            *fast,
+            f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}",
+            "-Djava.awt.headless=true",
+            *("-cp", self._class_path),
+        ]
+
+    def _shared_classes(self, class_path: str) -> list[str]:
+        """Options for an archive of loaded classes, which makes a start several times faster."""
+        archive = _archive_path(class_path)
+        if not archive.exists() and not isinstance(self, _Training):
+            with locked(archive.with_suffix(".lock")):
+                if not archive.exists():
+                    _train(archive)
+        return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+
+
+class _Training(Kafka):
+    """A run that writes the class archive when it ends."""
+
+    archive: Path
+
+    def _shared_classes(self, class_path: str) -> list[str]:
+        return []
+
+    def command(self) -> list[str]:
+        java, *rest = super().command()
+        return [java, f"-XX:ArchiveClassesAtExit={self.archive}", *rest]
+
+
+def _train(archive: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".training-") as folder:
+        trained = _Training(Path(folder))
+        trained.archive = Path(folder) / "classes.jsa"
+        with trained:
+            pass
+        if trained.archive.exists():
+            trained.archive.rename(archive)
+
+
+def _archive_path(class_path: str) -> Path:
+    """An archive serves one Java and one class path only."""
+    told = subprocess.run([str(find_java()), "-version"], capture_output=True, check=True)
+    digest = hashlib.sha256(told.stderr + class_path.encode()).hexdigest()[:16]
+    return cache_folder() / "classes" / f"kafka-{KAFKA}-{digest}.jsa"

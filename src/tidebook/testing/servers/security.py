@@ -1,0 +1,107 @@
+"""Certificates and credentials for servers that insist on them."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidebook.testing.servers.errors import ServerError
+
+DAYS = "30"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Who a client says it is."""
+
+    user: str = "tidebook"
+    password: str = "tide-and-time"
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """An authority made for one test, and what it signed for 127.0.0.1 and localhost."""
+
+    folder: Path
+    store_password: str = "store-password"
+
+    @property
+    def authority(self) -> Path:
+        """What clients trust."""
+        return self.folder / "authority.pem"
+
+    @property
+    def server(self) -> Path:
+        """The server's certificate."""
+        return self.folder / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        """The server's private key, unencrypted."""
+        return self.folder / "server.key"
+
+    @property
+    def server_bundle(self) -> Path:
+        """Key and certificate in one PEM file, as Kafka takes them."""
+        return self.folder / "server-bundle.pem"
+
+    @property
+    def server_store(self) -> Path:
+        """Key and certificate as PKCS 12, as Cassandra takes them."""
+        return self.folder / "server.p12"
+
+    @property
+    def stranger(self) -> Path:
+        """An authority that signed nothing here: a client that trusts only it must refuse the server."""
+        return self.folder / "stranger.pem"
+
+
+@dataclass(frozen=True)
+class Security:
+    """TLS and a password, both required of every client."""
+
+    certificates: Certificates
+    credentials: Credentials
+
+
+def make_security(folder: Path, credentials: Credentials | None = None) -> Security:
+    """Make an authority and a server certificate in a folder (kept if they are there), with openssl."""
+    certificates = Certificates(folder.resolve())
+    if not certificates.server_store.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _make(certificates)
+    return Security(certificates, credentials or Credentials())
+
+
+def _make(made: Certificates) -> None:
+    folder = made.folder
+    for name in ("authority", "stranger"):
+        _openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", DAYS),
+            *("-subj", f"/CN=Tidebook test {name}"),
+            *("-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.pem"),
+        )
+    (folder / "server.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n")
+    _openssl(
+        *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"),
+        *("-keyout", str(made.server_key), "-out", f"{folder}/server.csr"),
+    )
+    _openssl(
+        *("x509", "-req", "-in", f"{folder}/server.csr", "-days", DAYS, "-extfile", f"{folder}/server.ext"),
+        *("-CA", str(made.authority), "-CAkey", f"{folder}/authority.key", "-CAcreateserial", "-out", str(made.server)),
+    )
+    made.server_bundle.write_text(made.server_key.read_text() + made.server.read_text() + made.authority.read_text())
+    _openssl(
+        *("pkcs12", "-export", "-name", "server", "-inkey", str(made.server_key), "-in", str(made.server)),
+        *("-certfile", str(made.authority), "-passout", f"pass:{made.store_password}", "-out", str(made.server_store)),
+    )
+
+
+def _openssl(*arguments: str) -> None:
+    try:
+        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ServerError("openssl is needed to make certificates, and is not on PATH") from error
+    if done.returncode != 0:
+        raise ServerError(f"openssl {arguments[0]} failed:\n{done.stderr}")
