@@ -220,6 +220,11 @@ class Writer:
             self._session.connection.execute("ROLLBACK")
 
 
+def nothing(session: Session, asked: Sequence[Any]) -> list[None]:
+    """An operation that changes nothing: answered once all that was posted before it is done."""
+    return [None] * len(asked)
+
+
 def answer(answers: list[Answer]) -> None:
     """Hand outcomes over, with one call into each event loop."""
     if not answers:

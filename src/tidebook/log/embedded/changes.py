@@ -86,8 +86,3 @@ def sweep(session: Session, asked: Sequence[Any]) -> list[bool]:
     else:
         execute("UPDATE partition SET swept_to = ? WHERE id = ?", (to, partition))
     return [True] * len(asked)
-
-
-def nothing(session: Session, asked: Sequence[Any]) -> list[None]:
-    """Changes nothing: answered once all that was posted before it is done."""
-    return [None] * len(asked)

@@ -16,6 +16,7 @@ from tidebook.core.key import topic_name
 from tidebook.core.metrics import Metrics
 from tidebook.folder.opened import File
 from tidebook.folder.ping import POLL_S
+from tidebook.folder.writer import nothing
 from tidebook.log.embedded import changes
 from tidebook.log.embedded.appends import Appends, channel_of
 from tidebook.log.embedded.tables import FILE, SCHEMA
@@ -146,7 +147,7 @@ class EmbeddedLog:
         if self._closed:
             return
         self._closed = True
-        await self._writer.run(changes.nothing, None)
+        await self._writer.run(nothing, None)
         await asyncio.to_thread(self._file.release)
 
     async def _sweep(self) -> None:

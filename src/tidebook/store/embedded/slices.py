@@ -1,0 +1,126 @@
+"""Carrying out slices: one transaction each, refused where it did not begin from the pointer that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from tidebook.core.errors import Fenced
+from tidebook.core.head import Head, encode_head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication import (
+    ClearEvents,
+    ClearJournal,
+    Parked,
+    Pointer,
+    PutEvents,
+    PutHead,
+    SliceWrites,
+    Write,
+)
+from tidebook.folder.rows import put_rows
+from tidebook.folder.writer import Session
+
+POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
+
+
+def channel_of(topic: str, partition: int) -> str:
+    """The wake-up channel of a partition's pointer."""
+    return f"store/{topic}/{partition}"
+
+
+def pointer_of(row: tuple[int, int, int] | None) -> Pointer | None:
+    """A pointer as its table has it."""
+    return None if row is None else Pointer(Position(row[0], row[1]), row[2])
+
+
+def apply(session: Session, slices: Sequence[SliceWrites]) -> list[Fenced | None]:
+    """Carry out slices one after another."""
+    return [_apply(session, each) for each in slices]
+
+
+def _apply(session: Session, writes: SliceWrites) -> Fenced | None:
+    at = (writes.topic, writes.partition)
+    stands = pointer_of(session.connection.execute(POINTER, at).fetchone())
+    if stands != writes.began:
+        if stands is not None and stands.position >= writes.pointer.position:
+            return None  # somebody has done all of it
+        return Fenced(
+            f"{writes.topic}/{writes.partition}: the slice up to {writes.pointer.position} was begun from "
+            f"{_told(writes.began)}, and the pointer stands at {_told(stands)}: read it again and plan anew"
+        )
+    if stands is not None and stands.position > writes.pointer.position:
+        return None
+    _put_keys(session, writes.keys)
+    if writes.parked:
+        put_rows(session.connection, "INSERT OR REPLACE INTO parked VALUES {}", 8, _parked(writes.parked))
+    position = writes.pointer.position
+    session.connection.execute(
+        "INSERT OR REPLACE INTO pointer VALUES (?, ?, ?, ?, ?)", (*at, *position, writes.pointer.time_ms)
+    )
+    session.channels.add(channel_of(*at))
+    return None
+
+
+def _put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
+    # All of it becomes visible at once, so only what is left at the end of each key's writes is written, and what
+    # they clear is cleared before it: a clear of a journal takes back the rows before it, and one of events lies
+    # below all rows that are still put.
+    events: list[Any] = []
+    heads: list[Any] = []
+    for writes in keys:
+        rows: list[PutEvents] = []
+        last: PutHead | None = None
+        for write in writes:
+            match write:
+                case PutEvents():
+                    rows.append(write)
+                case PutHead():
+                    last = write
+                case ClearEvents():
+                    _clear_events(session, write)
+                case ClearJournal():
+                    rows.clear()
+                    _clear_journal(session, write)
+                case _:
+                    assert_never(write)
+        for put in rows:
+            topic, id = put.key
+            for row in put.rows:
+                epoch, offset = row.position
+                events += (topic, id, row.seq_nr, row.timestamp_ms, epoch, offset, row.index, row.kept)
+        if last is not None:
+            heads += _head(last.key, last.head)
+    put_rows(session.connection, "INSERT OR REPLACE INTO journal VALUES {}", 8, events)
+    put_rows(session.connection, "INSERT OR REPLACE INTO metajournal VALUES {}", 5, heads)
+
+
+def _clear_events(session: Session, write: ClearEvents) -> None:
+    session.connection.execute(
+        "DELETE FROM journal WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ?",
+        (*write.key, write.above, write.head.delete_to),
+    )
+
+
+def _clear_journal(session: Session, write: ClearJournal) -> None:
+    session.connection.execute("DELETE FROM journal WHERE topic = ? AND id = ?", write.key)
+    session.connection.execute(
+        'DELETE FROM snapshot WHERE topic = ? AND id = ? AND (epoch, "offset") <= (?, ?)',
+        (*write.key, *write.head.incarnation),
+    )
+
+
+def _head(key: Key, head: Head) -> tuple[Any, ...]:
+    return (*key, head.live, head.expires_at_ms, encode_head(head))
+
+
+def _parked(parked: Sequence[Parked]) -> list[Any]:
+    values: list[Any] = []
+    for each in parked:
+        values += (each.topic, each.partition, *each.position, each.timestamp_ms, each.id, each.reason, each.value)
+    return values
+
+
+def _told(pointer: Pointer | None) -> str:
+    return "nothing" if pointer is None else f"{pointer.position}, {pointer.time_ms} ms"

@@ -1,0 +1,84 @@
+"""The tables of `store.db`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidebook.folder.schema import Schema
+
+FILE: Final = "store.db"
+
+SCHEMA: Final = Schema(
+    name="store",
+    application_id=0x7B10_0002,
+    steps=(
+        """
+        -- live and expires_at_ms repeat what is in the head, for the two questions that are asked over all heads.
+        CREATE TABLE metajournal (
+            topic TEXT NOT NULL,
+            id TEXT NOT NULL,
+            live INTEGER NOT NULL,
+            expires_at_ms INTEGER,
+            head BLOB NOT NULL,
+            PRIMARY KEY (topic, id)
+        ) WITHOUT ROWID;
+        CREATE INDEX metajournal_expiring ON metajournal (topic, expires_at_ms, id) WHERE expires_at_ms IS NOT NULL;
+
+        CREATE TABLE journal (
+            topic TEXT NOT NULL,
+            id TEXT NOT NULL,
+            seq_nr INTEGER NOT NULL,
+            time_ms INTEGER NOT NULL,
+            epoch INTEGER NOT NULL,
+            "offset" INTEGER NOT NULL,
+            "index" INTEGER NOT NULL,
+            kept BLOB NOT NULL,
+            PRIMARY KEY (topic, id, seq_nr)
+        ) WITHOUT ROWID;
+
+        CREATE TABLE pointer (
+            topic TEXT NOT NULL,
+            partition INTEGER NOT NULL,
+            epoch INTEGER NOT NULL,
+            "offset" INTEGER NOT NULL,
+            time_ms INTEGER NOT NULL,
+            PRIMARY KEY (topic, partition)
+        ) WITHOUT ROWID;
+
+        -- epoch and offset are the incarnation: the lives of a journal have snapshots of their own.
+        CREATE TABLE snapshot (
+            topic TEXT NOT NULL,
+            id TEXT NOT NULL,
+            epoch INTEGER NOT NULL,
+            "offset" INTEGER NOT NULL,
+            seq_nr INTEGER NOT NULL,
+            payload_type INTEGER NOT NULL,
+            payload BLOB NOT NULL,
+            time_ms INTEGER NOT NULL,
+            PRIMARY KEY (topic, id, epoch, "offset", seq_nr)
+        ) WITHOUT ROWID;
+
+        CREATE TABLE facts (
+            topic TEXT NOT NULL PRIMARY KEY,
+            facts BLOB NOT NULL
+        ) WITHOUT ROWID;
+
+        CREATE TABLE setting (
+            name TEXT NOT NULL PRIMARY KEY,
+            value TEXT NOT NULL
+        ) WITHOUT ROWID;
+
+        CREATE TABLE parked (
+            topic TEXT NOT NULL,
+            partition INTEGER NOT NULL,
+            epoch INTEGER NOT NULL,
+            "offset" INTEGER NOT NULL,
+            time_ms INTEGER NOT NULL,
+            id TEXT,
+            reason TEXT NOT NULL,
+            value BLOB NOT NULL,
+            PRIMARY KEY (topic, partition, epoch, "offset")
+        ) WITHOUT ROWID;
+        """,
+    ),
+)

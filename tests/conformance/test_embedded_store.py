@@ -1,0 +1,29 @@
+"""The embedded store is a store: a slice that was not begun from the pointer is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tidebook.store.embedded import EmbeddedStore
+from tidebook.store.port import StoreWriter
+from tidebook.testing.conformance.store import StoreContract
+from tidebook.testing.conformance.store_suite import OpenStore
+
+
+class TestEmbeddedStore(StoreContract):
+    last_write_wins = False
+
+    @pytest.fixture
+    async def open_store(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
+        opened: list[EmbeddedStore] = []
+
+        async def open_store() -> StoreWriter:
+            opened.append(EmbeddedStore(tmp_path))
+            return opened[-1]
+
+        yield open_store
+        for store in opened:
+            await store.close()
