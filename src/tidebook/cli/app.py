@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 import typer
 
-from tidebook.cli import output
+from tidebook.cli import journal, output
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
@@ -23,8 +20,6 @@ from tidebook.core.errors import (
     Unavailable,
 )
 
-T = TypeVar("T")
-
 app = typer.Typer(
     name="tidebook",
     help="Durable journals: event journals, tags, write-ahead logs, outboxes and work queues.",
@@ -33,9 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Book = typer.Option("--book", envvar="TIDEBOOK", help="A folder or a tidebook.toml.", show_default=True)
-Json = typer.Option("--json", help="One JSON object a line, also on a terminal.")
-DEFAULT_BOOK = "./tidebook-data"
+app.add_typer(journal.app, name="journal")
 
 
 def exit_code(error: TidebookError) -> int:
@@ -51,11 +44,6 @@ def exit_code(error: TidebookError) -> int:
             return 5
         case _:
             return 5
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command's body; an error becomes one line and its exit code."""
-    return asyncio.run(coroutine)
 
 
 def main() -> None:

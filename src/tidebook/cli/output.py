@@ -33,7 +33,7 @@ aside = Console(stderr=True, highlight=False)
 def emit(row: Mapping[str, Any], text: str | None = None) -> None:
     """One result: `text` for a person (or name: value pairs), the row as JSON otherwise."""
     if _human:
-        line = text if text is not None else "  ".join(f"{name}: {_shown(value)}" for name, value in row.items())
+        line = text if text is not None else "  ".join(f"{name}: {shown(value)}" for name, value in row.items())
         console.print(line, markup=False, soft_wrap=True)
     else:
         sys.stdout.write(msgspec.json.encode(row, enc_hook=_plain).decode() + "\n")
@@ -46,7 +46,8 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a person reads it."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):

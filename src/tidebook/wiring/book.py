@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
-from tidebook.wiring.settings import Settings, read_settings
+from tidebook.journal.journal import Journal
+from tidebook.journal.settings import JournalSettings
+from tidebook.wiring.adapters import open_log, open_store
+from tidebook.wiring.settings import Settings, options_as, read_settings
 
 if TYPE_CHECKING:
     from tidebook.log.port import Log
@@ -35,6 +38,7 @@ class Book:
         self._stack = AsyncExitStack()
         self._log: Log | None = None
         self._store: StoreWriter | None = None
+        self._journals: dict[str, Journal] = {}
 
     @property
     def log(self) -> Log:
@@ -50,13 +54,47 @@ class Book:
             raise InvalidInput("the book is not open: use it as 'async with tidebook.open(...) as book'")
         return self._store
 
+    def journal(self, topic: str) -> Journal:
+        """The journals of a topic, which is made when it is first written or read."""
+        found = self._journals.get(topic)
+        if found is None:
+            found = self._journals[topic] = Journal(
+                topic,
+                log=self.log,
+                store=self.store,
+                clock=self.clock,
+                ids=self.ids,
+                settings=options_as(self.settings.section("journal"), "journal", JournalSettings),
+                metrics=self.metrics,
+            )
+        return found
+
+    async def topics(self) -> list[str]:
+        """The topics that hold journals."""
+        return sorted(await self.store.topics())
+
     async def __aenter__(self) -> Book:
+        try:
+            self._log = await open_log(self.settings, clock=self.clock, metrics=self.metrics)
+            self._stack.push_async_callback(self._log.close)
+            self._store = await open_store(self.settings, metrics=self.metrics)
+            self._stack.push_async_callback(self._store.close)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._stack.push_async_callback(self._close_journals)
         return self
+
+    async def _close_journals(self) -> None:
+        for journal in self._journals.values():
+            await journal.close()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+        self._journals.clear()
+        self._log = self._store = None
 
 
 def open(where: str | Path = "./tidebook-data") -> Book:

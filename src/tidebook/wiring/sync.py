@@ -1,0 +1,62 @@
+"""A book for threads without a loop: `with tidebook.open_sync(...) as book`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from tidebook.core.metrics import Metrics
+from tidebook.core.portal import Portal
+from tidebook.journal.sync import SyncJournal
+from tidebook.wiring.book import Book, open
+from tidebook.wiring.settings import Settings
+
+
+class SyncBook:
+    """The same names as `Book`, without await."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._portal: Portal | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return self._book.settings
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._book.metrics
+
+    def journal(self, topic: str) -> SyncJournal:
+        return SyncJournal(self._portal_open(), self._book.journal(topic))
+
+    def _portal_open(self) -> Portal:
+        if self._portal is None:
+            self._portal = Portal()
+        return self._portal
+
+    def __enter__(self) -> SyncBook:
+        try:
+            self._portal_open().run(self._book.__aenter__())
+        except BaseException:
+            self._close_portal()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._portal_open().run(self._book.__aexit__(kind, error, trace))
+        finally:
+            self._close_portal()
+
+    def _close_portal(self) -> None:
+        if self._portal is not None:
+            self._portal.close()
+            self._portal = None
+
+
+def open_sync(where: str | Path = "./tidebook-data") -> SyncBook:
+    """Open a book for code without a loop: `with open_sync("./data") as book: ...`."""
+    return SyncBook(open(where))
