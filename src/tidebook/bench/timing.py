@@ -1,0 +1,45 @@
+"""What every benchmark shares: a stopwatch, percentiles, progress, and the closing line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+class Stopwatch:
+    """Seconds of the block that it timed."""
+
+    seconds = 0.0
+
+    def rate(self, count: int) -> float:
+        """How many a second."""
+        return count / self.seconds
+
+
+@contextmanager
+def timed(what: str) -> Iterator[Stopwatch]:
+    """Time a block and say so on stderr."""
+    watch = Stopwatch()
+    print(f"  {what} …", end="", file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    try:
+        yield watch
+    finally:
+        watch.seconds = time.perf_counter() - began
+        print(f" {watch.seconds:.3f} s", file=sys.stderr)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of them lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def report(name: str, ratios: Mapping[str, float], figures: Mapping[str, Any], targets: Mapping[str, float]) -> None:
+    """The closing line: ratios by name, what they were made from, and what was asked for."""
+    rounded = {key: round(value, 3) for key, value in ratios.items()}
+    print(json.dumps({"bench": name, **rounded, "targets": dict(targets), "figures": dict(figures)}))
