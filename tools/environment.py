@@ -87,7 +87,7 @@ def _make() -> None:
     say("making .venv")
     if VENV.is_symlink():
         if PYTHON.exists():
-            raise SetupError(f"{VENV} is a link to an environment that ./dev did not make; remove the link and try again")
+            raise SetupError(".venv is a link to an environment that ./dev did not make: remove the link and try again")
     else:
         shutil.rmtree(VENV, ignore_errors=True)
     try:

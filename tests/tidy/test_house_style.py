@@ -68,6 +68,12 @@ def test_no_file_holds_a_path_of_somebodys_machine() -> None:
     assert not found
 
 
+def test_no_link_is_committed() -> None:
+    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False)
+    links = [entry.split("\t")[1] for entry in listed.stdout.splitlines() if entry.startswith("120000")]
+    assert not links
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_no_file_names_a_package_registry(host: str) -> None:
     found = [relative(f) for f in project_files() if host in text_of(f)]
