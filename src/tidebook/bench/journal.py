@@ -10,7 +10,6 @@ import asyncio
 import gc
 import os
 import resource
-import sys
 import tempfile
 import threading
 import time
@@ -259,7 +258,7 @@ async def replicate(book: Book, topic: str) -> None:
 
 def resident_mb() -> float:
     """Resident memory of this process."""
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

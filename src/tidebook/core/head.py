@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -15,7 +15,7 @@ RECENT_MAX: Final = 16
 JUMPS_MAX: Final = 64
 
 
-class Recent(NamedTuple):
+class Recent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An append that a retry may repeat, with what came of it."""
 
     append_id: bytes
@@ -24,7 +24,7 @@ class Recent(NamedTuple):
     position: Position
 
 
-class Jump(NamedTuple):
+class Jump(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A gap in the numbers, at least one segment wide: nothing lies between `last` and `next`."""
 
     last: int

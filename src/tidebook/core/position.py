@@ -6,7 +6,10 @@ topic apart, so positions of one journal are ordered by (epoch, offset).
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from collections.abc import Iterator
+from typing import NewType
+
+import msgspec
 
 Partition = NewType("Partition", int)
 Offset = NewType("Offset", int)
@@ -15,11 +18,15 @@ Epoch = NewType("Epoch", int)
 FIRST_EPOCH = Epoch(1)
 
 
-class Position(NamedTuple):
+class Position(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """The place of a record within its partition, over all lives of the topic."""
 
     epoch: int
     offset: int
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.epoch
+        yield self.offset
 
     @property
     def next(self) -> Position:

@@ -43,7 +43,7 @@ def append_action(
     floor: int | None,
 ) -> Append:
     """Check what the caller gave and make the action of it."""
-    if isinstance(events, Event | str | bytes) or not isinstance(events, Sequence):
+    if type(events) is not list and (isinstance(events, (Event, str, bytes)) or not isinstance(events, Sequence)):
         raise InvalidInput("events are a list of tidebook.Event objects")
     if not events:
         raise InvalidInput("an append needs at least one event")
@@ -99,7 +99,7 @@ class Pending:
         cache.take_own(record, self._id, self._action)
         change = cache.outcome(self._action.append_id)
         if change is not None:
-            self._settle(answer(change, self._key, self._action, sent.partition, self._position(sent)))
+            self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, self._position(sent)))
             return
         if self._confirm:
             task = asyncio.get_running_loop().create_task(self._learn(sent))
@@ -121,7 +121,7 @@ class Pending:
                 if change is None:
                     self._settle(answer_from_head(head, self._key, self._action, sent.partition, position))
                     return
-            self._settle(answer(change, self._key, self._action, sent.partition, position))
+            self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, position))
         except TidebookError as error:
             unknown = OutcomeUnknown(
                 f"{self._key}: the append is in the log at offset {sent.offset}, but whether it counts could not be "

@@ -136,13 +136,14 @@ class Journal:
         retry: OutcomeUnknown | None = None,
         hold: bool = False,
     ) -> Pending:
-        key, partition = await self._at(id)
+        topic = self._open or await self._opened()
+        partition = topic.partition(journal_id(id))
         floor = None
         if retry is not None:
             if append_id is not None or retry.append_id is None:
                 raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
             append_id, floor = retry.append_id, retry.floor or 0
-        facts = partition.cache.facts
+        facts = topic.facts
         action = append_action(
             events,
             epoch=facts.epoch,
@@ -153,11 +154,11 @@ class Journal:
             floor=floor,
         )
         record = Outgoing(
-            self.topic, partition.number, key.id.encode(), encode_record(action, limit_bytes=facts.limit_bytes)
+            self.topic, partition.number, id.encode(), encode_record(action, limit_bytes=facts.limit_bytes)
         )
-        if confirm and not partition.cache.known(key.id):
-            await partition.cache.head(key.id)  # known before the send, so the outcome is known at the acknowledgement
-        pending = Pending(partition, key.id, action, record, confirm=confirm)
+        if confirm and not partition.cache.known(id):
+            await partition.cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
+        pending = Pending(partition, id, action, record, confirm=confirm)
         if not hold:
             pending.send(self._log)
         return pending

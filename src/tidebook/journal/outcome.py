@@ -22,7 +22,9 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-def answer(change: Change, key: Key, action: Append, partition: int, position: Position) -> Appended | TidebookError:
+def answer(
+    change: Change, topic: str, id: str, action: Append, partition: int, position: Position
+) -> Appended | TidebookError:
     """The caller's view of what the fold said."""
     match change:
         case Added():
@@ -30,14 +32,15 @@ def answer(change: Change, key: Key, action: Append, partition: int, position: P
         case Repeated():
             return Appended(change.first, change.last, partition, change.position.offset)
         case Lost():
-            return Conflict(key=key, expected=action.expected, at=action.at, found=change.found)
+            return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=change.found)
         case Stale():
             return Fenced(
-                f"{key}: the topic has moved on from epoch {action.epoch} to {position.epoch}: open the book again"
+                f"{topic}/{id}: the topic has moved on from epoch {action.epoch} to {position.epoch}: "
+                "open the book again"
             )
         case Forgotten():
             return OutcomeUnknown(
-                f"{key}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
+                f"{topic}/{id}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
                 "happened is no longer known; read the journal to see",
                 append_id=action.append_id,
                 partition=partition,
