@@ -1,1 +1,22 @@
-"""Messages written in the application's SQL transaction and relayed to the log."""
+"""Messages written in the application's SQL transaction and relayed to Kafka, in order and once.
+
+from tidebook import outbox
+
+with Session(engine) as s, s.begin():
+    outbox.publish(s, topic="orders", key=b"1", payload=b"...", headers={})
+"""
+
+from tidebook.outbox.backend import Backend, TestBackend, configure, use
+from tidebook.outbox.message import Message
+from tidebook.outbox.publish import create_tables, publish, publish_list
+
+__all__ = [
+    "Backend",
+    "Message",
+    "TestBackend",
+    "configure",
+    "create_tables",
+    "publish",
+    "publish_list",
+    "use",
+]

@@ -1,0 +1,1 @@
+"""The tables, as plain SQL and as Alembic migrations."""

@@ -1,0 +1,1 @@
+"""SQL that does not depend on a driver: text and parameters, made by pure functions."""

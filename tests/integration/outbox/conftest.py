@@ -1,0 +1,50 @@
+"""Databases with the outbox's tables in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.outbox.databases import Database, mysql_database, postgres_database, sqlite_database
+from tidebook import outbox
+
+EVERY_DATABASE = [
+    pytest.param("postgresql", marks=pytest.mark.postgres),
+    pytest.param("mysql", marks=pytest.mark.mariadb),
+    pytest.param("sqlite"),
+]
+
+
+@pytest.fixture
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A database without tables; parametrized indirectly by its kind."""
+    match request.param:
+        case "postgresql":
+            opened = postgres_database(request.getfixturevalue("postgres_url"))
+        case "mysql":
+            opened = mysql_database(request.getfixturevalue("mariadb_url"))
+        case _:
+            opened = sqlite_database(tmp_path)
+    with opened as database:
+        yield database
+
+
+@pytest.fixture
+def database(empty_database: Database) -> Database:
+    """A database with the outbox's tables."""
+    with empty_database.connect() as connection:
+        outbox.create_tables(connection)
+        connection.commit()
+    return empty_database
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Iterator[Database]:
+    """A PostgreSQL database with the outbox's tables."""
+    with postgres_database(postgres_url) as database:
+        with database.connect() as connection:
+            outbox.create_tables(connection)
+            connection.commit()
+        yield database
