@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from tidebook.cli import journal, output
+from tidebook.cli import doctor, journal, output, up
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
@@ -28,7 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command()(up.up)
 app.add_typer(journal.app, name="journal")
+app.command()(doctor.doctor)
 
 
 def exit_code(error: TidebookError) -> int:
@@ -58,3 +60,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,3 +1,0 @@
-from tidebook.cli.app import main
-
-main()
