@@ -1,0 +1,171 @@
+"""A slice's writes as batches of statements: which rows, under which stamps, in which rounds. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple, assert_never
+
+from tidebook.core.head import Head, encode_head
+from tidebook.core.key import Key
+from tidebook.core.position import tombstone_stamp, write_stamp
+from tidebook.core.replication import (
+    ClearEvents,
+    ClearJournal,
+    Parked,
+    PutEvents,
+    PutHead,
+    SliceWrites,
+    Write,
+    segments_between,
+)
+from tidebook.core.segments import event_segment, head_segment
+from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.rows import encode_row
+
+BATCH_BYTES_MAX: Final = 40_000
+BATCH_ROWS_MAX: Final = 100
+#: A longer record is kept in part: Cassandra refuses a mutation over half a commit log segment, 16 MiB by default.
+PARKED_BYTES_MAX: Final = 4_000_000
+#: What a row's key and bookkeeping are taken for.
+_ROW_BYTES: Final = 100
+#: Beside the head itself: the columns that repeat parts of it.
+_HEAD_ROW_BYTES: Final = 150
+NEVER_EXPIRES: Final = 0
+
+
+class Statement(NamedTuple):
+    """A statement and its values."""
+
+    cql: str
+    values: list[Any]
+
+
+#: Statements of one partition of one table, carried out together.
+Batch = list[Statement]
+
+
+def rounds_of(writes: SliceWrites, segments: int) -> Iterator[Iterator[Batch]]:
+    """All batches of a slice. Those of a round may run in any order; each round is acknowledged before the next.
+
+    A key's writes are spread over rounds, so that its own order holds and the heads of many keys share batches.
+    The pointer is the last round, alone.
+    """
+    if writes.parked:
+        yield ([_parked(each)] for each in writes.parked)
+    for i in range(max(map(len, writes.keys), default=0)):
+        yield _batches([key[i] for key in writes.keys if i < len(key)], segments)
+    yield iter([[_pointer(writes)]])
+
+
+def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
+    heads: list[PutHead] = []
+    for write in writes:
+        match write:
+            case PutHead():
+                heads.append(write)
+            case PutEvents():
+                yield from event_batches(write)
+            case ClearEvents():
+                yield from clear_events(write)
+            case ClearJournal():
+                yield from clear_journal(write)
+            case _:
+                assert_never(write)
+    yield from head_batches(heads, segments)
+
+
+def event_batches(write: PutEvents) -> Iterator[Batch]:
+    """The rows of one journal, by segment, in batches that are bounded by bytes and rows."""
+    topic, id = write.key
+    size = write.head.segment_size
+    for segment, rows in groupby(write.rows, lambda row: event_segment(row.seq_nr, size)):
+        statements = []
+        for row in rows:
+            cell = encode_row(row)
+            values = [id, topic, segment, row.seq_nr, cell, write_stamp(row.position)]
+            statements.append((len(cell) + len(id) + _ROW_BYTES, Statement(cql.PUT_EVENT, values)))
+        yield from _bounded(statements)
+
+
+def head_batches(writes: Iterable[PutHead], segments: int) -> Iterator[Batch]:
+    """Heads of many journals, by the segment of `metajournal` they live in."""
+    by_segment: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
+    for write in writes:
+        topic, id = write.key
+        segment = head_segment(id, segments)
+        data = encode_head(write.head)
+        statement = Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data))
+        by_segment.setdefault((topic, segment), []).append((len(data) + len(id) + _HEAD_ROW_BYTES, statement))
+    for sized in by_segment.values():
+        yield from _bounded(sized)
+
+
+def _head_values(key: Key, segment: int, head: Head, data: bytes) -> list[Any]:
+    expires_at_ms = head.expires_at_ms
+    return [
+        key.topic, segment, key.id, data, head.live, head.seq_nr, head.delete_to, head.position.epoch,
+        head.position.offset, NEVER_EXPIRES if expires_at_ms is None else expires_at_ms, write_stamp(head.position),
+    ]  # fmt: skip
+
+
+def clear_events(write: ClearEvents) -> Iterator[Batch]:
+    """Tombstones for the numbers up to the head's delete_to, whole segments where all of one is meant."""
+    topic, id = write.key
+    head = write.head
+    stamp = tombstone_stamp(head.position)
+    for segments in segments_between(head, write.above, head.delete_to):
+        for segment in segments:
+            if (segment + 1) * head.segment_size <= head.delete_to:
+                yield [Statement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
+            else:
+                yield [Statement(cql.CLEAR_EVENTS, [stamp, id, topic, segment, head.delete_to])]
+
+
+def clear_journal(write: ClearJournal) -> Iterator[Batch]:
+    """Tombstones for all that a life left: every segment up to its last number, and its snapshots."""
+    topic, id = write.key
+    head = write.head
+    stamp = tombstone_stamp(head.position)
+    for segments in segments_between(head, 0, head.seq_nr):
+        for segment in segments:
+            yield [Statement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
+    yield [Statement(cql.CLEAR_SNAPSHOTS, [stamp, topic, id, head.incarnation.epoch, head.incarnation.offset])]
+
+
+def _pointer(writes: SliceWrites) -> Statement:
+    position, time_ms = writes.pointer.position, writes.pointer.time_ms
+    values = [writes.topic, writes.partition, position.epoch, position.offset, time_ms, write_stamp(position)]
+    return Statement(cql.PUT_POINTER, values)
+
+
+def _parked(parked: Parked) -> Statement:
+    reason, value = parked.reason, parked.value
+    if len(value) > PARKED_BYTES_MAX:
+        reason = f"{reason} (kept: the first {PARKED_BYTES_MAX:,} of {len(value):,} bytes)"
+        value = value[:PARKED_BYTES_MAX]
+    epoch, offset = parked.position
+    values = [
+        parked.topic, parked.partition, epoch, offset, parked.timestamp_ms, parked.id or "", reason, value,
+        write_stamp(parked.position),
+    ]  # fmt: skip
+    return Statement(cql.PUT_PARKED, values)
+
+
+def unpark(parked: Parked) -> Statement:
+    """Under the stamp of the row itself, where a tombstone wins: a replay does not bring the record back."""
+    epoch, offset = parked.position
+    return Statement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
+
+
+def _bounded(sized: Iterable[tuple[int, Statement]]) -> Iterator[Batch]:
+    batch: Batch = []
+    batch_bytes = 0
+    for size, statement in sized:
+        if batch and (len(batch) >= BATCH_ROWS_MAX or batch_bytes + size > BATCH_BYTES_MAX):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(statement)
+        batch_bytes += size
+    if batch:
+        yield batch

@@ -1,0 +1,53 @@
+"""The tables, as migrations: each runs once, in order, under a lock. `docs/reference/tables.md` describes them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Migration(NamedTuple):
+    """One step of the schema. Its statements may run twice, after a crash between them: write them so."""
+
+    name: str
+    statements: tuple[str, ...]
+
+
+#: What must be there before a lock can be taken or a version be read.
+BOOTSTRAP: Final = (
+    "CREATE TABLE IF NOT EXISTS setting (section text, name text, value text, PRIMARY KEY ((section), name))",
+    "CREATE TABLE IF NOT EXISTS locks (name text PRIMARY KEY, holder text)",
+)
+
+#: Stamps come from log positions, so compaction by time windows would mix up what is old and what is new.
+_LEVELED: Final = "compaction = {'class': 'LeveledCompactionStrategy'}"
+_TIERED: Final = "compaction = {'class': 'SizeTieredCompactionStrategy'}"
+#: Ten days: a replicator that was thought dead must be dead before what it could resurrect is forgotten.
+_GRACE: Final = "gc_grace_seconds = 864000"
+
+MIGRATIONS: Final = (
+    Migration(
+        "journals",
+        (
+            "CREATE TABLE IF NOT EXISTS metajournal ("
+            "topic text, segment int, id text, head blob, live boolean, seq_nr bigint, delete_to bigint, "
+            "epoch int, log_offset bigint, expires_at_ms bigint, "
+            f"PRIMARY KEY ((topic, segment), id)) WITH {_LEVELED} AND {_GRACE}",
+            "CREATE TABLE IF NOT EXISTS journal ("
+            "id text, topic text, segment bigint, seq_nr bigint, event blob, "
+            f"PRIMARY KEY ((id, topic, segment), seq_nr)) WITH {_TIERED} AND {_GRACE}",
+            "CREATE TABLE IF NOT EXISTS pointer ("
+            "topic text, partition int, epoch int, log_offset bigint, time_ms bigint, "
+            f"PRIMARY KEY ((topic), partition)) WITH {_LEVELED} AND {_GRACE}",
+            "CREATE TABLE IF NOT EXISTS snapshot ("
+            "topic text, id text, epoch int, log_offset bigint, seq_nr bigint, "
+            "payload_type int, payload blob, timestamp_ms bigint, "
+            "PRIMARY KEY ((topic, id), epoch, log_offset, seq_nr)) "
+            "WITH CLUSTERING ORDER BY (epoch DESC, log_offset DESC, seq_nr DESC) "
+            f"AND {_LEVELED} AND {_GRACE}",
+            "CREATE TABLE IF NOT EXISTS parked ("
+            "topic text, partition int, epoch int, log_offset bigint, "
+            "timestamp_ms bigint, id text, reason text, value blob, "
+            f"PRIMARY KEY ((topic, partition), epoch, log_offset)) WITH {_TIERED} AND {_GRACE}",
+        ),
+    ),
+)

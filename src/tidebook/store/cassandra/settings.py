@@ -1,0 +1,145 @@
+"""How to reach a Cassandra cluster, and what to ask of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.store.cassandra.consistency import READ_LEVELS, SERIAL_LEVELS, WRITE_LEVELS
+
+PORT = 9042
+PASSWORD_VARIABLE = "TIDEBOOK_STORE_PASSWORD"
+_KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_DC = re.compile(r"[A-Za-z0-9_. -]{1,100}")
+
+
+class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[store]` section of `tidebook.toml`, with `url = "cassandra://host:9042/keyspace"`.
+
+    >>> CassandraSettings.read("cassandra://one,two/books", {"user": "me", "password": "secret"})
+    CassandraSettings(hosts=('one', 'two'), port=9042, keyspace='books', user='me', tls=False)
+    """
+
+    hosts: tuple[str, ...]
+    port: int = PORT
+    keyspace: str
+    user: str | None = None
+    password: str | None = None
+    #: Read once, when the store is opened.
+    password_file: str | None = None
+    tls: bool = False
+    #: PEM files: whom to trust, and who we are where the cluster wants to know.
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    #: What is checked of a node's certificate: its signature alone, its address too, or its name too.
+    verify: Literal["certificate", "address", "name"] = "address"
+    local_dc: str | None = None
+    #: Make the keyspace where it is missing, with this many replicas (a data centre → replicas table for several).
+    create_keyspace: bool = True
+    replication: int | dict[str, int] | None = None
+    consistency: str = "LOCAL_QUORUM"
+    read_consistency: str | None = None
+    write_consistency: str | None = None
+    serial_consistency: str = "SERIAL"
+    connect_timeout_s: float = 3.0
+    read_timeout_s: float = 3.0
+    write_timeout_s: float = 5.0
+    #: How long an unacknowledged write of a slice is sent again before the slice is given up.
+    write_deadline_s: float = 30.0
+    in_flight_max: int = 64
+
+    @classmethod
+    def read(
+        cls, url: str, options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
+    ) -> CassandraSettings:
+        """Settings from a URL and the options beside it; a password may come from the environment."""
+        given = {**_of_url(url), **(options or {})}
+        environment = os.environ if environment is None else environment
+        if given.get("password") is None and given.get("password_file") is None and PASSWORD_VARIABLE in environment:
+            given["password"] = environment[PASSWORD_VARIABLE]
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"[store] for Cassandra: {error}") from error
+
+    def __post_init__(self) -> None:
+        if not self.hosts or not all(self.hosts):
+            raise InvalidInput("a Cassandra URL names at least one host: cassandra://host:9042/keyspace")
+        if not _KEYSPACE.fullmatch(self.keyspace):
+            raise InvalidInput(
+                f"keyspace {self.keyspace[:60]!r} must be 1 to 48 of a-z, 0-9 and _, beginning with a letter"
+            )
+        for name, level, levels in (
+            ("consistency", self.consistency, READ_LEVELS),
+            ("read_consistency", self.reading, READ_LEVELS),
+            ("write_consistency", self.writing, WRITE_LEVELS),
+            ("serial_consistency", self.serial_consistency, SERIAL_LEVELS),
+        ):
+            if level not in levels:
+                raise InvalidInput(f"{name} {level!r} is none of {', '.join(levels)}")
+        if isinstance(self.replication, dict) and not all(_DC.fullmatch(dc) for dc in self.replication):
+            raise InvalidInput("replication names a data centre that cannot be one")
+        if not self.tls and (self.ca_file or self.cert_file or self.key_file):
+            raise InvalidInput("certificates are given but tls is off: set tls = true")
+
+    @property
+    def reading(self) -> str:
+        return self.read_consistency or self.consistency
+
+    @property
+    def writing(self) -> str:
+        return self.write_consistency or self.consistency
+
+    def secret(self) -> str | None:
+        """The password, from wherever it is kept."""
+        if self.password is not None or self.password_file is None:
+            return self.password
+        return _text(self.password_file, "password_file").rstrip("\r\n")
+
+    def certificate(self, name: Literal["ca_file", "cert_file", "key_file"]) -> str | None:
+        """The text of a PEM file."""
+        file = getattr(self, name)
+        return None if file is None else _text(file, name)
+
+    def __repr__(self) -> str:
+        where = f"hosts={self.hosts!r}, port={self.port!r}, keyspace={self.keyspace!r}"
+        return f"CassandraSettings({where}, user={self.user!r}, tls={self.tls!r})"
+
+
+def _of_url(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme != "cassandra":
+        raise InvalidInput("a Cassandra store has a URL such as cassandra://host:9042/keyspace")
+    if parts.query or parts.fragment:
+        raise InvalidInput("a Cassandra URL takes no query: write options beside it, in [store]")
+    who, _, where = parts.netloc.rpartition("@")
+    hosts, _, port = where.partition(":")
+    given: dict[str, Any] = {"hosts": tuple(host.strip() for host in hosts.split(","))}
+    given["keyspace"] = parts.path.strip("/")
+    if port:
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise InvalidInput(
+                f"{port[:20]!r} is no port: one port serves all hosts, cassandra://one,two:9042/keyspace"
+            )
+        given["port"] = int(port)
+    if who:
+        user, colon, password = who.partition(":")
+        given["user"] = unquote(user)
+        if colon:
+            given["password"] = unquote(password)
+    return given
+
+
+def _text(file: str, what: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{what} {file} cannot be read: {type(error).__name__}") from error

@@ -1,0 +1,62 @@
+"""Every CQL statement that is not DDL, by name; tables are those of the session's keyspace."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Heads. Whole rows always, and no column is ever null: an old value never survives, and no tombstone is written.
+PUT_HEAD: Final = (
+    "INSERT INTO metajournal (topic, segment, id, head, live, seq_nr, delete_to, epoch, log_offset, expires_at_ms) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+HEAD: Final = "SELECT head FROM metajournal WHERE topic = ? AND segment = ? AND id = ?"
+HEADS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment = ? AND id IN ?"
+IDS: Final = "SELECT id, live FROM metajournal WHERE topic = ? AND segment = ?"
+EXPIRIES: Final = "SELECT id, expires_at_ms FROM metajournal WHERE topic = ? AND segment = ?"
+
+# Events.
+PUT_EVENT: Final = "INSERT INTO journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+EVENTS: Final = (
+    "SELECT seq_nr, event FROM journal "
+    "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr > ? AND seq_nr <= ? LIMIT ?"
+)
+CLEAR_EVENTS: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr <= ?"
+CLEAR_SEGMENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ?"
+
+# Pointers.
+PUT_POINTER: Final = (
+    "INSERT INTO pointer (topic, partition, epoch, log_offset, time_ms) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+POINTER: Final = "SELECT epoch, log_offset, time_ms FROM pointer WHERE topic = ? AND partition = ?"
+
+# Snapshots. Saved and deleted by the clock, cleared for good by the log: a derived stamp lies above every clock.
+PUT_SNAPSHOT: Final = (
+    "INSERT INTO snapshot (topic, id, epoch, log_offset, seq_nr, payload_type, payload, timestamp_ms) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_LIFE: Final = "FROM snapshot WHERE topic = ? AND id = ? AND epoch = ? AND log_offset = ?"
+SNAPSHOTS: Final = f"SELECT seq_nr, payload_type, payload, timestamp_ms {_LIFE}"
+SNAPSHOT_NUMBERS: Final = f"SELECT seq_nr {_LIFE}"
+DELETE_SNAPSHOTS: Final = f"DELETE {_LIFE} AND seq_nr <= ?"
+CLEAR_SNAPSHOTS: Final = _LIFE.replace("FROM snapshot", "DELETE FROM snapshot USING TIMESTAMP ?")
+
+# Parked records.
+PUT_PARKED: Final = (
+    "INSERT INTO parked (topic, partition, epoch, log_offset, timestamp_ms, id, reason, value) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+_PARKED: Final = "SELECT topic, partition, epoch, log_offset, timestamp_ms, id, reason, value FROM parked"
+PARKED: Final = f"{_PARKED} WHERE topic = ? AND partition = ?"
+ALL_PARKED: Final = _PARKED
+UNPARK: Final = (
+    "DELETE FROM parked USING TIMESTAMP ? WHERE topic = ? AND partition = ? AND epoch = ? AND log_offset = ?"
+)
+
+# Settings and locks: compare-and-set alone, never a derived stamp.
+SETTING: Final = "SELECT value FROM setting WHERE section = ? AND name = ?"
+SETTING_NAMES: Final = "SELECT name FROM setting WHERE section = ?"
+NEW_SETTING: Final = "INSERT INTO setting (section, name, value) VALUES (?, ?, ?) IF NOT EXISTS"
+CHANGE_SETTING: Final = "UPDATE setting SET value = ? WHERE section = ? AND name = ? IF value = ?"
+LOCK: Final = "INSERT INTO locks (name, holder) VALUES (?, ?) IF NOT EXISTS USING TTL ?"
+RENEW_LOCK: Final = "UPDATE locks USING TTL ? SET holder = ? WHERE name = ? IF holder = ?"
+UNLOCK: Final = "DELETE FROM locks WHERE name = ? IF holder = ?"

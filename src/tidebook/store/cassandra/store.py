@@ -1,0 +1,245 @@
+"""The store on Apache Cassandra."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TooLarge
+from tidebook.core.head import Head, decode_head
+from tidebook.core.key import Key
+from tidebook.core.metrics import Metrics
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites
+from tidebook.core.segments import head_segment
+from tidebook.core.topic import TopicFacts
+from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.concurrently import each
+from tidebook.store.cassandra.migrate import migrate, use_keyspace
+from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark
+from tidebook.store.cassandra.scan import each_segment, read_events
+from tidebook.store.cassandra.session import Session, connect
+from tidebook.store.cassandra.settings import CassandraSettings
+from tidebook.store.port import Snapshot
+
+FACTS: Final = "facts"
+SETTINGS: Final = "setting"
+HEADS_PER_QUERY_MAX: Final = 100
+IDS_PAGE: Final = 2000
+PARKED_PAGE: Final = 5
+SNAPSHOT_BYTES_MAX: Final = 8_000_000
+#: A record must fit into one mutation, which Cassandra bounds by half a commit log segment: 16 MiB by default.
+LIMIT_BYTES_MAX: Final = 15_000_000
+POLL_FIRST_S: Final = 0.005
+POLL_MAX_S: Final = 0.25
+
+_encode_facts = msgspec.json.Encoder().encode
+_decode_facts = msgspec.json.Decoder(TopicFacts).decode
+
+
+async def open_cassandra_store(settings: CassandraSettings, *, metrics: Metrics) -> CassandraStore:
+    """Connect, make or migrate the schema where that is needed, and return the store."""
+    session = await connect(settings, metrics)
+    try:
+        await use_keyspace(session, settings)
+        await migrate(session, settings.keyspace)
+    except BaseException:
+        await session.close()
+        raise
+    return CassandraStore(session, settings, metrics)
+
+
+class CassandraStore:
+    """A StoreWriter for one event loop. Late and repeated slices lose by their stamps, at any time."""
+
+    def __init__(self, session: Session, settings: CassandraSettings, metrics: Metrics) -> None:
+        self._session = session
+        self._settings = settings
+        self._metrics = metrics
+        self._segments: dict[str, int] = {}
+        #: The one way in which slices are written; tests put themselves between to hold single writes.
+        self.write: Callable[[Batch], Awaitable[None]] = session.write
+
+    # Reading
+
+    async def pointer(self, topic: str, partition: int) -> Pointer | None:
+        row = (await self._session.read(cql.POINTER, [topic, partition])).first()
+        if row is None:
+            return None
+        epoch, offset, time_ms = row.as_tuple()
+        return Pointer(Position(epoch, offset), time_ms)
+
+    async def head(self, key: Key) -> Head | None:
+        segments = await self._segments_of(key.topic)
+        if segments is None:
+            return None
+        row = (await self._session.read(cql.HEAD, [key.topic, head_segment(key.id, segments), key.id])).first()
+        return None if row is None else decode_head(row.as_tuple()[0])
+
+    async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
+        segments = await self._segments_of(topic)
+        if segments is None or not ids:
+            return {}
+        by_segment: dict[int, list[str]] = {}
+        for id in ids:
+            by_segment.setdefault(head_segment(id, segments), []).append(id)
+        queries = [
+            [topic, segment, of_segment[i : i + HEADS_PER_QUERY_MAX]]
+            for segment, of_segment in by_segment.items()
+            for i in range(0, len(of_segment), HEADS_PER_QUERY_MAX)
+        ]
+        found: dict[str, Head] = {}
+
+        async def ask(values: list[object]) -> None:
+            for row in await self._session.read(cql.HEADS, values):
+                id, data = row.as_tuple()
+                found[id] = decode_head(data)
+
+        await each(ask, iter(queries), at_once=self._settings.in_flight_max)
+        return found
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        return await read_events(self._session, key, head, after=after, to=to, limit=limit)
+
+    async def ids(self, topic: str) -> AsyncIterator[str]:
+        segments = await self._segments_of(topic)
+        async for page in each_segment(self._session, cql.IDS, topic, segments or 0, page_size=IDS_PAGE):
+            for id, live in page:
+                if live:
+                    yield id
+
+    async def snapshots(self, key: Key, incarnation: Position) -> Sequence[Snapshot]:
+        values = [key.topic, key.id, incarnation.epoch, incarnation.offset]
+        found: list[Snapshot] = []
+        async for page in self._session.pages(cql.SNAPSHOTS, values, page_size=2):
+            found += (Snapshot(*row.as_tuple()) for row in page)
+        return found
+
+    async def facts(self, topic: str) -> TopicFacts | None:
+        value = await self._value(FACTS, topic)
+        if value is None:
+            return None
+        facts = _decode_facts(value)
+        self._segments[topic] = facts.segments
+        return facts
+
+    async def topics(self) -> Sequence[str]:
+        return [row.as_tuple()[0] for row in await self._session.read_serial(cql.SETTING_NAMES, [FACTS])]
+
+    async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + timeout_s
+        pause_s = POLL_FIRST_S
+        while True:
+            pointer = await self.pointer(topic, partition)
+            if pointer is not None and (beyond is None or pointer.position > beyond):
+                return True
+            left_s = give_up - loop.time()
+            if left_s <= 0:
+                return False
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, POLL_MAX_S)
+
+    # Writing
+
+    async def apply(self, writes: SliceWrites) -> None:
+        segments = await self._segments_of(writes.topic)
+        if segments is None:
+            raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
+        for batches in rounds_of(writes, segments):
+            await each(lambda batch: self.write(batch), batches, at_once=self._settings.in_flight_max)
+
+    async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
+        if slots < 1:
+            raise InvalidInput(f"a journal has at least one slot for snapshots, not {slots}")
+        if len(snapshot.payload) > SNAPSHOT_BYTES_MAX:
+            raise TooLarge("the snapshot", size_bytes=len(snapshot.payload), limit_bytes=SNAPSHOT_BYTES_MAX)
+        life = [key.topic, key.id, incarnation.epoch, incarnation.offset]
+        row = [snapshot.seq_nr, snapshot.payload_type, snapshot.payload, snapshot.timestamp_ms]
+        await self._session.write_once(Statement(cql.PUT_SNAPSHOT, [*life, *row]))
+        kept = [row.as_tuple()[0] for row in await self._session.read(cql.SNAPSHOT_NUMBERS, life)]
+        if len(kept) > slots:
+            await self._session.write_once(Statement(cql.DELETE_SNAPSHOTS, [*life, kept[slots]]))
+
+    async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
+        values = [key.topic, key.id, incarnation.epoch, incarnation.offset, to]
+        await self._session.write_once(Statement(cql.DELETE_SNAPSHOTS, values))
+
+    async def set_facts(self, topic: str, facts: TopicFacts, *, expected: TopicFacts | None) -> TopicFacts:
+        if facts.limit_bytes > LIMIT_BYTES_MAX:
+            raise TooLarge(f"a record of topic {topic}", size_bytes=facts.limit_bytes, limit_bytes=LIMIT_BYTES_MAX)
+        if expected is not None and expected.segments != facts.segments:
+            raise InvalidInput(f"topic {topic}: the number of segments places its heads and cannot change")
+        try:
+            await self._swap(
+                FACTS,
+                topic,
+                _encode_facts(facts).decode(),
+                None if expected is None else _encode_facts(expected).decode(),
+            )
+        except OutcomeUnknown:
+            pass  # what holds now is asked for below, and that is all that was promised
+        found = await self.facts(topic)
+        if found is None:
+            raise NotFound(f"topic {topic} has no facts that could be changed")
+        return found
+
+    async def setting(self, name: str) -> str | None:
+        return await self._value(SETTINGS, name)
+
+    async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
+        return await self._swap(SETTINGS, name, value, expected)
+
+    async def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
+        segments = await self._segments_of(topic)
+        async for page in each_segment(self._session, cql.EXPIRIES, topic, segments or 0, page_size=IDS_PAGE):
+            over = [id for id, expires_at_ms in page if 0 < expires_at_ms <= now_ms]
+            heads = await self.heads(topic, over)
+            for id in over:
+                head = heads.get(id)
+                if head is not None and head.expires_at_ms is not None and head.expires_at_ms <= now_ms:
+                    yield id, head
+
+    async def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
+        for query, values in await self._parked_queries(topic):
+            async for page in self._session.pages(query, values, page_size=PARKED_PAGE):
+                for row in page:
+                    of, partition, epoch, offset, timestamp_ms, id, reason, value = row.as_tuple()
+                    yield Parked(of, partition, Position(epoch, offset), timestamp_ms, id or None, reason, value)
+
+    async def unpark(self, parked: Iterable[Parked]) -> None:
+        batches: Iterator[Batch] = ([unpark(each)] for each in parked)
+        await each(lambda batch: self.write(batch), batches, at_once=self._settings.in_flight_max)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    # Within
+
+    async def _parked_queries(self, topic: str | None) -> list[tuple[str, list[object]]]:
+        if topic is None:
+            return [(cql.ALL_PARKED, [])]
+        facts = await self.facts(topic)
+        return [(cql.PARKED, [topic, partition]) for partition in range(facts.partitions if facts else 0)]
+
+    async def _segments_of(self, topic: str) -> int | None:
+        """A fact that never changes, so it is asked for once."""
+        segments = self._segments.get(topic)
+        if segments is None:
+            facts = await self.facts(topic)
+            segments = None if facts is None else facts.segments
+        return segments
+
+    async def _value(self, section: str, name: str) -> str | None:
+        row = (await self._session.read_serial(cql.SETTING, [section, name])).first()
+        return None if row is None else row.as_tuple()[0]
+
+    async def _swap(self, section: str, name: str, value: str, expected: str | None) -> bool:
+        if expected is None:
+            told = await self._session.compare_and_set(cql.NEW_SETTING, [section, name, value])
+        else:
+            told = await self._session.compare_and_set(cql.CHANGE_SETTING, [value, section, name, expected])
+        return bool(told["[applied]"])
