@@ -19,8 +19,8 @@ _unpack_from = _ROW.unpack_from
 
 def encode_row(row: EventRow) -> bytes:
     """An event's cell: what the log knows of it, then its own bytes."""
-    epoch, offset = row.position
-    return _pack(ROW_VERSION, epoch, offset, row.index, row.timestamp_ms) + row.kept
+    at = row.position
+    return _pack(ROW_VERSION, at.epoch, at.offset, row.index, row.timestamp_ms) + row.kept
 
 
 def decode_rows(rows: list[tuple[int, bytes]]) -> list[EventRow]:
@@ -32,7 +32,7 @@ def decode_rows(rows: list[tuple[int, bytes]]) -> list[EventRow]:
             version, epoch, offset, index, timestamp_ms = _unpack_from(cell)
             if version != ROW_VERSION:
                 raise UnknownVersion(f"event {seq_nr}", version=version, known=ROW_VERSION)
-            if last[1] != offset or last[0] != epoch:
+            if last.offset != offset or last.epoch != epoch:
                 last = Position(epoch, offset)
             decoded.append(EventRow(seq_nr, cell[ROW_HEADER_BYTES:], timestamp_ms, last, index))
     except struct.error as error:

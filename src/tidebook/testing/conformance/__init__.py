@@ -7,5 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-for _cases in ("log", "log_base", "log_topics", "log_writing", "log_reading"):
+_LOG = ("log", "log_base", "log_topics", "log_writing", "log_reading")
+_STORE = ("store", "store_suite", "store_slices", "store_reading")
+for _cases in _LOG + _STORE:
     pytest.register_assert_rewrite(f"{__name__}.{_cases}")
