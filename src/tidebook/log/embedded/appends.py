@@ -5,34 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from tidebook.core.clock import Clock
 from tidebook.core.errors import NotFound, TidebookError, TooLarge
 from tidebook.folder.rows import put_rows
 from tidebook.folder.writer import Session
+from tidebook.log.embedded.chunks import CHUNK_BYTES_MAX, base, pack
+from tidebook.log.embedded.key_runs import RUN, index_up_to
 from tidebook.log.port import Outgoing, Sent
 
-_PLACE = """SELECT p.id, p.next_offset, p.time_ms, t.limit_bytes FROM topic t JOIN partition p USING (topic_id)
-    WHERE t.name = ? AND p.number = ?"""
-_INSERT = "INSERT INTO record VALUES {}"
-_MOVE = """UPDATE partition SET next_offset = v.column2, time_ms = v.column3
+_PLACE = """SELECT p.id, p.next_offset, p.time_ms, p.indexed_to, t.limit_bytes
+    FROM topic t JOIN partition p USING (topic_id) WHERE t.name = ? AND p.number = ?"""
+_INSERT = "INSERT INTO chunk VALUES {}"
+_MOVE = """UPDATE partition SET next_offset = v.column2, time_ms = v.column3, indexed_to = v.column4
     FROM (VALUES {}) AS v WHERE partition.id = v.column1"""
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Place:
     """Where the next record of a partition goes, as the writer knows it between its transactions."""
 
-    __slots__ = ("channel", "id", "limit_bytes", "next_offset", "time_ms")
+    __slots__ = ("chunk", "chunk_bytes", "id", "indexed_to", "limit_bytes", "next_offset", "time_ms")
 
-    def __init__(self, id: int, next_offset: int, time_ms: int, limit_bytes: int | None, channel: str) -> None:
+    def __init__(self, id: int, next_offset: int, time_ms: int, indexed_to: int, limit_bytes: int | None) -> None:
         self.id = id
         self.next_offset = next_offset
         self.time_ms = time_ms
+        self.indexed_to = indexed_to
         self.limit_bytes = limit_bytes
-        self.channel = channel
+        #: The records of this transaction that are not written yet.
+        self.chunk: list[tuple[Any, ...]] = []
+        self.chunk_bytes = 0
+
+    def take_chunk(self) -> tuple[int, int, int, bytes]:
+        """The row of the records that are not written yet."""
+        chunk, self.chunk, self.chunk_bytes = self.chunk, [], 0
+        return base(self.id) + self.next_offset - len(chunk), len(chunk), self.time_ms, pack(chunk)
 
 
 def channel_of(topic: str, partition: int) -> str:
@@ -50,40 +56,50 @@ class Appends:
         """Insert all records; one that is refused leaves the others alone."""
         now_ms = self._clock.now_ms()
         memory = session.memory
-        values: list[Any] = []
-        moved: dict[int, Place] = {}
+        rows: list[Any] = []
+        moved: dict[tuple[str, int], Place] = {}
         outcomes: list[Sent | TidebookError] = []
         for record in records:
-            number, value = record.partition, record.value
-            place = memory.get((record.topic, number))
+            at = (record.topic, record.partition)
+            place = moved.get(at)
             if place is None:
-                place = _find(session, record.topic, number)
+                place = memory.get(at) or _find(session, at)
                 if place is None:
-                    outcomes.append(NotFound(f"the log has no partition {number} of topic {record.topic!r}"))
+                    outcomes.append(NotFound(f"the log has no partition {at[1]} of topic {at[0]!r}"))
                     continue
-                memory[record.topic, number] = place
+                memory[at] = moved[at] = place
+                if place.time_ms < now_ms:
+                    place.time_ms = now_ms
+            value = record.value
             if place.limit_bytes is not None and len(value) > place.limit_bytes:
                 outcomes.append(TooLarge("the record", size_bytes=len(value), limit_bytes=place.limit_bytes))
                 continue
-            offset = place.next_offset
-            place.next_offset = offset + 1
-            if place.time_ms < now_ms:
-                place.time_ms = now_ms
-            moved[place.id] = place
-            headers = _encode(record.headers) if record.headers else None
-            values += (place.id, offset, place.time_ms, record.key, value, headers)
-            outcomes.append(Sent(number, offset, place.time_ms))
-        if moved:
-            put_rows(session.connection, _INSERT, 6, values)
-            ends = [each for place in moved.values() for each in (place.id, place.next_offset, place.time_ms)]
-            put_rows(session.connection, _MOVE, 3, ends)
-            session.channels.update(place.channel for place in moved.values())
+            place.chunk.append((record.key, value, record.headers) if record.headers else (record.key, value))
+            outcomes.append(Sent(at[1], place.next_offset, place.time_ms))
+            place.next_offset += 1
+            place.chunk_bytes += len(value)
+            if place.chunk_bytes >= CHUNK_BYTES_MAX:
+                rows += place.take_chunk()
+        self._write(session, rows, moved)
         return outcomes
 
+    def _write(self, session: Session, rows: list[Any], moved: dict[tuple[str, int], Place]) -> None:
+        for place in moved.values():
+            if place.chunk:
+                rows += place.take_chunk()
+        put_rows(session.connection, _INSERT, 4, rows)
+        ends: list[int] = []
+        for at, place in moved.items():
+            if place.next_offset - place.indexed_to >= RUN:
+                place.indexed_to = index_up_to(session.connection, place.id, place.indexed_to, place.next_offset)
+            ends += (place.id, place.next_offset, place.time_ms, place.indexed_to)
+            session.channels.add(channel_of(*at))
+        put_rows(session.connection, _MOVE, 4, ends)
 
-def _find(session: Session, topic: str, number: int) -> Place | None:
-    found = session.connection.execute(_PLACE, (topic, number)).fetchone()
-    if found is None:
+
+def _find(session: Session, at: tuple[str, int]) -> Place | None:
+    row = session.connection.execute(_PLACE, at).fetchone()
+    if row is None:
         return None
-    id, next_offset, time_ms, limit_bytes = found
-    return Place(id, next_offset, time_ms, limit_bytes, channel_of(topic, number))
+    id, next_offset, time_ms, indexed_to, limit_bytes = row
+    return Place(id, next_offset, time_ms, indexed_to, limit_bytes)

@@ -11,6 +11,7 @@ from tidebook.core.errors import NotFound
 from tidebook.folder.rows import put_rows
 from tidebook.folder.writer import Session
 from tidebook.log.embedded.appends import channel_of
+from tidebook.log.embedded.chunks import base
 from tidebook.log.port import TopicState
 
 #: Records that are removed within one transaction.
@@ -70,7 +71,7 @@ def truncate(session: Session, cuts: Sequence[tuple[str, int, int]]) -> list[Non
 
 
 def sweep(session: Session, asked: Sequence[Any]) -> list[bool]:
-    """Remove a chunk of what lies below the starts; True while there is more."""
+    """Remove a part of what lies below the starts; True while there is more."""
     execute = session.connection.execute
     due = execute(
         """SELECT id, swept_to, start_offset, topic_id FROM partition INDEXED BY partition_to_sweep
@@ -80,7 +81,9 @@ def sweep(session: Session, asked: Sequence[Any]) -> list[bool]:
         return [False] * len(asked)
     partition, swept_to, start_offset, topic_id = due
     to = min(start_offset, swept_to + SWEEP_MAX)
-    execute('DELETE FROM record WHERE partition = ? AND "offset" < ?', (partition, to))
+    low = base(partition)
+    for table in ("chunk", "key_run"):
+        execute(f"DELETE FROM {table} WHERE id >= ? AND id < ? AND id + count <= ?", (low, low + to, low + to))
     if topic_id is None and to == start_offset:
         execute("DELETE FROM partition WHERE id = ?", (partition,))
     else:

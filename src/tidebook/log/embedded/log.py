@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import msgspec
 
 from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
-from tidebook.core.errors import InvalidInput, LogLost, NotFound
+from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.core.metrics import Metrics
 from tidebook.folder.opened import File
@@ -19,22 +18,12 @@ from tidebook.folder.ping import POLL_S
 from tidebook.folder.writer import nothing
 from tidebook.log.embedded import changes
 from tidebook.log.embedded.appends import Appends, channel_of
+from tidebook.log.embedded.key_index import KeyIndex
+from tidebook.log.embedded.reading import Bounds, Page, bounds, read
 from tidebook.log.embedded.tables import FILE, SCHEMA
-from tidebook.log.port import Batch, OnSent, Outgoing, Record, Sent, TopicState
+from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
 
 PARTITIONS_MAX = 10_000
-
-_BOUNDS = """SELECT p.start_offset, p.next_offset FROM topic t JOIN partition p ON p.topic_id = t.topic_id
-    WHERE t.name = ? AND p.number = ?"""
-# The bounds and the rows in one statement, and so of one moment: no truncate can fall between them.
-_READ = """SELECT p.start_offset, p.next_offset, r."offset", r.time_ms, r.key, r.value, r.headers
-    FROM topic t JOIN partition p ON p.topic_id = t.topic_id
-    LEFT JOIN record r {index} ON r.partition = p.id AND r."offset" >= ? AND r."offset" < ? {key}
-    WHERE t.name = ? AND p.number = ? ORDER BY r."offset" LIMIT ?"""
-_READ_ALL = _READ.format(index="", key="")
-_READ_KEY = _READ.format(index="INDEXED BY record_by_key", key="AND r.key = ?")
-
-_headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...]).decode
 
 
 class EmbeddedLog:
@@ -55,6 +44,7 @@ class EmbeddedLog:
         self._writer = self._file.writer
         self._ids = ids or RandomIds()
         self._append = Appends(clock or SystemClock()).run
+        self._index = KeyIndex()
         self._closed = False
         self.indexed_by_key = indexed_by_key
         self.end_is_linearizable = end_is_linearizable
@@ -105,24 +95,19 @@ class EmbeddedLog:
         limit_bytes: int = 4_000_000,
     ) -> Batch:
         """Records of offsets `start` ≤ offset < `stop`, and never past the end: then `next_offset` is the end."""
-        bounds = (topic, partition, limit)
+        page = Page(topic, partition, start, stop, limit, limit_bytes)
         try:
-            connection = self._database.reader()
-            if key is None:
-                rows = connection.execute(_READ_ALL, (start, stop, *bounds))
-            else:
-                rows = connection.execute(_READ_KEY, (start, stop, key, *bounds))
-            return _batch(rows, topic, partition, start, stop, limit, limit_bytes)
+            return read(self._database.reader(), page, key, self._index)
         except apsw.Error as error:
             raise self._database.failure(error) from error
 
     async def start(self, topic: str, partition: int) -> int:
         """The first offset that is still there."""
-        return self._bounds(topic, partition)[0]
+        return self._bounds(topic, partition).start
 
     async def end(self, topic: str, partition: int) -> int:
         """The offset that the next record gets."""
-        return self._bounds(topic, partition)[1]
+        return self._bounds(topic, partition).end
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
         """Remove the records below `before`, or below the end where that is less."""
@@ -135,7 +120,7 @@ class EmbeddedLog:
         channel, pings = channel_of(topic, partition), self._file.pings
         while True:
             heard = pings.count(channel)
-            if self._bounds(topic, partition)[1] > offset:
+            if self._bounds(topic, partition).end > offset:
                 return True
             left_s = POLL_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
@@ -154,40 +139,14 @@ class EmbeddedLog:
         while await self._writer.run(changes.sweep, None):
             pass
 
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        rows = self._select(_BOUNDS, (topic, partition))
-        if not rows:
-            raise _unknown(topic, partition)
-        start, end = rows[0]
-        return start, end
+    def _bounds(self, topic: str, partition: int) -> Bounds:
+        try:
+            return bounds(self._database.reader(), topic, partition)
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
 
     def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
         try:
             return self._database.reader().execute(sql, bindings).fetchall()
         except apsw.Error as error:
             raise self._database.failure(error) from error
-
-
-def _batch(rows: apsw.Cursor, topic: str, partition: int, start: int, stop: int, limit: int, limit_bytes: int) -> Batch:
-    records: list[Record] = []
-    first, end, size_bytes, cut = 0, -1, 0, False
-    for first, end, offset, time_ms, key, value, headers in rows:  # noqa: B007 - the bounds are used below
-        if offset is None:  # there is the partition, but no such record
-            break
-        size_bytes += len(value)
-        if records and size_bytes > limit_bytes:
-            cut = True
-            break
-        records.append(Record(offset, time_ms, key, value, _headers(headers) if headers else ()))
-    rows.close()
-    if end < 0:
-        raise _unknown(topic, partition)
-    if start < first:
-        raise LogLost(topic=topic, partition=partition, first=start, last=first - 1)
-    if cut or len(records) == limit:
-        return Batch(tuple(records), records[-1].offset + 1)
-    return Batch(tuple(records), max(start, min(stop, end)))
-
-
-def _unknown(topic: str, partition: int) -> NotFound:
-    return NotFound(f"the log has no partition {partition} of topic {topic!r}")

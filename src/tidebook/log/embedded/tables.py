@@ -30,21 +30,26 @@ SCHEMA: Final = Schema(
             start_offset INTEGER NOT NULL DEFAULT 0,
             next_offset INTEGER NOT NULL DEFAULT 0,
             swept_to INTEGER NOT NULL DEFAULT 0,
+            indexed_to INTEGER NOT NULL DEFAULT 0,
             time_ms INTEGER NOT NULL DEFAULT 0,
             UNIQUE (topic_id, number)
         );
         CREATE INDEX partition_to_sweep ON partition (id) WHERE swept_to < start_offset OR topic_id IS NULL;
 
-        CREATE TABLE record (
-            partition INTEGER NOT NULL,
-            "offset" INTEGER NOT NULL,
+        -- Records that were appended together, packed. id: see `chunks.base`.
+        CREATE TABLE chunk (
+            id INTEGER PRIMARY KEY,
+            count INTEGER NOT NULL,
             time_ms INTEGER NOT NULL,
-            key BLOB,
-            value BLOB NOT NULL,
-            headers BLOB,
-            PRIMARY KEY (partition, "offset")
-        ) WITHOUT ROWID;
-        CREATE INDEX record_by_key ON record (partition, key, "offset");
+            body BLOB NOT NULL
+        );
+
+        -- Where the keys of `count` records lie, for records below the partition's indexed_to. id: as above.
+        CREATE TABLE key_run (
+            id INTEGER PRIMARY KEY,
+            count INTEGER NOT NULL,
+            entries BLOB NOT NULL
+        );
         """,
     ),
 )

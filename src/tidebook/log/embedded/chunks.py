@@ -1,0 +1,52 @@
+"""Chunks: records of one partition that were appended together are kept, and read, as one row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tidebook.core.errors import Corrupt
+
+#: A chunk ends where its values have reached this size.
+CHUNK_BYTES_MAX: Final = 128_000
+#: An id is the partition's number of the file, and below it the first offset.
+OFFSET_BITS: Final = 40
+
+
+def base(partition_id: int) -> int:
+    """The id of a partition's offset 0. Offsets lie behind it, those of the next partition behind all of them."""
+    return partition_id << OFFSET_BITS
+
+
+class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record within a chunk; its offset follows from its place, its time is the chunk's."""
+
+    key: bytes | None
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class _PackedKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    key: bytes | None
+
+
+pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[Packed]).decode
+_unpack_keys = msgspec.msgpack.Decoder(list[_PackedKey]).decode
+
+
+def unpack(body: bytes) -> list[Packed]:
+    """The records of a chunk."""
+    try:
+        return _unpack(body)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a chunk of the log is damaged ({error}): restore a copy of log.db") from error
+
+
+def unpack_keys(body: bytes) -> list[bytes | None]:
+    """The keys of a chunk, the rest passed over."""
+    try:
+        return [each.key for each in _unpack_keys(body)]
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a chunk of the log is damaged ({error}): restore a copy of log.db") from error
