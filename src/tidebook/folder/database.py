@@ -19,7 +19,7 @@ from tidebook.folder.schema import Schema
 BUSY_MS_MAX = 5_000
 LOCK_S_MAX = 10.0
 #: Pages that a commit may leave in the write-ahead file before it is taken over into the database.
-CHECKPOINT_PAGES = 2_000
+CHECKPOINT_PAGES = 4_000
 WAL_BYTES_KEPT = 64_000_000
 _READ_CACHE_KIB, _WRITE_CACHE_KIB = 4_096, 16_384
 _STATEMENTS_CACHED = 200

@@ -1,0 +1,73 @@
+"""The embedded log's index by key finds what a plain list would, run borders, merges and truncation included."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tidebook.log.embedded import EmbeddedLog, key_runs
+from tidebook.log.embedded.key_runs import runs_between
+from tidebook.log.port import Outgoing, Sent, read_all
+
+
+@pytest.mark.parametrize("indexed_to", [0, 2048, 2048 * 15, 2048 * 16, 2048 * 35])
+def test_runs_cover_a_range_once_and_without_holes(indexed_to: int) -> None:
+    for start in range(0, indexed_to + 1, 777):
+        for stop in (start, start + 1, start + 5000, indexed_to, indexed_to + 9):
+            covered = [offset for first, count in runs_between(start, stop, indexed_to) for offset in (first, count)]
+            ends = [first + count for first, count in zip(covered[::2], covered[1::2], strict=True)]
+            assert covered[2::2] == ends[:-1]
+            if start < min(stop, indexed_to):
+                assert covered[0] <= start
+                assert min(stop, indexed_to) <= ends[-1] <= indexed_to
+
+
+async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_runs, "RUN", 8)
+    monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 8)
+    monkeypatch.setattr(key_runs, "MERGED", 4)
+    seeded = random.Random(7)
+    log = EmbeddedLog(tmp_path)
+    await log.create_topic("t", 1)
+    keys: list[bytes | None] = []
+    for _ in range(40):
+        some = [seeded.choice([None, b"a", b"b", b"c", b"%d" % len(keys)]) for _ in range(seeded.randrange(1, 9))]
+        await asyncio.gather(*(log.append(Outgoing("t", 0, key, b"v")) for key in some))
+        keys += some
+        start, stop = sorted(seeded.sample(range(len(keys) + 1), 2))
+        for key in (b"a", b"b", b"c", b"0", b"%d" % (len(keys) - 1), b"none"):
+            found = await read_all(log, "t", 0, start=start, stop=stop, key=key)
+            assert [each.offset for each in found] == [i for i in range(start, stop) if keys[i] == key]
+            assert all(each.key == key for each in found)
+    for before in range(0, len(keys), 7):
+        await log.truncate("t", 0, before=before)
+        found = await read_all(log, "t", 0, start=before, stop=len(keys), key=b"a")
+        assert [each.offset for each in found] == [i for i in range(before, len(keys)) if keys[i] == b"a"]
+    await log.close()
+
+
+async def test_keys_that_share_a_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_runs, "hash_of", lambda key: 5 << 32)
+    monkeypatch.setattr(key_runs, "RUN", 4)
+    monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 4)
+    log = EmbeddedLog(tmp_path)
+    await log.create_topic("t", 1)
+    for i in range(10):
+        await log.append(Outgoing("t", 0, b"%d" % (i % 2), b"v"))
+    found = await read_all(log, "t", 0, start=0, stop=10, key=b"1")
+    assert [each.offset for each in found] == [1, 3, 5, 7, 9]
+    await log.close()
+
+
+async def test_what_another_instance_appends_is_found(tmp_path: Path) -> None:
+    log, other = EmbeddedLog(tmp_path), EmbeddedLog(tmp_path)
+    await log.create_topic("t", 1)
+    for i in range(20):
+        sent: Sent = await other.append(Outgoing("t", 0, b"k%d" % (i % 3), b"v"))
+        found = await read_all(log, "t", 0, start=0, stop=sent.offset + 1, key=b"k1")
+        assert [each.offset for each in found] == list(range(1, i + 1, 3))
+    await log.close()
+    await other.close()
