@@ -164,7 +164,7 @@ def _python(*arguments: str, variables: dict[str, str] | None = None, output: in
         process.wait()
         raise
     except SystemExit:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # pytest answers it by cleaning up; at SIGTERM it would just end
         process.wait()
         raise
 

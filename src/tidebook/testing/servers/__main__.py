@@ -11,7 +11,7 @@ from pathlib import Path
 from tidebook.testing.servers.errors import ServerError
 from tidebook.testing.servers.group import NAMES, Group
 
-DONE, DIFFERENT, UNAVAILABLE = 0, 1, 5
+DONE, DIFFERENT, UNAVAILABLE, INTERRUPTED = 0, 1, 5, 130
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ServerError as error:
         print(f"servers: {error}", file=sys.stderr)
         return UNAVAILABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return _show(group, names, options.command, as_json=options.json)
 
 
