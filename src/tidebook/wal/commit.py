@@ -1,0 +1,382 @@
+"""The owner's way into the data topic: many tables' writes share records, and records share round trips.
+
+A record counts when it is acknowledged and nothing foreign lies before it. Everything else (a gap between two
+acknowledgements, a failure, an unknown outcome) stops the sending, and `mend` reads what the log really holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.port import Sent
+from tidebook.wal.entry import Written
+from tidebook.wal.meta import RegionMeta, Verdict, fold
+from tidebook.wal.record import Claim, Damaged, DataRecord, Drop, Mark, Payloads, Write, encode_control, encode_write
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.takeover import claim
+from tidebook.wal.topics import RegionTopics
+
+
+class Call:
+    """One write on its way: its payloads share a record, with those of other calls where they wait together."""
+
+    __slots__ = ("answer", "attempts", "firsts", "payloads", "size_bytes")
+
+    def __init__(self, payloads: Sequence[Payloads], size_bytes: int, answer: asyncio.Future[list[Written]]) -> None:
+        self.payloads = payloads
+        self.size_bytes = size_bytes
+        self.answer = answer
+        self.firsts: list[int] = []
+        self.attempts = 0
+
+
+class Flight:
+    """A record that was sent. `outcome` is set by the log's answer."""
+
+    __slots__ = ("answer", "calls", "outcome", "record", "size_bytes")
+
+    def __init__(
+        self, record: Write | Mark | Drop, size_bytes: int, calls: list[Call], answer: asyncio.Future[int] | None
+    ) -> None:
+        self.record = record
+        self.size_bytes = size_bytes
+        self.calls = calls
+        #: Of a control record: its offset.
+        self.answer = answer
+        self.outcome: Sent | TidebookError | None = None
+
+    def settle(self, offset: int) -> None:
+        """It counts: answer all who wait for it."""
+        for call in self.calls:
+            if not call.answer.done():
+                call.answer.set_result(
+                    [
+                        Written(first, first + each.count - 1, offset)
+                        for first, each in zip(call.firsts, call.payloads, strict=True)
+                    ]
+                )
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_result(offset)
+
+    def fail(self, error: TidebookError) -> None:
+        """It does not count, or nobody knows."""
+        for answer in (*(call.answer for call in self.calls), self.answer):
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+
+
+class Commits:
+    """Sends the owner's records and keeps the meta that follows from them."""
+
+    def __init__(
+        self,
+        topics: RegionTopics,
+        meta: RegionMeta,
+        *,
+        settings: WalSettings,
+        metrics: Metrics,
+        labels: dict[str, object],
+    ) -> None:
+        self.meta = meta
+        self.fenced: Fenced | None = None
+        self._topics = topics
+        self._term, self._writer = meta.term, meta.writer
+        self._settings = settings
+        self._metrics = metrics
+        self._labels = labels
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Call | Flight] = deque()
+        self._pending_bytes = 0
+        self._flights: deque[Flight] = deque()
+        #: Numbers that were given out but are not in the meta yet.
+        self._next: dict[int, int] = {}
+        self._scheduled = False
+        #: Where the log must be read before anything more is sent.
+        self._stale = False
+        #: Set when somebody was told that nobody knows: what is still on its way then must not become valid.
+        self._must_claim = False
+        self._mending: asyncio.Task[TidebookError | None] | None = None
+        self._changed = asyncio.Event()
+
+    # Taking writes
+
+    async def write(self, payloads: Sequence[Payloads], size_bytes: int) -> list[Written]:
+        """Write one call's payloads, atomically and in order."""
+        while self._pending_bytes > self._settings.pending_bytes_max and self.fenced is None:
+            await self._change()
+        if self.fenced is not None:
+            raise Fenced(str(self.fenced))
+        answer: asyncio.Future[list[Written]] = self._loop.create_future()
+        self._pending.append(Call(payloads, size_bytes, answer))
+        self._pending_bytes += size_bytes
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return await answer
+
+    async def control(self, record: Mark | Drop) -> int:
+        """Put a mark or a drop into the data topic, behind the writes that were taken before it."""
+        if self.fenced is not None:
+            raise Fenced(str(self.fenced))
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._pending.append(Flight(record, 0, [], answer))
+        self._flush()
+        return await answer
+
+    async def settled(self) -> None:
+        """Wait until everything that was taken so far is answered."""
+        while self._pending or self._flights or self._mending:
+            await self._change()
+
+    async def catch_up(self) -> None:
+        """Fold what others put into the data topic too, up to its end."""
+        self._stale = True
+        await self._mend_now(to_end=True)
+
+    def close(self) -> None:
+        """Refuse what comes."""
+        if self.fenced is None:
+            self.fenced = Fenced(f"{self._topics.data}: this region object is closed: open the region again")
+        if self._mending is not None:
+            self._mending.cancel()
+
+    # Sending
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._stale or self._mending is not None:
+            if self._mending is None and self._pending:
+                self._start_mending()
+            return
+        while self._pending and len(self._flights) < self._settings.in_flight_max:
+            head = self._pending[0]
+            if isinstance(head, Flight):
+                self._pending.popleft()
+                self._send_control(head)
+            else:
+                self._send_calls()
+
+    def _send_control(self, flight: Flight) -> None:
+        assert not isinstance(flight.record, Write)
+        if isinstance(flight.record, Drop):
+            self._next[flight.record.table] = 1
+        value = encode_control(flight.record)
+        flight.size_bytes = len(value)
+        self._send(flight, value)
+
+    def _send_calls(self) -> None:
+        calls: list[Call] = []
+        size_bytes = 0
+        pack_bytes = min(self._settings.pack_bytes, self._settings.limit_bytes)
+        while self._pending:
+            call = self._pending[0]
+            if isinstance(call, Flight) or (calls and size_bytes + call.size_bytes > pack_bytes):
+                break
+            self._pending.popleft()
+            self._pending_bytes -= call.size_bytes
+            if not call.answer.done():  # else nobody waits for it any more, and it was never sent
+                size_bytes += call.size_bytes
+                calls.append(call)
+        if calls:
+            parts = [part for call in calls for part in self._numbered(call)]
+            write, value = encode_write(self._term, self._writer, parts)
+            self._send(Flight(write, len(value), calls, None), value)
+        self._changed.set()
+
+    def _numbered(self, call: Call) -> list[tuple[int, Payloads]]:
+        call.firsts = []
+        for each in call.payloads:
+            first = self._next.get(each.table)
+            if first is None:
+                held = self.meta.tables.get(each.table)
+                first = 1 if held is None else held.next_seq_num
+            self._next[each.table] = first + each.count
+            call.firsts.append(first)
+        return list(zip(call.firsts, call.payloads, strict=True))
+
+    def _send(self, flight: Flight, value: bytes) -> None:
+        self._flights.append(flight)
+
+        def answered(outcome: Sent | TidebookError) -> None:
+            self._answered(flight, outcome)
+
+        self._topics.log.send(self._topics.outgoing(value), answered)
+
+    def _answered(self, flight: Flight, outcome: Sent | TidebookError) -> None:
+        flight.outcome = outcome
+        if (
+            self._mending is None
+            and not self._stale
+            and isinstance(outcome, Sent)
+            and outcome.offset == self.meta.next_offset
+            and self._flights[0] is flight
+        ):
+            verdict = fold(self.meta, outcome.offset, flight.size_bytes, flight.record)
+            if verdict is Verdict.VALID or not flight.calls:
+                self._flights.popleft()
+                flight.settle(outcome.offset)
+                self._metrics.count("wal_records", 1, **self._labels)
+                if self._pending:
+                    self._flush()
+                self._changed.set()
+                return
+        self._stale = True
+        if self._mending is None:
+            self._start_mending()
+        self._changed.set()
+
+    # Mending
+
+    def _start_mending(self) -> None:
+        self._mending = self._loop.create_task(self._mend(to_end=False))
+
+    async def _mend_now(self, *, to_end: bool) -> None:
+        while self._mending is not None:
+            await asyncio.shield(self._mending)
+        self._mending = self._loop.create_task(self._mend(to_end=to_end))
+        error = await asyncio.shield(self._mending)
+        if error is not None:
+            raise error
+
+    async def _mend(self, *, to_end: bool) -> TidebookError | None:
+        """Learn from the log what became of every record in flight, then go on."""
+        try:
+            while any(flight.outcome is None for flight in self._flights):
+                await self._change()
+            await self._resolve(to_end=to_end)
+            self._stale = False
+        except TidebookError as error:
+            self._give_up(error)
+            return error
+        finally:
+            self._mending = None
+            self._changed.set()
+            if self._pending and not self._stale and self.fenced is None:
+                self._flush()
+        return self.fenced
+
+    async def _resolve(self, *, to_end: bool) -> None:
+        if self.fenced is not None:
+            raise Fenced(str(self.fenced))
+        found = _Found(self._writer)
+        acked = [flight.outcome.offset for flight in self._flights if isinstance(flight.outcome, Sent)]
+        stop = max(acked, default=-1) + 1
+        if to_end:
+            stop = max(stop, (await self._topics.bounds()).end)
+        await self._topics.scan(self.meta, stop=stop, on_record=found)
+        absent = any(found.offset_of(flight) is None for flight in self._flights)
+        if self._holds_claim() and (absent or self._must_claim):
+            # Only a new claim makes sure that what is absent can never become valid.
+            wanted = Claim(self._term + 1, self._writer)
+            await claim(self._topics, self.meta, wanted, attempts_max=self._settings.attempts_max, on_record=found)
+            self._metrics.count("wal_claims", 1, **self._labels)
+            self._holds_claim()
+        self._must_claim = False
+        self._settle(found)
+
+    def _holds_claim(self) -> bool:
+        if self.meta.writer == self._writer:
+            self._term = self.meta.term  # also where a claim of ours landed that was given up
+            return True
+        if self.fenced is None:
+            self.fenced = Fenced(
+                f"{self._topics.data}: another writer has claimed term {self.meta.term}, this one held term "
+                f"{self._term}: what it writes no longer counts; open the region again to take it back"
+            )
+            self._metrics.count("wal_fenced", 1, **self._labels)
+        return False
+
+    def _settle(self, found: _Found) -> None:
+        flights, self._flights = self._flights, deque()
+        self._next = {}
+        again: list[Call] = []
+        for flight in flights:
+            offset = found.offset_of(flight)
+            if offset is not None:
+                flight.settle(offset)
+            elif self.fenced is not None:
+                flight.fail(Fenced(str(self.fenced)))
+            elif isinstance(flight.outcome, Sent) or _may_be_tried_again(flight.outcome):
+                again += flight.calls
+                if flight.answer is not None and isinstance(flight.outcome, TidebookError):
+                    flight.fail(flight.outcome)
+            else:
+                assert isinstance(flight.outcome, TidebookError)
+                flight.fail(flight.outcome)
+        for call in reversed(again):
+            self._try_again(call)
+        if self.fenced is not None:
+            self._refuse_pending(self.fenced)
+
+    def _try_again(self, call: Call) -> None:
+        call.attempts += 1
+        if call.attempts < self._settings.attempts_max:
+            self._pending.appendleft(call)
+            self._pending_bytes += call.size_bytes
+        elif not call.answer.done():
+            call.answer.set_exception(
+                Unavailable(f"{self._topics.data}: the log did not take the write in {call.attempts} attempts")
+            )
+
+    def _give_up(self, error: TidebookError) -> None:
+        """The log cannot be read, so nobody knows: those in flight are told so, the next write looks again."""
+        flights, self._flights = self._flights, deque()
+        self._next = {}
+        self._must_claim = True
+        for flight in flights:
+            match flight.outcome:
+                case Sent() as sent:
+                    unknown = f"{self._topics.data}: acknowledged at offset {sent.offset}, but not verified: {error}"
+                    flight.fail(OutcomeUnknown(unknown, partition=0, offset=sent.offset))
+                case TidebookError() as failure:
+                    flight.fail(failure)
+                case None:
+                    raise AssertionError("every flight has been answered")
+        self._refuse_pending(self.fenced or Unavailable(f"{self._topics.data}: {error}"))
+
+    def _refuse_pending(self, error: TidebookError) -> None:
+        pending, self._pending, self._pending_bytes = self._pending, deque(), 0
+        for each in pending:
+            if isinstance(each, Flight):
+                each.fail(error)
+            elif not each.answer.done():
+                each.answer.set_exception(error)
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+class _Found:
+    """What a scan saw of our own records."""
+
+    def __init__(self, writer: bytes) -> None:
+        self._writer = writer
+        self._writes: dict[tuple[int, int, int], int] = {}
+        self._seen: set[int] = set()
+
+    def __call__(self, offset: int, record: DataRecord | Damaged, verdict: Verdict) -> None:
+        self._seen.add(offset)
+        if isinstance(record, Write) and verdict is Verdict.VALID and record.writer == self._writer:
+            self._writes[_identity(record)] = offset
+
+    def offset_of(self, flight: Flight) -> int | None:
+        """Where the record lies and counts; None if it does not."""
+        if isinstance(flight.record, Write):
+            return self._writes.get(_identity(flight.record))
+        if isinstance(flight.outcome, Sent) and flight.outcome.offset in self._seen:
+            return flight.outcome.offset
+        return None
+
+
+def _identity(write: Write) -> tuple[int, int, int]:
+    """What tells a record from all others of its writer: under one claim a number is given out once."""
+    return write.term, write.parts[0].table, write.parts[0].first
+
+
+def _may_be_tried_again(outcome: Sent | TidebookError | None) -> bool:
+    return isinstance(outcome, Unavailable | OutcomeUnknown)

@@ -1,0 +1,82 @@
+"""Which payloads of a record count: told by the mappings, so a read needs neither claims nor a fold of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import dropwhile
+
+from tidebook.core.errors import Corrupt
+from tidebook.wal.entry import Entry
+from tidebook.wal.mapping import SeqOffsets
+from tidebook.wal.meta import RegionMeta
+from tidebook.wal.record import Write, decode_record, payloads_of
+
+#: Two records of a table that lie further apart than this are fetched by two reads.
+GAP_MAX = 64
+
+#: first, stop and offset, as `SeqOffsets.batches` tells them.
+Batch = tuple[int, int, int]
+
+
+class Sieve:
+    """Takes the entries that count out of records, in offset order, and notices a record that is missing."""
+
+    def __init__(self, meta: RegionMeta, *, tables: dict[int, int] | None = None, from_offset: int = 0) -> None:
+        """`tables` narrows to these tables, each from a sequence number on."""
+        starts = dict.fromkeys(meta.tables, 0) if tables is None else tables
+        self._batches: dict[int, Iterator[Batch]] = {}
+        #: The next batch of each table: offset, table, first, stop.
+        self._due: list[tuple[int, int, int, int]] = []
+        for table, start in starts.items():
+            if table in meta.tables:
+                batches = meta.tables[table].mapping.batches(start)
+                self._batches[table] = dropwhile(lambda batch: batch[2] < from_offset, batches)
+                self._step(table)
+
+    def next_offset(self) -> int | None:
+        """The next record that holds an entry; None when all were seen."""
+        return self._due[0][0] if self._due else None
+
+    def entries(self, value: bytes) -> list[Entry]:
+        """The entries that count of the record at `next_offset()`."""
+        offset = self._due[0][0]
+        wanted: dict[int, tuple[int, int]] = {}
+        while self._due and self._due[0][0] == offset:
+            _, table, first, stop = heappop(self._due)
+            wanted[table] = (first, stop)
+            self._step(table)
+        record = decode_record(value)
+        if not isinstance(record, Write):
+            raise Corrupt(f"the record at offset {offset} is no write, and its table says so")
+        entries: list[Entry] = []
+        for part, payloads in payloads_of(record, value):
+            table, first = part.table, part.first
+            least, stop = wanted.get(table, (0, 0))
+            if least <= first and first + len(payloads) <= stop:
+                entries += [Entry(table, seq, payload, offset) for seq, payload in enumerate(payloads, first)]
+            else:  # the mark lies within the part
+                numbered = enumerate(payloads, first)
+                entries += [Entry(table, seq, payload, offset) for seq, payload in numbered if least <= seq < stop]
+        return entries
+
+    def _step(self, table: int) -> None:
+        batch = next(self._batches[table], None)
+        if batch is not None:
+            first, stop, offset = batch
+            heappush(self._due, (offset, table, first, stop))
+
+
+def table_ranges(mapping: SeqOffsets, start: int) -> Iterator[tuple[int, int]]:
+    """Ranges of offsets that hold a table's records from `start` on, without passing over much of the others'."""
+    begin: int | None = None
+    last = 0
+    for _, _, offset in mapping.batches(start):
+        if begin is not None and offset - last > GAP_MAX:
+            yield begin, last + 1
+            begin = None
+        if begin is None:
+            begin = offset
+        last = offset
+    if begin is not None:
+        yield begin, last + 1

@@ -1,0 +1,208 @@
+"""A record of a region's data topic: frozen layout, versioned, checked.
+
+    frame (tidebook.core.frame) | length of the head, 4 bytes big-endian | head, msgpack | payloads, end to end
+
+The fold needs the head alone; payloads stay where they are until somebody reads them.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+
+from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
+from tidebook.core.frame import HEADER_BYTES, Frame
+from tidebook.core.payload import BYTES, decode_payload, encode_payload
+
+FRAME: Final = Frame(0x7C, 1, "a write-ahead log record")
+WRITER_BYTES: Final = 16
+#: Where the head begins in a record's value.
+_HEAD_AT: Final = HEADER_BYTES + 4
+_SIZE_BYTES: Final = 4
+#: More than the head takes beside its parts, and more than a part takes beside its payloads' sizes.
+_HEAD_BYTES_MAX: Final = 64
+_PART_BYTES_MAX: Final = 48
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Payloads of one table, numbered from `first` without a gap."""
+
+    table: int
+    first: int
+    #: The payloads' sizes, 4 bytes each, little-endian.
+    sizes: bytes
+    #: The payloads' types, a byte each; empty where all are bytes.
+    kinds: bytes = b""
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes) >> 2
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """Takes the region over. In force from here on if its term is above the one in force."""
+
+    term: int
+    writer: bytes
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """Calls of `write`, many of them in one record, under the claim that they were made with."""
+
+    term: int
+    writer: bytes
+    parts: tuple[Part, ...]
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """The table's entries below `seq` are no longer needed. Needs no claim: it can only tell what is so for ever."""
+
+    table: int
+    #: The offset of the record that made the table: a late mark never hits a table made again.
+    life: int
+    seq: int
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """The table is gone; the next write of it makes a new one from 1. Needs no claim either."""
+
+    table: int
+    life: int
+
+
+class Damaged(msgspec.Struct, frozen=True, gc=False):
+    """A record that nobody can read: void for everybody."""
+
+    reason: str
+
+
+DataRecord = Claim | Write | Mark | Drop
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(DataRecord).decode
+
+
+class Payloads(msgspec.Struct, frozen=True, gc=False):
+    """Checked payloads of one table on their way into a record."""
+
+    table: int
+    values: Sequence[bytes]
+    sizes: bytes
+    kinds: bytes
+    #: What they add to a record at most.
+    size_bytes: int
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+
+def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
+    """Check payloads and take their sizes; all of them bytes is the case to be quick about."""
+    if isinstance(payloads, bytes | bytearray | memoryview | str):
+        raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
+    values: Sequence[bytes]
+    if set(map(type, payloads)) == {bytes}:
+        values, kinds = payloads, b""  # type: ignore[assignment]
+    else:
+        pairs = [encode_payload(payload) for payload in payloads]
+        values, kinds = [data for _, data in pairs], bytes(kind for kind, _ in pairs)
+    if not values:
+        raise InvalidInput("payloads is empty: a write holds at least one")
+    sizes = _packed(map(len, values))
+    return Payloads(table, values, sizes, kinds, sum(map(len, values)) + len(sizes) + len(kinds) + _PART_BYTES_MAX)
+
+
+def record_bytes_max(payloads: Sequence[Payloads]) -> int:
+    """The size that a record of these does not exceed."""
+    return _HEAD_AT + _HEAD_BYTES_MAX + sum(each.size_bytes for each in payloads)
+
+
+def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]) -> tuple[Write, bytes]:
+    """A record of numbered payloads, and its bytes."""
+    write = Write(term, writer, tuple([Part(each.table, first, each.sizes, each.kinds) for first, each in parts]))
+    return write, _seal(write, chain.from_iterable([each.values for _, each in parts]))
+
+
+def encode_control(record: Claim | Mark | Drop) -> bytes:
+    """The bytes of a record without payloads."""
+    return _seal(record, ())
+
+
+def decode_record(value: bytes) -> DataRecord:
+    """The head of a record. Raises UnknownVersion for what a newer Tidebook wrote, and Corrupt for damage."""
+    rest = FRAME.unseal(value)
+    body_at = 4 + int.from_bytes(rest[:4], "big")
+    try:
+        record: DataRecord = _decode(rest[4:body_at])
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the head of a write-ahead log record is damaged: {error}") from error
+    if isinstance(record, Write):
+        _check_parts(record, len(rest) - body_at)
+    if isinstance(record, Write | Claim) and (len(record.writer) != WRITER_BYTES or record.term < 1):
+        raise Corrupt("a write-ahead log record carries no claim that could be in force")
+    return record
+
+
+def read_record(value: bytes | None) -> DataRecord | Damaged:
+    """What a record says to whoever folds it: damage is void, the same for all."""
+    if value is None:
+        return Damaged("the record has no value")
+    try:
+        return decode_record(value)
+    except UnknownVersion:
+        raise
+    except Corrupt as error:
+        return Damaged(str(error))
+
+
+def payloads_of(write: Write, value: bytes) -> Iterator[tuple[Part, list[Any]]]:
+    """The parts of a record with their payloads, as what went in."""
+    at = _HEAD_AT + int.from_bytes(value[HEADER_BYTES:_HEAD_AT], "big")
+    for part in write.parts:
+        payloads: list[Any] = []
+        for size in _unpacked(part.sizes):
+            payloads.append(value[at : at + size])
+            at += size
+        if part.kinds:
+            payloads = [
+                data if kind == BYTES else decode_payload(kind, data)
+                for kind, data in zip(part.kinds, payloads, strict=True)
+            ]
+        yield part, payloads
+
+
+def _seal(record: DataRecord, body: Any) -> bytes:
+    head = _encode(record)
+    return FRAME.seal(b"".join((len(head).to_bytes(4, "big"), head, *body)))
+
+
+def _check_parts(write: Write, body_bytes: int) -> None:
+    held = 0
+    for part in write.parts:
+        if part.first < 1 or not part.sizes or len(part.sizes) % _SIZE_BYTES:
+            raise Corrupt("a part of a write-ahead log record contradicts itself")
+        if part.kinds and len(part.kinds) != part.count:
+            raise Corrupt("a part of a write-ahead log record has other types than payloads")
+        held += sum(_unpacked(part.sizes))
+    if not write.parts or held != body_bytes:
+        raise Corrupt("a write-ahead log record has other payloads than its head says")
+
+
+def _packed(sizes: Iterator[int]) -> bytes:
+    packed = array("I", sizes)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpacked(sizes: bytes) -> array[int]:
+    unpacked = array("I", sizes)
+    if sys.byteorder != "little":
+        unpacked.byteswap()
+    return unpacked

@@ -1,0 +1,333 @@
+"""A region: a log that many tables share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any
+
+import msgspec
+
+from tidebook.core.clock import Clock, Ids
+from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.core.metrics import Metrics
+from tidebook.wal import reading
+from tidebook.wal.cleaner import Cleaned, Cleaner, OnPinned
+from tidebook.wal.cleaning import Pinned, pinned_tables
+from tidebook.wal.commit import Commits
+from tidebook.wal.entry import Entry, Written
+from tidebook.wal.meta import RegionMeta, TableMeta
+from tidebook.wal.names import RegionId, table_id
+from tidebook.wal.record import Drop, Mark, Payloads, pack_payloads, record_bytes_max
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.snapshot import Snapshot
+from tidebook.wal.takeover import recover, take_over
+from tidebook.wal.topics import RegionTopics
+
+Handler = Callable[[Entry], Awaitable[None] | None]
+#: Told how far a replay is: offsets done, offsets in all.
+OnProgress = Callable[[int, int], None]
+
+
+class RegionStatus(msgspec.Struct, frozen=True):
+    """A region at a glance."""
+
+    region: int
+    term: int
+    tables: int
+    log_start: int
+    log_end: int
+    held_bytes: int
+    pinned_by: int | None
+    snapshot_age_ms: int | None
+    recovery_s: float
+    cleaner_error: str | None
+
+
+class Region:
+    """Open it with `book.wal(namespace).open_region(id)`."""
+
+    def __init__(
+        self,
+        topics: RegionTopics,
+        *,
+        id: RegionId,
+        meta: RegionMeta,
+        commits: Commits | None,
+        cleaner: Cleaner,
+        settings: WalSettings,
+        metrics: Metrics,
+        labels: dict[str, object],
+        recovery_s: float,
+    ) -> None:
+        self.id = id
+        self.recovery_s = recovery_s
+        self._topics = topics
+        self._meta = meta
+        self._commits = commits
+        self._cleaner = cleaner
+        self._settings = settings
+        self._metrics = metrics
+        self._labels = labels
+        self._one_at_a_time = asyncio.Lock()
+        self._cleaning: asyncio.Task[None] | None = None
+        self._cleaner_error: TidebookError | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        topics: RegionTopics,
+        *,
+        id: RegionId,
+        writable: bool,
+        settings: WalSettings,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        labels: dict[str, object],
+        on_pinned: OnPinned | None = None,
+    ) -> Region:
+        """Recover the region; for writing, claim it too."""
+        began = time.monotonic()
+        meta = await recover(topics)
+        commits = None
+        if writable:
+            await take_over(topics, meta, ids.new(), attempts_max=settings.attempts_max)
+            commits = Commits(topics, meta, settings=settings, metrics=metrics, labels=labels)
+        recovery_s = time.monotonic() - began
+        metrics.time("wal_recovery", recovery_s, **labels)
+        region = cls(
+            topics,
+            id=id,
+            meta=meta,
+            commits=commits,
+            cleaner=Cleaner(
+                topics,
+                meta,
+                settings=settings,
+                clock=clock,
+                ids=ids,
+                metrics=metrics,
+                labels=labels,
+                on_pinned=on_pinned,
+            ),
+            settings=settings,
+            metrics=metrics,
+            labels=labels,
+            recovery_s=recovery_s,
+        )
+        if writable and settings.clean_every_s:
+            region._cleaning = asyncio.create_task(region._keep_clean())
+        return region
+
+    @property
+    def meta(self) -> RegionMeta:
+        """What is known of the tables: verified, never ahead of the log."""
+        return self._meta
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing and nobody has taken it over since."""
+        return self._commits is not None and self._commits.fenced is None
+
+    # Writing
+
+    async def write(self, table: int, payloads: Sequence[Any]) -> Written:
+        """Write payloads to a table, atomically and in order.
+
+        >>> async def example(region):
+        ...     return await region.write(table=1, payloads=[b"a", b"b"])   # Written(first=1, last=2, offset=1)
+        """
+        packed = [pack_payloads(table_id(table), payloads)]
+        return (await self._owner().write(packed, self._checked_size(packed)))[0]
+
+    async def write_many(self, writes: Sequence[tuple[int, Sequence[Any]]]) -> list[Written]:
+        """Write to several tables in one call: all of it or nothing, in the order given."""
+        packed = [pack_payloads(table_id(table), payloads) for table, payloads in writes]
+        if not packed:
+            raise InvalidInput("writes is empty: give at least one pair of table and payloads")
+        return await self._owner().write(packed, self._checked_size(packed))
+
+    def _checked_size(self, packed: Sequence[Payloads]) -> int:
+        size_bytes = record_bytes_max(packed)
+        if size_bytes > self._settings.limit_bytes:
+            raise TooLarge("the write", size_bytes=size_bytes, limit_bytes=self._settings.limit_bytes)
+        return size_bytes
+
+    # Reading
+
+    async def read(self, *, from_offset: int = 0) -> AsyncIterator[Entry]:
+        """All entries in the order they were written, those marked deleted left out, as of when the read begins."""
+        meta = await self._frozen()
+        async for entries in reading.read_region(self._topics, meta, from_offset=from_offset):
+            for entry in entries:
+                yield entry
+
+    async def read_table(self, table: int, *, start: int = 1) -> AsyncIterator[Entry]:
+        """One table's entries from a sequence number on; numbers that were marked deleted are gone."""
+        meta = await self._frozen()
+        async for entries in reading.read_table(self._topics, meta, table=table_id(table), start=start):
+            for entry in entries:
+                yield entry
+
+    async def replay(
+        self,
+        handlers: Mapping[int, Handler],
+        *,
+        other: Handler | None = None,
+        progress: OnProgress | None = None,
+    ) -> dict[int, int]:
+        """Pass over the region once and give each entry to its table's handler; how many each table got.
+
+        `other` takes the entries of tables that have no handler of their own.
+        """
+        meta = await self._frozen()
+        counts: dict[int, int] = {}
+        begin = meta.first_offset
+        async for entries in reading.read_region(self._topics, meta):
+            for entry in entries:
+                handler = handlers.get(entry.table, other)
+                if handler is None:
+                    continue
+                waiting = handler(entry)
+                if waiting is not None and isawaitable(waiting):
+                    await waiting
+                counts[entry.table] = counts.get(entry.table, 0) + 1
+            if progress is not None:
+                progress(entries[-1].offset + 1 - begin, meta.next_offset - begin)
+        return counts
+
+    async def refresh(self) -> None:
+        """Fold what others put into the data topic: a reader's view of the present, an owner's of foreign marks."""
+        if self._commits is not None and self._commits.fenced is None:
+            await self._commits.catch_up()
+        else:
+            await self._topics.scan(self._meta, stop=(await self._topics.bounds()).end)
+
+    async def _frozen(self) -> RegionMeta:
+        if self._commits is None:
+            async with self._one_at_a_time:
+                await self.refresh()
+        return self._meta.frozen()
+
+    # Deleting
+
+    async def mark_deleted(self, table: int, seq: int) -> None:
+        """Tell that the entries below `seq` are no longer needed; `next_seq_num` means all of them."""
+        table = table_id(table)
+        for attempt in range(1, self._settings.attempts_max + 1):
+            held = await self._known(table)
+            if type(seq) is not int:
+                raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
+            if seq > held.next_seq_num:
+                raise InvalidInput(
+                    f"table {table}: {seq} is beyond what was written: mark up to {held.next_seq_num}, which means all"
+                )
+            if seq == held.latest_marked_deleted:
+                return
+            if seq < held.latest_marked_deleted:
+                if attempt > 1:
+                    return
+                raise InvalidInput(f"table {table}: already marked to {held.latest_marked_deleted}, not back to {seq}")
+            try:
+                await self._control(Mark(table, held.life, seq))
+                return
+            except OutcomeUnknown:
+                if attempt == self._settings.attempts_max:
+                    raise
+
+    async def drop_table(self, table: int) -> None:
+        """Remove a table; the next write of it begins again at 1. The snapshot without it is synced at once."""
+        table = table_id(table)
+        if self._commits is not None:
+            await self._commits.settled()
+        held = await self._known(table)
+        await self._control(Drop(table, held.life))
+        await self.snapshot()
+
+    async def _known(self, table: int) -> TableMeta:
+        if self._commits is None:
+            async with self._one_at_a_time:
+                await self.refresh()
+        held = self._meta.tables.get(table)
+        if held is None:
+            raise NotFound(f"region {self.id} has no table {table}")
+        return held
+
+    async def _control(self, record: Mark | Drop) -> None:
+        if self._commits is not None:
+            await self._commits.control(record)
+            return
+        sent = await self._topics.append(record)
+        async with self._one_at_a_time:
+            await self._topics.scan(self._meta, stop=max(self._meta.next_offset, sent.offset + 1))
+
+    # Snapshots and cleaning
+
+    async def snapshot(self) -> Snapshot:
+        """Write the meta, as verified, to the meta topic; acknowledged when this returns."""
+        async with self._one_at_a_time:
+            return await self._cleaner.snapshot()
+
+    async def clean(self) -> Cleaned:
+        """Remove what no table needs: snapshot, decide, sync it, cut the data topic, then old snapshots.
+
+        Tables that hold more than `force_flush_bytes` are offered to the flush callback first.
+        """
+        async with self._one_at_a_time:
+            await self.refresh()
+        await self._cleaner.offer_pinned()
+        async with self._one_at_a_time:
+            return await self._cleaner.clean()
+
+    def pinned(self) -> list[Pinned]:
+        """The tables that keep the log from being cleaned, the oldest entry first."""
+        return pinned_tables(self._meta)
+
+    async def status(self) -> RegionStatus:
+        """The region at a glance."""
+        bounds = await self._topics.bounds()
+        pinned = self.pinned()
+        return RegionStatus(
+            region=self.id,
+            term=self._meta.term,
+            tables=len(self._meta.tables),
+            log_start=bounds.start,
+            log_end=bounds.end,
+            held_bytes=self._meta.held_bytes,
+            pinned_by=pinned[0].table if pinned else None,
+            snapshot_age_ms=self._cleaner.snapshot_age_ms,
+            recovery_s=self.recovery_s,
+            cleaner_error=None if self._cleaner_error is None else str(self._cleaner_error),
+        )
+
+    async def _keep_clean(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.clean_every_s)
+            try:
+                await self.clean()
+                if self._cleaner.is_snapshot_due:
+                    await self.snapshot()
+                self._cleaner_error = None
+            except TidebookError as error:  # told by status and metrics; the next round tries again
+                self._cleaner_error = error
+                self._metrics.count("wal_cleaner_failures", 1, **self._labels)
+                if isinstance(error, Fenced):
+                    return
+
+    async def close(self) -> None:
+        """Answer what was taken, stop the cleaner, and let go."""
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+            await asyncio.gather(self._cleaning, return_exceptions=True)
+            self._cleaning = None
+        if self._commits is not None:
+            await self._commits.settled()
+            self._commits.close()
+
+    def _owner(self) -> Commits:
+        if self._commits is None:
+            raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
+        return self._commits

@@ -1,0 +1,88 @@
+"""The mapping by batch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.errors import Corrupt
+from tidebook.wal.mapping import SeqOffsets
+
+STEPS = st.lists(
+    st.tuples(st.just("append"), st.integers(1, 5), st.integers(0, 3))
+    | st.tuples(st.just("remove"), st.integers(0, 40), st.just(0)),
+    max_size=30,
+)
+
+
+def build(steps: list[tuple[str, int, int]]) -> tuple[SeqOffsets, dict[int, int]]:
+    mapping, model, following, offset = SeqOffsets(), dict[int, int](), 1, 0
+    for kind, number, ahead in steps:
+        if kind == "append":
+            offset += ahead
+            mapping.append(number, offset=offset)
+            model |= {following + i: offset for i in range(number)}
+            following += number
+        else:
+            mapping.remove_below(min(number, following))
+            model = {seq: at for seq, at in model.items() if seq >= number}
+    return mapping, model
+
+
+@given(STEPS)
+def test_it_is_the_mapping_of_every_number(steps: list[tuple[str, int, int]]) -> None:
+    mapping, model = build(steps)
+    assert dict(mapping) == model
+    assert mapping == model
+    assert len(mapping) == len(model)
+    assert mapping.first_offset == (min(model.values()) if model else None)
+    for seq in range(-1, 60):
+        assert mapping.get(seq) == model.get(seq)
+
+
+@given(STEPS, st.integers(0, 40))
+def test_batches_tell_each_number_from_the_start_on_once(steps: list[tuple[str, int, int]], start: int) -> None:
+    mapping, model = build(steps)
+    told = {seq: at for first, stop, at in mapping.batches(start) for seq in range(first, stop)}
+    assert told == {seq: at for seq, at in model.items() if seq >= start}
+
+
+@given(STEPS)
+def test_it_comes_back_from_its_packed_form(steps: list[tuple[str, int, int]]) -> None:
+    mapping, _ = build(steps)
+    back = SeqOffsets.unpacked(*mapping.packed(), mapping.stop)
+    assert dict(back) == dict(mapping)
+    assert back.stop == mapping.stop
+
+
+@given(STEPS, STEPS)
+def test_a_frozen_view_stays_as_it_was(before: list[tuple[str, int, int]], after: list[tuple[str, int, int]]) -> None:
+    mapping, model = build(before)
+    view = mapping.frozen()
+    offset = 1000
+    for kind, number, ahead in after:
+        if kind == "append":
+            offset += ahead
+            mapping.append(number, offset=offset)
+        else:
+            mapping.remove_below(min(number, mapping.stop))
+    assert dict(view) == model
+
+
+def test_a_thousand_records_in_batches_of_a_hundred_take_at_most_200_bytes() -> None:
+    mapping = SeqOffsets()
+    empty = mapping.size_bytes
+    for batch in range(100_000):
+        mapping.append(100, offset=batch)
+    assert (mapping.size_bytes - empty) / (len(mapping) / 1000) <= 200
+
+
+def test_arrays_of_different_lengths_are_corrupt() -> None:
+    with pytest.raises(Corrupt):
+        SeqOffsets.unpacked(bytes(8), bytes(16), 5)
+
+
+def test_a_mapping_past_the_next_number_is_corrupt() -> None:
+    with pytest.raises(Corrupt):
+        SeqOffsets.unpacked((5).to_bytes(8, "little"), bytes(8), 5)
