@@ -10,6 +10,9 @@ from tidebook.wal.entry import Entry
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.topics import RegionTopics
 
+#: Records of one fetch.
+FETCH_MAX = 1000
+
 
 async def read_region(topics: RegionTopics, meta: RegionMeta, *, from_offset: int = 0) -> AsyncIterator[list[Entry]]:
     """All entries in the order they were written, a list for each fetch. `meta` must be frozen."""
@@ -36,7 +39,7 @@ async def _through(topics: RegionTopics, sieve: Sieve, ranges: Iterable[tuple[in
         start = begin
         while start < stop and sieve.next_offset() is not None:
             try:
-                records, start = await topics.read(start=start, stop=stop)
+                records, start = await topics.read(start=start, stop=stop, limit=FETCH_MAX)
             except LogLost as error:
                 raise Truncated(
                     f"{topics.data}: entries from offset {start} on were marked deleted and cleaned while they were "

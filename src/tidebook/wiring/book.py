@@ -18,6 +18,7 @@ from tidebook.wiring.settings import Settings, options_as, read_settings
 if TYPE_CHECKING:
     from tidebook.log.port import Log
     from tidebook.store.port import StoreWriter
+    from tidebook.wal.wal import Wal
 
 
 class Book:
@@ -39,6 +40,7 @@ class Book:
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
+        self._wals: dict[str, Wal] = {}
 
     @property
     def log(self) -> Log:
@@ -69,6 +71,19 @@ class Book:
             )
         return found
 
+    def wal(self, namespace: str) -> Wal:
+        """The write-ahead logs of a namespace."""
+        from tidebook.wal.settings import WalSettings
+        from tidebook.wal.wal import Wal
+
+        found = self._wals.get(namespace)
+        if found is None:
+            settings = options_as(self.settings.section("wal"), "wal", WalSettings)
+            found = self._wals[namespace] = Wal(
+                self.log, namespace, clock=self.clock, ids=self.ids, metrics=self.metrics, settings=settings
+            )
+        return found
+
     async def topics(self) -> list[str]:
         """The topics that hold journals."""
         return sorted(await self.store.topics())
@@ -83,17 +98,23 @@ class Book:
             await self._stack.aclose()
             raise
         self._stack.push_async_callback(self._close_journals)
+        self._stack.push_async_callback(self._close_wals)
         return self
 
     async def _close_journals(self) -> None:
         for journal in self._journals.values():
             await journal.close()
 
+    async def _close_wals(self) -> None:
+        for wal in self._wals.values():
+            await wal.close()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
         self._journals.clear()
+        self._wals.clear()
         self._log = self._store = None
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from tidebook.core.metrics import Metrics
 from tidebook.core.portal import Portal
 from tidebook.journal.sync import SyncJournal
 from tidebook.wiring.book import Book, open
 from tidebook.wiring.settings import Settings
+
+if TYPE_CHECKING:
+    from tidebook.wal.sync import SyncWal
 
 
 class SyncBook:
@@ -29,6 +33,11 @@ class SyncBook:
 
     def journal(self, topic: str) -> SyncJournal:
         return SyncJournal(self._portal_open(), self._book.journal(topic))
+
+    def wal(self, namespace: str) -> SyncWal:
+        from tidebook.wal.sync import SyncWal
+
+        return SyncWal(self._portal_open(), self._book.wal(namespace))
 
     def _portal_open(self) -> Portal:
         if self._portal is None:

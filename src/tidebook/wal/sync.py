@@ -1,0 +1,95 @@
+"""Regions for threads without a loop: the same names, without await, over the one async body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tidebook.core.portal import Portal
+from tidebook.wal.cleaner import Cleaned, OnPinned
+from tidebook.wal.cleaning import Pinned
+from tidebook.wal.entry import Entry, Written
+from tidebook.wal.meta import RegionMeta
+from tidebook.wal.region import Handler, OnProgress, Region, RegionStatus
+from tidebook.wal.snapshot import Snapshot
+from tidebook.wal.wal import Wal
+
+
+class SyncRegion:
+    """See `Region` for what each name does."""
+
+    def __init__(self, portal: Portal, region: Region) -> None:
+        self._portal = portal
+        self._region = region
+        self.id = region.id
+
+    @property
+    def meta(self) -> RegionMeta:
+        return self._region.meta
+
+    @property
+    def writable(self) -> bool:
+        return self._region.writable
+
+    def write(self, table: int, payloads: Sequence[Any]) -> Written:
+        return self._portal.run(self._region.write(table, payloads))
+
+    def write_many(self, writes: Sequence[tuple[int, Sequence[Any]]]) -> list[Written]:
+        return self._portal.run(self._region.write_many(writes))
+
+    def read(self, *, from_offset: int = 0) -> Iterator[Entry]:
+        return self._portal.iterate(self._region.read(from_offset=from_offset))
+
+    def read_table(self, table: int, *, start: int = 1) -> Iterator[Entry]:
+        return self._portal.iterate(self._region.read_table(table, start=start))
+
+    def replay(
+        self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
+    ) -> dict[int, int]:
+        """The handlers run in the portal's thread."""
+        return self._portal.run(self._region.replay(handlers, other=other, progress=progress))
+
+    def refresh(self) -> None:
+        self._portal.run(self._region.refresh())
+
+    def mark_deleted(self, table: int, seq: int) -> None:
+        self._portal.run(self._region.mark_deleted(table, seq))
+
+    def drop_table(self, table: int) -> None:
+        self._portal.run(self._region.drop_table(table))
+
+    def snapshot(self) -> Snapshot:
+        return self._portal.run(self._region.snapshot())
+
+    def clean(self) -> Cleaned:
+        return self._portal.run(self._region.clean())
+
+    def pinned(self) -> list[Pinned]:
+        return self._region.pinned()
+
+    def status(self) -> RegionStatus:
+        return self._portal.run(self._region.status())
+
+    def close(self) -> None:
+        self._portal.run(self._region.close())
+
+
+class SyncWal:
+    """See `Wal` for what each name does."""
+
+    def __init__(self, portal: Portal, wal: Wal) -> None:
+        self._portal = portal
+        self._wal = wal
+        self.namespace = wal.namespace
+
+    def open_region(
+        self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
+    ) -> SyncRegion:
+        opening = self._wal.open_region(id, create=create, writable=writable, on_pinned=on_pinned)
+        return SyncRegion(self._portal, self._portal.run(opening))
+
+    def regions(self) -> list[int]:
+        return self._portal.run(self._wal.regions())
+
+    def delete_region(self, id: int) -> None:
+        self._portal.run(self._wal.delete_region(id))

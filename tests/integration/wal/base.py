@@ -1,0 +1,97 @@
+"""What every case of a region starts from: a log, a namespace of its own, ways to open it again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar
+
+import pytest
+import pytest_asyncio
+
+from tidebook.core.clock import RandomIds, SystemClock
+from tidebook.core.metrics import Metrics
+from tidebook.log.port import Log, Record, read_all
+from tidebook.wal.entry import Entry
+from tidebook.wal.meta import RegionMeta
+from tidebook.wal.region import Region
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.wal import Wal
+
+OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
+
+
+def make_wal(log: Log, namespace: str, **settings: Any) -> Wal:
+    return Wal(
+        log,
+        namespace,
+        clock=SystemClock(),
+        ids=RandomIds(),
+        metrics=Metrics(),
+        settings=WalSettings(**{"clean_every_s": 0, **settings}),
+    )
+
+
+class RegionBase:
+    """Subclasses give `open_log`, each call of it another instance on the same data."""
+
+    pytestmark: ClassVar = [pytest.mark.asyncio]
+
+    @pytest.fixture
+    def open_log(self) -> OpenLog:
+        raise NotImplementedError("give the fixture open_log")
+
+    @pytest_asyncio.fixture
+    async def log(self, open_log: OpenLog) -> AsyncIterator[Log]:
+        async with open_log() as log:
+            yield log
+
+    @pytest.fixture
+    def namespace(self) -> str:
+        return f"t-{uuid.uuid4().hex[:12]}"
+
+    @pytest_asyncio.fixture
+    async def wal(self, log: Log, namespace: str) -> AsyncIterator[Wal]:
+        wal = make_wal(log, namespace)
+        yield wal
+        for region in await wal.regions():
+            await wal.delete_region(region)
+        await wal.close()
+
+    @pytest_asyncio.fixture
+    async def region(self, wal: Wal) -> Region:
+        return await wal.open_region(7, create=True)
+
+    @pytest_asyncio.fixture
+    async def other(self, log: Log, namespace: str, wal: Wal) -> AsyncIterator[Wal]:
+        """The same namespace, as another process would have it."""
+        other = make_wal(log, namespace)
+        yield other
+        await other.close()
+
+
+def facts(meta: RegionMeta) -> dict[int, Any]:
+    """Everything of a meta that must survive, comparable."""
+    return {
+        table: (t.life, t.next_seq_num, t.latest_marked_deleted, t.current_high_watermark, dict(t.mapping))
+        for table, t in meta.tables.items()
+    }
+
+
+async def held_records(log: Log, topic: str) -> list[Record]:
+    """All that a topic holds."""
+    start, stop = await log.start(topic, 0), await log.end(topic, 0)
+    return list(await read_all(log, topic, 0, start=start, stop=stop))
+
+
+async def entries(reading: AsyncIterator[Entry]) -> list[tuple[int, int, Any]]:
+    return [(e.table, e.seq, e.payload) async for e in reading]
+
+
+async def contents(region: Region) -> dict[int, list[tuple[int, Any]]]:
+    """What each table holds, by number."""
+    held: dict[int, list[tuple[int, Any]]] = {}
+    async for entry in region.read():
+        held.setdefault(entry.table, []).append((entry.seq, entry.payload))
+    return held
