@@ -26,6 +26,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     expire_after_ms: int | None = None
     #: Set on a retry: the partition's end before the first attempt.
     floor: int | None = None
+    #: How many of the events carry each tag, so that tags are numbered without looking into the body.
+    tagged: tuple[tuple[str, int], ...] = ()
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -112,6 +112,15 @@ def _object(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
 
 
+def count_tags(events: Iterable[Event]) -> tuple[tuple[str, int], ...]:
+    """How many of the events carry each tag."""
+    counts: dict[str, int] = {}
+    for event in events:
+        for tag in event.tags:
+            counts[tag] = counts.get(tag, 0) + 1
+    return tuple(sorted(counts.items()))
+
+
 def decode_event(kept: bytes | msgspec.Raw) -> KeptEvent:
     """Undo `encode_event` up to the payload, which stays bytes."""
     try:

@@ -120,9 +120,12 @@ def _append(
             evicted, recent = recent[-RECENT_MAX - 1].position, recent[-RECENT_MAX:]
     delete_to, incarnation, segment_size, expire_after_ms = 0, at, facts.segment_size, None
     jumps: tuple[Jump, ...] = ()
+    tag_counts: dict[str, int] = {}
     if head is not None and head.live:
         delete_to, incarnation, segment_size = head.delete_to, head.incarnation, head.segment_size
-        expire_after_ms, jumps = head.expire_after_ms, head.jumps
+        expire_after_ms, jumps, tag_counts = head.expire_after_ms, head.jumps, head.tag_counts
+    if action.tagged:
+        tag_counts = tag_counts | {tag: tag_counts.get(tag, 0) + count for tag, count in action.tagged}
     if action.expire_after_ms is not None:
         expire_after_ms = None if action.expire_after_ms == NEVER else action.expire_after_ms
     if first - last > segment_size:
@@ -130,7 +133,7 @@ def _append(
     return (
         Head(
             True, new_last, delete_to, incarnation, at, segment_size,
-            expire_after_ms, timestamp_ms, recent, evicted, jumps,
+            expire_after_ms, timestamp_ms, recent, evicted, jumps, tag_counts,
         ),
         Appended(first, new_last, last),
     )  # fmt: skip

@@ -51,6 +51,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: The newest append that `recent` has forgotten.
     evicted: Position | None
     jumps: tuple[Jump, ...]
+    #: How many events of this life carry each tag: the next one gets the number behind.
+    tag_counts: dict[str, int] = {}
 
     @property
     def expires_at_ms(self) -> int | None:

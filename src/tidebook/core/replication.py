@@ -6,12 +6,12 @@ The order is forced by crashes, zombies and replays; `docs/explanation/replicati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge
-from tidebook.core.event import unpack_events
+from tidebook.core.event import decode_event, unpack_events
 from tidebook.core.fold import Appended, Deleted, Purged, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -25,6 +25,8 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     position: Position
     timestamp_ms: int
     action: Action | Damaged
+    #: The log's time here: never back within the partition, marks and ticks included. Tags are ordered by it.
+    time_ms: int = 0
 
 
 class EventRow(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +39,36 @@ class EventRow(msgspec.Struct, frozen=True, gc=False):
     position: Position
     #: Which event of its record it is, from 0.
     index: int
+    time_ms: int = 0
+
+
+class TagPlace(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Where a tagged event stands in its tag's stream: by the log's time, then by where the log has it."""
+
+    tag: str
+    time_ms: int
+    topic: str
+    partition: int
+    offset: int
+    index: int
+    epoch: int
+
+
+class TagRow(msgspec.Struct, frozen=True, gc=False):
+    """A tagged event as `tag_views` keeps it, with the number it has among its journal's events of that tag."""
+
+    place: TagPlace
+    id: str
+    tag_seq_nr: int
+    event: EventRow
+
+
+class PutTags(msgspec.Struct, frozen=True, gc=False):
+    """Write these tag rows, each at its own position's stamp, then how far each tag of the journal has come."""
+
+    key: Key
+    head: Head
+    rows: tuple[TagRow, ...]
 
 
 class PutEvents(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +92,9 @@ class ClearEvents(msgspec.Struct, frozen=True, gc=False):
     key: Key
     head: Head
     above: int
+    #: Tag rows of events that this slice itself would have written: another replicator may have, or may yet.
+    unwritten: tuple[TagPlace, ...] = ()
+    clear_tags: bool = True
 
 
 class ClearJournal(msgspec.Struct, frozen=True, gc=False):
@@ -67,9 +102,11 @@ class ClearJournal(msgspec.Struct, frozen=True, gc=False):
 
     key: Key
     head: Head
+    unwritten: tuple[TagPlace, ...] = ()
+    clear_tags: bool = True
 
 
-Write = PutEvents | PutHead | ClearEvents | ClearJournal
+Write = PutEvents | PutTags | PutHead | ClearEvents | ClearJournal
 
 
 class Pointer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,8 +140,19 @@ class SliceWrites(msgspec.Struct, frozen=True, gc=False):
     parked: tuple[Parked, ...] = ()
 
 
-def plan_key(key: Key, head: Head | None, records: Iterable[Placed], facts: TopicFacts) -> tuple[Write, ...]:
-    """The writes that bring one journal from `head`, as it was read, to the end of `records`."""
+def plan_key(
+    key: Key,
+    head: Head | None,
+    records: Iterable[Placed],
+    facts: TopicFacts,
+    *,
+    partition: int = 0,
+    clear_tags: bool = True,
+) -> tuple[Write, ...]:
+    """The writes that bring one journal from `head`, as it was read, to the end of `records`.
+
+    With `clear_tags=False` deleted and purged events stay in their tags' streams.
+    """
     writes: list[Write] = []
     work: list[Placed] = []
     skipped = cleared_before = False
@@ -119,53 +167,76 @@ def plan_key(key: Key, head: Head | None, records: Iterable[Placed], facts: Topi
         # Whoever wrote this head may have died before the rest: do that again, under the same stamps.
         writes.append(PutHead(key, head))
         if cleared_before and not head.live:
-            writes.append(ClearJournal(key, head))
+            writes.append(ClearJournal(key, head, (), clear_tags))
     clear = cleared_before and head is not None and head.live
     clear_above = head.delete_to if head is not None and head.live and not cleared_before else 0
 
     now = head
     rows: list[EventRow] = []
+    tags: list[TagRow] = []
     dirty = False
     for placed in work:
+        before = now
         now, change = fold(now, placed.action, placed.position, placed.timestamp_ms, facts)
         match change:
             case Purged():
                 assert now is not None
-                writes += (PutHead(key, now), ClearJournal(key, now))
-                rows, dirty, clear, clear_above = [], False, False, 0
+                unwritten = tuple(row.place for row in tags) if clear_tags else ()
+                kept_tags = () if clear_tags else tuple(tags)
+                if kept_tags:
+                    writes.append(PutTags(key, now, kept_tags))
+                writes += (PutHead(key, now), ClearJournal(key, now, unwritten, clear_tags))
+                rows, tags, dirty, clear, clear_above = [], [], False, False, 0
             case Appended():
-                rows += _rows(placed, change)
+                new = _rows(placed, change)
+                rows += new
+                if placed.action.tagged:  # type: ignore[union-attr]
+                    tags += _tag_rows(key, partition, before, new)
                 dirty = True
             case Deleted():
                 dirty = clear = True
             case _:
                 pass
+    if not (dirty or clear):
+        return tuple(writes)
+    assert now is not None
+    gone = now.delete_to if clear_tags else 0
     if dirty:
-        assert now is not None
         kept = tuple(row for row in rows if row.seq_nr > now.delete_to)
+        kept_tags = tuple(row for row in tags if row.event.seq_nr > gone)
         if kept:
             writes.append(PutEvents(key, now, kept))
+        if kept_tags:
+            writes.append(PutTags(key, now, kept_tags))
         writes.append(PutHead(key, now))
     if clear:
-        assert now is not None
-        writes.append(ClearEvents(key, now, clear_above))
+        unwritten = tuple(row.place for row in tags if row.event.seq_nr <= gone)
+        writes.append(ClearEvents(key, now, clear_above, unwritten, clear_tags))
     return tuple(writes)
+
+
+def _tag_rows(key: Key, partition: int, before: Head | None, rows: Iterable[EventRow]) -> Iterator[TagRow]:
+    counts = dict(before.tag_counts) if before is not None and before.live else {}
+    for row in rows:
+        for tag in decode_event(row.kept).tags:
+            counts[tag] = counts.get(tag, 0) + 1
+            at = row.position
+            place = TagPlace(tag, row.time_ms, key.topic, partition, at.offset, row.index, at.epoch)
+            yield TagRow(place, key.id, counts[tag], row)
 
 
 def _rows(placed: Placed, change: Appended) -> list[EventRow]:
     assert isinstance(placed.action, Append)
     return [
-        EventRow(change.first + i, kept, placed.timestamp_ms, placed.position, i)
+        EventRow(change.first + i, kept, placed.timestamp_ms, placed.position, i, placed.time_ms)
         for i, kept in enumerate(unpack_events(placed.action.body))
     ]
 
 
-def advance_time(time_ms: int, placed: Sequence[Placed]) -> int:
-    """The log's time through these records: never back, ticks and marks included."""
-    for each in placed:
-        tick = each.action.time_ms if isinstance(each.action, Mark) and each.action.time_ms is not None else 0
-        time_ms = max(time_ms, each.timestamp_ms, tick)
-    return time_ms
+def advance_time(time_ms: int, timestamp_ms: int, action: Action | Damaged) -> int:
+    """The log's time at a record, from the time at the one before: never back, ticks and marks included."""
+    tick = action.time_ms if isinstance(action, Mark) and action.time_ms is not None else 0
+    return max(time_ms, timestamp_ms, tick)
 
 
 def segments_between(head: Head, above: int, to: int) -> list[range]:

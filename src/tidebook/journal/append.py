@@ -9,7 +9,7 @@ from typing import Any
 
 from tidebook.core.action import NEVER, Append
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
-from tidebook.core.event import Event, encode_event, pack_events
+from tidebook.core.event import Event, count_tags, encode_event, pack_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST, seq_nr
@@ -66,6 +66,7 @@ def append_action(
         at,
         expiry_ms(expire_after),
         floor,
+        count_tags(events),
     )
 
 

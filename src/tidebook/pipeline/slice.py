@@ -78,21 +78,18 @@ async def plan_slice(
         )  # fmt: skip
     if stop <= wanted:
         return Plan(began, None)
-    placed, parked, stopped_by = _read(records, wanted, topic, partition, facts)
+    began_ms = 0 if began is None else began.time_ms
+    placed, parked, time_ms, stopped_by = _read(records, wanted, topic, partition, facts, began_ms)
     if stopped_by is not None:
         stop = stopped_by.offset
         if stop <= wanted:
             return Plan(began, None, stopped_by.error)
     heads = await _heads(store, topic, list(placed))
-    time_ms = advance_time(
-        0 if began is None else began.time_ms,
-        [each for of_key in placed.values() for each in of_key],
-    )
     pointer = Pointer(Position(facts.epoch, stop - 1), time_ms)
     keys = []
     for id, of_key in placed.items():
         if id is not None:
-            key_writes = plan_key(Key(topic, id), heads.get(id), of_key, facts)
+            key_writes = plan_key(Key(topic, id), heads.get(id), of_key, facts, partition=partition)
             if key_writes:
                 keys.append(key_writes)
     writes = SliceWrites(topic, partition, began, pointer, tuple(keys), tuple(parked))
@@ -129,9 +126,9 @@ def _next_offset(began: Pointer | None, topic: str, partition: int, facts: Topic
 
 
 def _read(
-    records: Sequence[Record], wanted: int, topic: str, partition: int, facts: TopicFacts
-) -> tuple[dict[str | None, list[Placed]], list[Parked], _Stop | None]:
-    """Records from `wanted` on by journal, in offset order; those that concern no journal under None."""
+    records: Sequence[Record], wanted: int, topic: str, partition: int, facts: TopicFacts, time_ms: int
+) -> tuple[dict[str | None, list[Placed]], list[Parked], int, _Stop | None]:
+    """Records from `wanted` on by journal, in offset order, with the log's time; those of no journal under None."""
     placed: dict[str | None, list[Placed]] = {}
     parked: list[Parked] = []
     names: dict[bytes | None, str | Damaged] = {}
@@ -147,15 +144,16 @@ def _read(
             action = read_record(record.value, limit_bytes=facts.limit_bytes)
         except UnknownVersion as error:
             error.add_note(f"at {topic}/{partition}, offset {record.offset}")
-            return placed, parked, _Stop(record.offset, error)
+            return placed, parked, time_ms, _Stop(record.offset, error)
         id, action = _named(names, record, action, partition, facts)
         if isinstance(action, Damaged):
             parked.append(
                 Parked(topic, partition, position, record.timestamp_ms, id, action.reason, record.value or b"")
             )
             id = None
-        placed.setdefault(id, []).append(Placed(position, record.timestamp_ms, action))
-    return placed, parked, None
+        time_ms = advance_time(time_ms, record.timestamp_ms, action)
+        placed.setdefault(id, []).append(Placed(position, record.timestamp_ms, action, time_ms))
+    return placed, parked, time_ms, None
 
 
 def _named(

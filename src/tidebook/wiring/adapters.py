@@ -45,4 +45,11 @@ async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
         from tidebook.store.embedded.store import EmbeddedStore
 
         return EmbeddedStore(settings.folder, metrics=metrics)
+    if scheme(section.url) == "cassandra":
+        adapter = extra("tidebook.store.cassandra.store", "cassandra")
+        cassandra = extra("tidebook.store.cassandra.settings", "cassandra")
+        store: StoreWriter = await adapter.open_cassandra_store(
+            cassandra.CassandraSettings.read(section.url, section.options), metrics=metrics
+        )
+        return store
     raise InvalidInput(f"[store] url: {scheme(section.url)}:// is unknown; there is cassandra://")

@@ -15,6 +15,7 @@ from tidebook.core.replication import (
     Parked,
     PutEvents,
     PutHead,
+    PutTags,
     SliceWrites,
     Write,
     segments_between,
@@ -66,6 +67,8 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
                 heads.append(write)
             case PutEvents():
                 yield from event_batches(write)
+            case PutTags():
+                pass  # there are no tag views yet
             case ClearEvents():
                 yield from clear_events(write)
             case ClearJournal():

@@ -16,6 +16,7 @@ from tidebook.core.replication import (
     Pointer,
     PutEvents,
     PutHead,
+    PutTags,
     SliceWrites,
     Write,
 )
@@ -78,6 +79,8 @@ def _put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
                     rows.append(write)
                 case PutHead():
                     last = write
+                case PutTags():
+                    pass  # there are no tag views yet
                 case ClearEvents():
                     _clear_events(session, write)
                 case ClearJournal():
