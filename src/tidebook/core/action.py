@@ -24,7 +24,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     at: int | None = None
     #: None keeps the journal's expiry, NEVER removes it.
     expire_after_ms: int | None = None
-    #: Set on a retry: the partition's end before the first attempt.
+    #: Set on a retry: the partition's end before the first attempt, or -1 if that was in an earlier epoch.
     floor: int | None = None
     #: How many of the events carry each tag, so that tags are numbered without looking into the body.
     tagged: tuple[tuple[str, int], ...] = ()

@@ -56,6 +56,7 @@ class OutcomeUnknown(TidebookError):
         partition: int | None = None,
         offset: int | None = None,
         floor: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__(message)
         self.append_id = append_id
@@ -63,6 +64,8 @@ class OutcomeUnknown(TidebookError):
         self.offset = offset
         #: The partition's end before the first attempt.
         self.floor = floor
+        #: The topic's epoch at the first attempt.
+        self.epoch = epoch
 
 
 class Truncated(TidebookError):

@@ -30,7 +30,10 @@ class Event:
         if isinstance(tags, str):
             raise InvalidInput(f"tags are a set of texts: write {{{tags!r}}}")
         self.payload = payload
-        self.tags = frozenset(tags)
+        try:
+            self.tags = frozenset(tags)
+        except TypeError as error:
+            raise InvalidInput(f"tags are a set of texts, not {type(tags).__name__}: {error}") from error
         self.metadata = metadata
 
     def __repr__(self) -> str:

@@ -96,7 +96,7 @@ def _append(
         for known in head.recent:
             if known.append_id == action.append_id:
                 return head, Repeated(known.first, known.last, known.position)
-        if action.floor is not None and head.evicted is not None and Position(at.epoch, action.floor) <= head.evicted:
+        if action.floor is not None and may_be_forgotten(head, action.floor, at.epoch):
             return head, Forgotten()
     last = head.seq_nr if head is not None and head.live else 0
     if action.expected is not None:
@@ -137,6 +137,14 @@ def _append(
         ),
         Appended(first, new_last, last),
     )  # fmt: skip
+
+
+def may_be_forgotten(head: Head, floor: int, epoch: int) -> bool:
+    """Whether the head may have forgotten an append whose first attempt was made at or behind `floor`.
+
+    A floor below 0: it was made in an earlier epoch, or nobody knows when.
+    """
+    return head.evicted is not None and (floor < 0 or Position(epoch, floor) <= head.evicted)
 
 
 def _remember(jumps: tuple[Jump, ...], jump: Jump) -> tuple[Jump, ...]:

@@ -36,12 +36,15 @@ def encode_payload(value: object) -> tuple[int, bytes]:
 
 def decode_payload(type_: int, data: bytes) -> Any:
     """What `encode_payload` was given."""
-    if type_ == JSON:
-        return decode_json(data)
-    if type_ == BYTES:
-        return data
-    if type_ == TEXT:
-        return data.decode()
+    try:
+        if type_ == JSON:
+            return _decode_json(data)
+        if type_ == BYTES:
+            return data
+        if type_ == TEXT:
+            return data.decode()
+    except ValueError as error:
+        raise Corrupt(f"a payload's bytes are damaged: {error}") from error
     raise Corrupt(f"payload type {type_} is unknown")
 
 

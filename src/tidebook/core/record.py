@@ -15,6 +15,7 @@ import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
+from tidebook.core.event import unpack_events
 
 MAGIC: Final = 0x7B
 VERSION: Final = 1
@@ -51,9 +52,18 @@ def decode_record(value: bytes) -> Action:
         action: Action = _decode(rest)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
-    if isinstance(action, Append) and (action.count < 1 or (action.expected is not None and action.at is not None)):
-        raise Corrupt("the append's envelope contradicts itself")
+    if isinstance(action, Append):
+        _check_append(action)
     return action
+
+
+def _check_append(action: Append) -> None:
+    """Whoever numbers the events goes by `count`, whoever keeps them by the body: both must say the same."""
+    if action.count < 1 or (action.expected is not None and action.at is not None):
+        raise Corrupt("the append's envelope contradicts itself")
+    events = len(unpack_events(action.body))
+    if events != action.count:
+        raise Corrupt(f"the append speaks of {action.count} events and holds {events}")
 
 
 def read_record(value: bytes | None, *, limit_bytes: int) -> Action | Damaged:

@@ -70,6 +70,11 @@ def append_action(
     )
 
 
+def floor_of(retry: OutcomeUnknown, epoch: int) -> int:
+    """Where the log ended before the first attempt, or -1 where that says nothing in this epoch."""
+    return retry.floor if retry.floor is not None and retry.epoch == epoch else -1
+
+
 class Pending:
     """An append on its way: called back by the log, it settles the caller's future."""
 
@@ -98,7 +103,7 @@ class Pending:
         cache = self._partition.cache
         record = Record(sent.offset, sent.timestamp_ms, self._record.key, self._record.value)
         cache.take_own(record, self._id, self._action)
-        change = cache.outcome(self._action.append_id)
+        change = cache.outcome(self._action.append_id, sent.offset)
         if change is not None:
             self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, self._position(sent)))
             return
@@ -115,10 +120,10 @@ class Pending:
         position = self._position(sent)
         try:
             await cache.reach(sent.offset)
-            change = cache.outcome(append_id)
+            change = cache.outcome(append_id, sent.offset)
             if change is None:
                 head = await cache.head(self._id)
-                change = cache.outcome(append_id)
+                change = cache.outcome(append_id, sent.offset)
                 if change is None:
                     self._settle(answer_from_head(head, self._key, self._action, sent.partition, position))
                     return
@@ -131,6 +136,7 @@ class Pending:
                 partition=sent.partition,
                 offset=sent.offset,
                 floor=self.floor,
+                epoch=self._action.epoch,
             )
             unknown.__cause__ = error
             self._settle(unknown)
@@ -151,6 +157,7 @@ class Pending:
                 append_id=self._action.append_id,
                 partition=self._partition.number,
                 floor=self.floor,
+                epoch=self._action.epoch,
             )
             known.__cause__ = error
             return known

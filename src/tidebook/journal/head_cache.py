@@ -34,6 +34,10 @@ CATCH_UP_RECORDS_MAX = 2_000
 DROP_EVERY_S = 5.0
 
 
+#: An attempt of an append: its offset, and what came of it.
+Met = tuple[int, Change]
+
+
 class Stored:
     """The store's side of a journal, read in the order that the rules want: the pointer, then the head."""
 
@@ -79,8 +83,8 @@ class HeadCache:
         self._offsets_held = 0
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._bytes_held = 0
-        #: Appends of this process whose outcome is still open, by append id.
-        self._open: dict[bytes, Change | None] = {}
+        #: Appends of this process whose outcome is still open, by append id: the attempt that was met last.
+        self._open: dict[bytes, Met | None] = {}
         self._resolving: dict[str, asyncio.Task[Head | None]] = {}
         self._reaching: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
@@ -231,7 +235,7 @@ class HeadCache:
             return  # the store was ahead of the tail when this head was read
         self._heads[id], change = fold(head, action, position, timestamp_ms, self.facts)
         if type(action) is Append and action.append_id in self._open:
-            self._open[action.append_id] = change
+            self._open[action.append_id] = (offset, change)
 
     def _remember(self, id: str, record: Record) -> None:
         offsets = self._offsets.get(id)
@@ -331,9 +335,10 @@ class HeadCache:
         """Keep the outcome of this append when the tail meets it."""
         self._open[append_id] = None
 
-    def outcome(self, append_id: bytes) -> Change | None:
-        """What the fold said of a watched append, if the tail has met it."""
-        return self._open.get(append_id)
+    def outcome(self, append_id: bytes, offset: int) -> Change | None:
+        """What the fold said of a watched append's attempt at this offset, if the tail has met it."""
+        met = self._open.get(append_id)
+        return met[1] if met is not None and met[0] == offset else None
 
     def unwatch(self, append_id: bytes) -> None:
         """The outcome is told."""
@@ -350,12 +355,12 @@ class HeadCache:
 class _Watching(Tail):
     """A tail that keeps no events and notes what came of this process's own appends."""
 
-    def __init__(self, head: Head | None, facts: TopicFacts, open_: dict[bytes, Change | None]) -> None:
+    def __init__(self, head: Head | None, facts: TopicFacts, open_: dict[bytes, Met | None]) -> None:
         super().__init__(head, facts, bytes_max=0)
         self._watched = open_
 
     def take(self, record: Record) -> Change:
         change = super().take(record)
         if type(self.action) is Append and self.action.append_id in self._watched:
-            self._watched[self.action.append_id] = change
+            self._watched[self.action.append_id] = (record.offset, change)
         return change

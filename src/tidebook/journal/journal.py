@@ -18,7 +18,7 @@ from tidebook.core.payload import encode_payload
 from tidebook.core.record import encode_record
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic import TopicFacts
-from tidebook.journal.append import Pending, append_action
+from tidebook.journal.append import Pending, append_action, floor_of
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.snapshots import Snapshot, read_snapshot
@@ -140,9 +140,9 @@ class Journal:
         partition = topic.partition(journal_id(id))
         floor = None
         if retry is not None:
-            if append_id is not None or retry.append_id is None:
+            if append_id is not None or not isinstance(retry, OutcomeUnknown) or retry.append_id is None:
                 raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
-            append_id, floor = retry.append_id, retry.floor or 0
+            append_id, floor = retry.append_id, floor_of(retry, topic.facts.epoch)
         facts = topic.facts
         action = append_action(
             events,

@@ -7,7 +7,7 @@ import msgspec
 from tidebook.core.action import Append
 from tidebook.core.errors import Conflict, Fenced, OutcomeUnknown, TidebookError
 from tidebook.core.fold import Appended as Added
-from tidebook.core.fold import Change, Forgotten, Lost, Repeated, Stale
+from tidebook.core.fold import Change, Forgotten, Lost, Repeated, Stale, may_be_forgotten
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -57,7 +57,10 @@ def answer_from_head(
     for recent in head.recent if head is not None else ():
         if recent.append_id == action.append_id:
             return Appended(recent.first, recent.last, partition, recent.position.offset)
-    if head is None or head.evicted is None or head.evicted < position:
+    # It is not among those that count. Either it was void, or it is forgotten by now; and a retry may have been void
+    # because its first attempt was forgotten.
+    late = head is not None and action.floor is not None and may_be_forgotten(head, action.floor, position.epoch)
+    if not late and (head is None or head.evicted is None or head.evicted < position):
         return Conflict(
             key=key, expected=action.expected, at=action.at, found=head.seq_nr if head is not None and head.live else 0
         )

@@ -1,0 +1,116 @@
+"""Events: what a user gives, what is kept, what a reader gets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.core.event import (
+    TAG_BYTES_MAX,
+    TAGS_BYTES_MAX,
+    Event,
+    ReadEvent,
+    decode_event,
+    encode_event,
+    pack_events,
+    read_event,
+    unpack_events,
+)
+
+tags = st.frozensets(
+    st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=20), max_size=4
+)
+metadata = st.none() | st.dictionaries(st.text(max_size=5), st.integers(0, 9) | st.text(max_size=5), max_size=3)
+events = st.builds(
+    Event, st.binary(max_size=50) | st.text(max_size=20) | st.integers(0, 99), tags=tags, metadata=metadata
+)
+
+
+def read(event: Event) -> ReadEvent:
+    return read_event(encode_event(event), 1, 0, 0, 0)
+
+
+@given(events)
+def test_an_event_comes_back_as_it_went_in(event: Event) -> None:
+    again = read(event)
+    assert Event(again.payload, tags=again.tags, metadata=again.metadata) == event
+
+
+@given(st.lists(st.binary(min_size=1, max_size=30).map(lambda payload: encode_event(Event(payload))), max_size=20))
+def test_a_body_gives_back_its_events_byte_by_byte(kept: list[bytes]) -> None:
+    assert unpack_events(pack_events(kept)) == kept
+
+
+def test_tags_are_kept_sorted_so_that_equal_events_are_equal_bytes() -> None:
+    assert decode_event(encode_event(Event(1, tags=["b", "a"]))).tags == ("a", "b")
+
+
+def test_an_event_without_tags_and_metadata_is_small() -> None:
+    assert encode_event(Event(b"")) == b"\x92\x02\xc4\x00"
+
+
+def test_no_metadata_and_empty_metadata_are_told_apart() -> None:
+    assert read(Event(1)).metadata is None
+    assert read(Event(1, metadata={})).metadata == {}
+
+
+def test_an_event_shows_what_it_holds() -> None:
+    assert repr(Event({"total": 3}, tags={"paid"}, metadata={"by": "x"})) == (
+        "Event({'total': 3}, tags={'paid'}, metadata={'by': 'x'})"
+    )
+
+
+def test_the_time_of_an_event_knows_its_zone() -> None:
+    assert read_event(encode_event(Event(1)), 1, 1500, 0, 0).timestamp == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
+
+
+def test_text_as_tags_is_refused_for_its_letters_would_be_tags() -> None:
+    with pytest.raises(InvalidInput, match="set of texts"):
+        Event(1, tags="paid")
+
+
+@pytest.mark.parametrize("bad", [[["a"]], [{}], 5], ids=repr)
+def test_tags_that_can_be_no_set_are_refused(bad: Any) -> None:
+    with pytest.raises(InvalidInput, match="tags"):
+        Event(1, tags=bad)
+
+
+@pytest.mark.parametrize("tag", ["", 5, None, b"a", "x" * (TAG_BYTES_MAX + 1), "ä" * 101, "a\x00", "\ud800"], ids=repr)
+def test_a_tag_that_is_no_short_text_is_refused(tag: Any) -> None:
+    with pytest.raises(InvalidInput, match="tag"):
+        encode_event(Event(1, tags=[tag]))
+
+
+def test_the_tags_of_one_event_are_bounded_together() -> None:
+    many = [f"{i:0>190}" for i in range(TAGS_BYTES_MAX // 190 + 1)]
+    with pytest.raises(InvalidInput, match="together"):
+        encode_event(Event(1, tags=many))
+
+
+@pytest.mark.parametrize("bad", [[1], "a", 5, {1: 2}, {"a": {1}}, {"a": float("nan")}], ids=repr)
+def test_metadata_that_is_no_json_object_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidInput, match="metadata"):
+        encode_event(Event(1, metadata=bad))
+
+
+@pytest.mark.parametrize("bad", [1, "a", {"a": 1}, None], ids=repr)
+def test_what_is_no_event_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"Event\(\.\.\.\)"):
+        encode_event(bad)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x90", b"\x91\xc0", b"\x92\x02\x05"])
+def test_damaged_event_bytes_are_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_event(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05", b"\x92\x01", b"\xdd\xff\xff\xff\xff"])
+def test_a_damaged_body_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        unpack_events(data)

@@ -1,0 +1,157 @@
+"""Payloads: JSON values, text and bytes come back as the type that went in; nothing else goes in."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.core.payload import BYTES, DEPTH_MAX, JSON, TEXT, decode_payload, encode_payload
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+json_values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20
+)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Name(str):
+    pass
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def cycle_of_lists() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def cycle_of_dicts() -> Any:
+    value: dict[str, Any] = {}
+    value["self"] = {"again": [value]}
+    return value
+
+
+def round_trip(value: object) -> Any:
+    return decode_payload(*encode_payload(value))
+
+
+@given(json_values | st.binary())
+def test_a_payload_comes_back_equal_and_of_the_same_type(value: Any) -> None:
+    again = round_trip(value)
+    assert again == value
+    assert type(again) is type(value)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, 1.7976931348623157e308, 1e22, 3.0, 0.1 + 0.2])
+def test_a_float_comes_back_to_the_last_bit(value: float) -> None:
+    again = round_trip(value)
+    assert type(again) is float
+    assert math.copysign(1, again) == math.copysign(1, value)
+    assert again.hex() == value.hex()
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 2**53 + 1, 0])
+def test_a_whole_number_of_64_bits_comes_back_exactly(value: int) -> None:
+    assert round_trip(value) == value
+    assert type(round_trip(value)) is int
+
+
+def test_an_objects_names_keep_their_order() -> None:
+    assert list(round_trip({"b": 1, "a": 2, "": 3})) == ["b", "a", ""]
+
+
+@pytest.mark.parametrize(("value", "type_"), [({"a": 1}, JSON), ([1], JSON), (None, JSON), ("a", TEXT), (b"a", BYTES)])
+def test_text_and_bytes_as_a_whole_are_kept_as_they_are(value: object, type_: int) -> None:
+    assert encode_payload(value)[0] == type_
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        {"deep": [1, {"er": math.nan}]},
+        2**64,
+        -(2**63) - 1,
+        [10**100],
+        {1, 2},
+        frozenset("a"),
+        (1, 2),
+        [(1,)],
+        {"a": (1,)},
+        {1: "a"},
+        {None: 1},
+        {b"a": 1},
+        {True: 1},
+        [b"bytes inside"],
+        {"a": b"bytes inside"},
+        bytearray(b"a"),
+        memoryview(b"a"),
+        Decimal(1),
+        datetime(2026, 1, 1),
+        1j,
+        object(),
+        Colour.RED,
+        [Colour.RED],
+        Name("text"),
+        OrderedDict(a=1),
+        range(3),
+        iter([]),
+        cycle_of_lists(),
+        cycle_of_dicts(),
+        nested(DEPTH_MAX + 1),
+        nested(100_000),
+        "\ud800",
+        ["\udfff"],
+        {"\ud800": 1},
+    ],
+    ids=lambda value: f"{type(value).__name__}",
+)
+def test_what_would_not_come_back_as_it_is_is_refused(value: object) -> None:
+    with pytest.raises(InvalidInput):
+        encode_payload(value)
+
+
+def test_nesting_up_to_the_bound_is_taken() -> None:
+    assert round_trip(nested(DEPTH_MAX)) == nested(DEPTH_MAX)
+
+
+def test_a_refused_number_is_named_and_the_way_out_told() -> None:
+    with pytest.raises(InvalidInput, match=r"18446744073709551616.*as text"):
+        encode_payload({"n": 2**64})
+
+
+def test_an_unknown_payload_type_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="7"):
+        decode_payload(7, b"")
+
+
+@pytest.mark.parametrize(("type_", "data"), [(JSON, b""), (JSON, b"{"), (JSON, b"nan"), (TEXT, b"\xff")])
+def test_damaged_payload_bytes_are_corrupt(type_: int, data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_payload(type_, data)

@@ -1,0 +1,131 @@
+"""The portal: the one async body, for threads that have no loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tidebook.core.portal import AHEAD_MAX, Portal
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    portal = Portal()
+    yield portal
+    portal.close()
+
+
+async def counting(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        yield i
+
+
+def test_a_coroutine_gives_its_result(portal: Portal) -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    assert portal.run(answer()) == 42
+
+
+def test_a_coroutines_error_is_raised_in_the_callers_thread(portal: Portal) -> None:
+    async def fail() -> None:
+        raise LookupError("x")
+
+    with pytest.raises(LookupError, match="x"):
+        portal.run(fail())
+
+
+def test_coroutines_run_in_the_portals_own_thread(portal: Portal) -> None:
+    async def name() -> str:
+        return threading.current_thread().name
+
+    assert portal.run(name()) == "tidebook-portal"
+
+
+@pytest.mark.parametrize("n", [0, 1, AHEAD_MAX - 1, AHEAD_MAX, AHEAD_MAX + 1, 5 * AHEAD_MAX])
+def test_an_iteration_gives_every_item_in_order(portal: Portal, n: int) -> None:
+    assert list(portal.iterate(counting(n))) == list(range(n))
+
+
+def test_an_iteration_does_not_run_far_ahead_of_its_consumer(portal: Portal) -> None:
+    made = 0
+
+    async def endless() -> AsyncIterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    items = portal.iterate(endless())
+    assert next(items) == 1
+    assert made <= 2 * AHEAD_MAX
+    items.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_in_an_iteration_comes_after_the_items_before_it(portal: Portal) -> None:
+    async def failing() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        raise LookupError("x")
+
+    items = portal.iterate(failing())
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(LookupError, match="x"):
+        next(items)
+
+
+def test_an_iteration_left_early_is_closed(portal: Portal) -> None:
+    closed = threading.Event()
+
+    async def watched() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    items = portal.iterate(watched())
+    next(items)
+    items.close()  # type: ignore[attr-defined]
+    assert closed.wait(10)
+
+
+def test_several_threads_may_use_one_portal(portal: Portal) -> None:
+    sums: list[int] = []
+    threads = [threading.Thread(target=lambda: sums.append(sum(portal.iterate(counting(3000))))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == [3000 * 2999 // 2] * 4
+
+
+def test_closing_ends_what_still_runs() -> None:
+    portal = Portal()
+    ended = threading.Event()
+
+    async def wait_for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def start() -> None:
+        tasks.append(asyncio.create_task(wait_for_ever()))
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    portal.run(start())
+    portal.close()
+    assert ended.is_set()
+
+
+def test_closing_twice_is_harmless() -> None:
+    portal = Portal()
+    portal.close()
+    portal.close()

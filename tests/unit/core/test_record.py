@@ -1,0 +1,170 @@
+"""The envelope of a record: its bytes are frozen, damage is void, a newer writer is told from damage."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge, Seal
+from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
+from tidebook.core.event import Event, encode_event, pack_events
+from tidebook.core.position import Position
+from tidebook.core.record import HEADER_BYTES, MAGIC, VERSION, decode_record, encode_record, read_record
+
+LIMIT = 1_000_000
+ID = bytes(range(16))
+BODY = pack_events([encode_event(Event(b"a")), encode_event(Event({"t": 1}, tags={"x"}, metadata={"m": 2}))])
+
+APPEND = "990101c410000102030405060708090a0b0c0d0e0f02c41d929202c401619400c4077b2274223a317d91a178c4077b226d223a327d"
+
+#: Written down once and never changed: a record of today must be read for ever.
+GOLDEN: list[tuple[Action, str]] = [
+    (Append(1, ID, 2, BODY), f"7b01dd64ff7a{APPEND}c0c0c0c0"),
+    (Append(1, ID, 2, BODY, expected=0), f"7b01ab29117c{APPEND}00c0c0c0"),
+    (
+        Append(1, ID, 2, BODY, at=10**15, expire_after_ms=5, floor=77),
+        f"7b014a7b21e2{APPEND}c0cf00038d7ea4c68000054d",
+    ),
+    (Delete(1, 7), "7b0121f6051d94020107c0"),
+    (Delete(2, 7, Position(1, 5)), "7b018f36ee5a94020207920105"),
+    (Purge(1), "7b01d48edd4f930301c0"),
+    (Purge(1, Position(1, 9)), "7b01c1a548e9930301920109"),
+    (Mark(1), "7b01d1c1cbca930401c0"),
+    (Mark(3, 1_700_000_000_000), "7b01d47a9461930403cf0000018bcfe56800"),
+    (Seal(4), "7b011d75e4bb920504"),
+]
+ACTIONS = [action for action, _ in GOLDEN]
+
+numbers = st.none() | st.integers(0, 2**53)
+positions = st.builds(Position, st.integers(1, 4095), st.integers(0, 2**47 - 1))
+bodies = st.lists(st.binary(max_size=9).map(lambda payload: encode_event(Event(payload))), min_size=1, max_size=4)
+appends = st.builds(
+    lambda kept, kind, number, expiry, floor: Append(
+        1, ID, len(kept), pack_events(kept), **({kind: number} if kind else {}), expire_after_ms=expiry, floor=floor
+    ),
+    bodies,
+    st.sampled_from(["", "expected", "at"]),
+    numbers,
+    numbers,
+    numbers,
+)
+others = st.one_of(
+    st.builds(Delete, st.just(1), st.integers(0, 2**53), st.none() | positions),
+    st.builds(Purge, st.just(1), st.none() | positions),
+    st.builds(Mark, st.just(1), numbers),
+    st.builds(Seal, st.integers(1, 4095)),
+)
+
+
+def names(action: Action) -> str:
+    return f"{type(action).__name__}"
+
+
+def sealed(version: int, rest: bytes) -> bytes:
+    """A record with a right checksum, whatever it holds."""
+    crc = crc32(bytes([version]) + rest)
+    return bytes([MAGIC, version]) + crc.to_bytes(4, "big") + rest
+
+
+@pytest.mark.parametrize(("action", "golden"), GOLDEN, ids=[repr(action)[:60] for action in ACTIONS])
+def test_the_layout_of_a_record_is_frozen(action: Action, golden: str) -> None:
+    assert encode_record(action, limit_bytes=LIMIT).hex() == golden
+    assert decode_record(bytes.fromhex(golden)) == action
+
+
+@given(appends | others)
+def test_an_action_comes_back_as_it_went_in(action: Action) -> None:
+    assert decode_record(encode_record(action, limit_bytes=LIMIT)) == action
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=names)
+def test_a_change_of_any_one_byte_is_corrupt_and_never_another_action_or_a_newer_version(action: Action) -> None:
+    value = encode_record(action, limit_bytes=LIMIT)
+    for at in range(len(value)):
+        for flip in range(1, 256):
+            damaged = bytearray(value)
+            damaged[at] ^= flip
+            with pytest.raises(Corrupt) as caught:
+                decode_record(bytes(damaged))
+            assert type(caught.value) is Corrupt
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=names)
+def test_a_record_cut_short_or_drawn_out_is_corrupt(action: Action) -> None:
+    value = encode_record(action, limit_bytes=LIMIT)
+    for wrong in (*(value[:end] for end in range(len(value))), value + b"\x00", value + value):
+        with pytest.raises(Corrupt) as caught:
+            decode_record(wrong)
+        assert type(caught.value) is Corrupt
+
+
+@given(st.binary(max_size=40))
+def test_foreign_bytes_are_corrupt(value: bytes) -> None:
+    with pytest.raises(Corrupt) as caught:
+        decode_record(value)
+    assert type(caught.value) is Corrupt
+
+
+@given(st.integers(0, 255).filter(lambda version: version != VERSION), st.binary(max_size=40))
+def test_a_newer_version_with_a_right_checksum_is_told_from_damage(version: int, rest: bytes) -> None:
+    with pytest.raises(UnknownVersion, match="upgrade") as caught:
+        decode_record(sealed(version, rest))
+    assert (caught.value.version, caught.value.known) == (version, VERSION)
+
+
+@given(st.binary(max_size=40))
+def test_a_right_checksum_over_what_is_no_envelope_is_corrupt(rest: bytes) -> None:
+    with pytest.raises(Corrupt) as caught:
+        decode_record(sealed(VERSION, rest))
+    assert type(caught.value) is Corrupt
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Append(1, ID, 0, pack_events([])),
+        Append(1, ID, -1, BODY),
+        Append(1, ID, 2, BODY, expected=0, at=1),
+        Append(1, ID, 1, BODY),
+        Append(1, ID, 3, BODY),
+        Append(1, ID, 2, BODY[:-1]),
+        Append(1, ID, 2, b""),
+    ],
+    ids=["no event", "fewer than none", "expected and at", "one too many", "one too few", "cut short", "no body"],
+)
+def test_an_append_that_contradicts_itself_is_corrupt(action: Append) -> None:
+    with pytest.raises(Corrupt, match=r"append|events of a record"):
+        decode_record(encode_record(action, limit_bytes=LIMIT))
+
+
+def test_a_record_at_the_limit_is_written_and_one_over_it_is_refused_with_size_and_limit() -> None:
+    size = len(encode_record(ACTIONS[0], limit_bytes=LIMIT))
+    assert len(encode_record(ACTIONS[0], limit_bytes=size)) == size
+    with pytest.raises(TooLarge, match=f"{size} bytes.*limit is {size - 1}") as caught:
+        encode_record(ACTIONS[0], limit_bytes=size - 1)
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (size, size - 1)
+
+
+def test_a_record_over_the_limit_is_void_for_whoever_folds_it() -> None:
+    value = encode_record(ACTIONS[0], limit_bytes=LIMIT)
+    assert read_record(value, limit_bytes=len(value)) == ACTIONS[0]
+    assert isinstance(read_record(value, limit_bytes=len(value) - 1), Damaged)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"not ours", bytes(HEADER_BYTES), sealed(VERSION, b"\xc1")])
+def test_a_record_that_nobody_can_read_is_void_for_whoever_folds_it(value: bytes | None) -> None:
+    assert isinstance(read_record(value, limit_bytes=LIMIT), Damaged)
+
+
+def test_a_newer_version_is_never_void() -> None:
+    with pytest.raises(UnknownVersion):
+        read_record(sealed(VERSION + 1, b""), limit_bytes=LIMIT)
+
+
+def test_the_events_of_an_append_stay_packed() -> None:
+    decoded = decode_record(encode_record(ACTIONS[0], limit_bytes=LIMIT))
+    assert isinstance(decoded, Append)
+    assert decoded.body == BODY

@@ -1,0 +1,38 @@
+"""Sequence numbers: from 1 to the largest integer that every JSON reader keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidebook.core.errors import InvalidInput
+from tidebook.core.seq_nr import FIRST, LAST, seq_nr
+
+
+@pytest.mark.parametrize("value", [FIRST, 2, 10**15, LAST])
+def test_a_number_in_range_is_itself(value: int) -> None:
+    assert seq_nr(value) == value
+
+
+@pytest.mark.parametrize("value", [0, -1, LAST + 1, 2**63, 2**64])
+def test_a_number_out_of_range_is_refused_and_the_range_is_told(value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"from 1 to {LAST}, not {value}"):
+        seq_nr(value)
+
+
+@pytest.mark.parametrize("value", [None, "1", 1.0, True, b"1", [1]])
+def test_what_is_no_whole_number_is_refused(value: object) -> None:
+    with pytest.raises(InvalidInput, match="whole number"):
+        seq_nr(value)
+
+
+def test_the_least_number_may_be_nought_where_nought_has_a_meaning() -> None:
+    assert seq_nr(0, least=0) == 0
+
+
+def test_the_error_speaks_of_the_parameter_by_name() -> None:
+    with pytest.raises(InvalidInput, match=r"^expected must be"):
+        seq_nr(-1, name="expected", least=0)
+
+
+def test_the_last_number_survives_a_double() -> None:
+    assert int(float(LAST)) == LAST
