@@ -140,7 +140,7 @@ class Journal:
         partition = topic.partition(journal_id(id))
         floor = None
         if retry is not None:
-            if append_id is not None or not isinstance(retry, OutcomeUnknown) or retry.append_id is None:
+            if append_id is not None or getattr(retry, "append_id", None) is None:
                 raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
             append_id, floor = retry.append_id, floor_of(retry, topic.facts.epoch)
         facts = topic.facts
