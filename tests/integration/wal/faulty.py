@@ -8,6 +8,7 @@ from typing import Any
 
 from tidebook.core.errors import LogLost, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.log.port import Batch, Log, OnSent, Outgoing, Record, Sent, TopicState
+from tidebook.wal.record import read_record
 
 Fault = Callable[[Outgoing], str | None]
 
@@ -21,7 +22,7 @@ class FaultyLog:
         self.end_is_linearizable = log.end_is_linearizable
         self.fault: Fault = lambda _: None
         self.reads_fail = False
-        self.sent: list[Outgoing] = []
+        self._sending: dict[type, asyncio.Event] = {}
         #: Records that were "late": they land when `land` is called.
         self.late: list[Outgoing] = []
 
@@ -29,7 +30,9 @@ class FaultyLog:
         return getattr(self._log, name)
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
-        self.sent.append(record)
+        for kind, sent in self._sending.items():
+            if isinstance(read_record(record.value), kind):
+                sent.set()
         loop = asyncio.get_running_loop()
         match self.fault(record):
             case None:
@@ -48,6 +51,10 @@ class FaultyLog:
                 self._log.send(record, lambda _: None)
             case other:
                 raise AssertionError(other)
+
+    async def sends(self, kind: type) -> None:
+        """Wait until a record of this type is sent."""
+        await self._sending.setdefault(kind, asyncio.Event()).wait()
 
     async def append(self, record: Outgoing) -> Sent:
         done: asyncio.Future[Sent | TidebookError] = asyncio.get_running_loop().create_future()
