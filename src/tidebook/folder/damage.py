@@ -14,7 +14,10 @@ _WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
 
 
 def look_for_damage(path: Path) -> None:
-    """Raise Corrupt where `path`, or the write-ahead file beside it, cannot be what SQLite left behind."""
+    """Raise Corrupt where `path`, or the write-ahead file beside it, cannot be what SQLite left behind.
+
+    Only before this process has opened the file with SQLite: closing any other handle of it drops SQLite's locks.
+    """
     wal = path.with_name(path.name + "-wal")
     try:
         wal_start = _start_of(wal, 4)

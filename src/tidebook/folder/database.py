@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
+from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
 from tidebook.folder.damage import look_for_damage, look_for_missing_pages
 from tidebook.folder.failures import from_os, from_sqlite
 from tidebook.folder.lock import FairLock
@@ -31,8 +31,7 @@ class Database:
     def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
         self.schema = schema
-        self.forked = False
-        _make_folder(path.parent)
+        self.forked = self.closed = False
         self.lock = FairLock(path)
         try:
             self.lock.acquire(LOCK_S_MAX)
@@ -56,13 +55,15 @@ class Database:
         try:
             connection: apsw.Connection = self._mine.connection
         except AttributeError:
-            self.refuse_fork()
+            self.refuse()
             connection = self._mine.connection = self._connect(writable=False)
             self._readers.append(connection)
         return connection
 
-    def refuse_fork(self) -> None:
-        """SQLite connections do not survive a fork."""
+    def refuse(self) -> None:
+        """Raise where it cannot be used: SQLite connections do not survive a fork."""
+        if self.closed:
+            raise Unavailable(f"{self.path} is closed")
         if self.forked:
             raise InvalidInput(f"{self.path} was opened before this process forked: open the book again in the child")
 
@@ -81,6 +82,7 @@ class Database:
     def close(self) -> None:
         """Close every connection; the last one on the machine folds the write-ahead file into the database."""
         _open_databases.discard(self)
+        self.closed = True
         if self.forked:
             return
         for connection in self._readers:
@@ -96,18 +98,21 @@ class Database:
                 str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED
             )
             connection.set_busy_timeout(BUSY_MS_MAX)
-            connection.execute(
-                f"""PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;
-                PRAGMA cell_size_check = ON; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};
-                PRAGMA journal_size_limit = {WAL_BYTES_KEPT}; PRAGMA query_only = {"OFF" if writable else "ON"};
-                PRAGMA cache_size = -{_WRITE_CACHE_KIB if writable else _READ_CACHE_KIB}"""
-            )
+            connection.execute(  # fetched, for a statement that returns a row holds up those behind it
+                f"""PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA foreign_keys = ON;
+                PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
+                PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; PRAGMA journal_size_limit = {WAL_BYTES_KEPT};
+                PRAGMA cache_size = -{_WRITE_CACHE_KIB if writable else _READ_CACHE_KIB};
+                PRAGMA query_only = {"OFF" if writable else "ON"}"""
+            ).fetchall()
         except apsw.Error as error:
             raise _opening(error, self.path) from error
         return connection
 
     def _check(self) -> None:
         connection = self.connection
+        # Closing what is refused must not write: the pages in the write-ahead file would cover up that others lack.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         try:
             owner, version = connection.pragma("application_id"), connection.pragma("user_version")
             if owner != self.schema.application_id:
@@ -120,6 +125,7 @@ class Database:
             look_for_missing_pages(self.path, pages=connection.pragma("page_count"), page_bytes=page_bytes)
             if version < self.schema.version:
                 _upgrade(connection, self.schema, version)
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         except apsw.Error as error:
             connection.close()
             raise _opening(error, self.path) from error
@@ -128,19 +134,12 @@ class Database:
             raise
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os(error, folder) from error
-
-
 def _make(path: Path, schema: Schema) -> None:
     # Elsewhere first, then renamed: an empty or half-made file under the real name can only be damage.
     new = path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
     try:
         connection = apsw.Connection(str(new))
-        connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL").fetchall()
         _upgrade(connection, schema, 0)
         connection.close()
         _sync(new)

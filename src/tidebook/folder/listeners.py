@@ -30,8 +30,12 @@ class Listeners:
         """Register a port; the file that is returned must stay open for as long as it listens."""
         new = self._folder / f"new-{secrets.token_hex(8)}"
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)  # before it has its name, so that nobody takes it for stale
-        os.rename(new, self._folder / str(port))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # before it has its name, so that nobody takes it for stale
+            os.rename(new, self._folder / str(port))
+        except OSError:
+            os.close(file)
+            raise
         return file
 
     def leave(self, port: int, file: int) -> None:
@@ -75,15 +79,24 @@ class Listeners:
 
     def _read_secret(self) -> bytes:
         path = self._folder / _SECRET
-        if not path.exists():
-            new = self._folder / f"new-{secrets.token_hex(8)}"
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            os.write(file, secrets.token_bytes(SECRET_BYTES))
-            os.close(file)
-            try:
-                os.link(new, path)
-            except FileExistsError:  # another process was first: its secret counts
-                pass
-            finally:
-                os.unlink(new)
+        try:
+            secret = path.read_bytes()
+        except FileNotFoundError:
+            secret = b""
+        if len(secret) == SECRET_BYTES:
+            return secret
+        path.unlink(missing_ok=True)  # a full disk had cut it off
+        new = self._folder / f"new-{secrets.token_hex(8)}"
+        try:
+            with open(new, "xb", opener=_private) as file:
+                file.write(secrets.token_bytes(SECRET_BYTES))
+            os.link(new, path)
+        except FileExistsError:  # another process was first: its secret counts
+            pass
+        finally:
+            new.unlink(missing_ok=True)
         return path.read_bytes()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

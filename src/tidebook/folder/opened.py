@@ -21,41 +21,44 @@ class _Closes(Protocol):
 
 
 T = TypeVar("T", bound=_Closes)
+#: A folder's device and number, which all of its paths share, and a file's name in it.
+Identity = tuple[int, int, str]
 
 
 class _Shared(Generic[T]):
-    """Things by path, each made for the first who asks and closed by the last who lets go."""
+    """Things by identity, each made for the first who asks and closed by the last who lets go."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._things: dict[Path, tuple[T, int]] = {}
+        self._things: dict[Identity, tuple[T, int]] = {}
 
-    def take(self, path: Path, make: Callable[[], T]) -> T:
+    def take(self, at: Identity, make: Callable[[], T]) -> T:
         with self._lock:
-            thing, users = self._things.get(path) or (make(), 0)
-            self._things[path] = (thing, users + 1)
+            thing, users = self._things.get(at) or (make(), 0)
+            self._things[at] = (thing, users + 1)
             return thing
 
-    def give_back(self, path: Path, thing: T) -> None:
+    def give_back(self, at: Identity, thing: T) -> None:
         with self._lock:
-            kept = self._things.get(path)
+            kept = self._things.get(at)
             if kept is None or kept[0] is not thing:  # it belongs to the process that this one was forked from
                 return
             if kept[1] > 1:
-                self._things[path] = (thing, kept[1] - 1)
+                self._things[at] = (thing, kept[1] - 1)
                 return
-            del self._things[path]
+            del self._things[at]
             thing.close()
 
 
 class File:
     """A file of a book's folder: its database, its writer, and the folder's wake-ups. Open with `File.open`."""
 
-    def __init__(self, path: Path, schema: Schema, metrics: Metrics | None) -> None:
+    def __init__(self, path: Path, schema: Schema, metrics: Metrics | None, identity: Identity) -> None:
         self.path = path
+        self._identity = identity
         self.database = Database(path, schema)
         try:
-            self.pings = _pings.take(path.parent, lambda: Pings(path.parent))
+            self.pings = _pings.take((*identity[:2], ""), lambda: Pings(path.parent))
         except BaseException:
             self.database.close()
             raise
@@ -64,20 +67,23 @@ class File:
     @staticmethod
     def open(folder: str | Path, name: str, schema: Schema, *, metrics: Metrics | None = None) -> File:
         """The file `name` of a folder, made where it is missing; to be released by whoever opened it."""
+        path = Path(folder).expanduser().absolute() / name
         try:
-            path = Path(folder).expanduser().resolve() / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            told = path.parent.stat()
         except OSError as error:
-            raise from_os(error, Path(folder)) from error
-        return _files.take(path, lambda: File(path, schema, metrics))
+            raise from_os(error, path.parent) from error
+        identity = (told.st_dev, told.st_ino, name)
+        return _files.take(identity, lambda: File(path, schema, metrics, identity))
 
     def release(self) -> None:
         """Let go of it; the last one waits for what was posted and closes it."""
-        _files.give_back(self.path, self)
+        _files.give_back(self._identity, self)
 
     def close(self) -> None:
         """Called by the last release."""
         self.writer.close()
-        _pings.give_back(self.path.parent, self.pings)
+        _pings.give_back((*self._identity[:2], ""), self.pings)
         self.database.close()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,12 +39,14 @@ class Pings:
         self._counts: dict[str, int] = {}
         self._waiters: dict[str, list[Waiter]] = {}
         self._owed: set[str] = set()
-        self._sent_at = self._checked_at = 0.0
+        self._sent_at = self._checked_at = self._listen_at = 0.0
+        self._closed = False
         self._out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._out.setblocking(False)
         self._in: socket.socket | None = None
         self._port = 0
         self._file = -1
+        _open_pings.add(self)
 
     def count(self, channel: str) -> int:
         """How often the channel was pinged, as far as this process has heard."""
@@ -67,15 +71,17 @@ class Pings:
     def ping(self, channels: Iterable[str]) -> None:
         """Wake all who wait for these, in this process now and in others soon: `flush` sends what is held back."""
         self._ring(channels)
-        self._owed.update(channels)
+        with self._lock:
+            self._owed.update(channels)
         if time.monotonic() - self._sent_at >= PING_S_LEAST:
             self.flush()
 
     def flush(self) -> None:
-        """Send what `ping` held back. Called by the thread that pings, when it has nothing else to do."""
+        """Send what `ping` held back. Called by a thread that pings, when it has nothing else to do."""
         if not self._owed:
             return
-        owed, self._owed = self._owed, set()
+        with self._lock:
+            owed, self._owed = self._owed, set()
         now = self._sent_at = time.monotonic()
         if now - self._checked_at > _CHECK_S:
             self._checked_at = now
@@ -94,6 +100,7 @@ class Pings:
         """Wake everybody for the last time and stop listening."""
         with self._lock:
             listening, self._in = self._in, None
+            self._closed = True
         if listening is not None:
             self._listeners.leave(self._port, self._file)
             try:
@@ -102,21 +109,36 @@ class Pings:
                 self._thread.join()
             finally:
                 listening.close()
+        _open_pings.discard(self)
         self._out.close()
         self._ring(list(self._waiters))
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the parent's sockets and of its entry in the list, which stays the parent's."""
+        for each in (self._in, self._out):
+            if each is not None:
+                each.close()
+        if self._file >= 0:
+            os.close(self._file)
+        self._in, self._closed = None, True
+
     def _listen(self) -> None:
-        if self._port:
+        if self._port or time.monotonic() < self._listen_at:
             return
         with self._lock:
-            if self._in is not None:
+            if self._in is not None or self._closed:
                 return
             listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            listening.bind((_LOOPBACK, 0))
-            self._port = listening.getsockname()[1]
-            self._file = self._listeners.join(self._port)
+            try:
+                listening.bind((_LOOPBACK, 0))
+                port = listening.getsockname()[1]
+                self._file = self._listeners.join(port)
+            except OSError:  # no room, no loopback: whoever waits polls until it can be had
+                listening.close()
+                self._listen_at = time.monotonic() + _CHECK_S
+                return
+            self._port, self._in = port, listening
             self._thread = threading.Thread(target=self._hear, args=(listening,), name="wake-ups", daemon=True)
-            self._in = listening
             self._thread.start()
 
     def _hear(self, listening: socket.socket) -> None:
@@ -164,3 +186,15 @@ def _datagrams(secret: bytes, channels: Iterable[str]) -> list[bytes]:
         names.append(name)
         size += len(name) + 1
     return [*datagrams, secret + b"\n".join(names)] if names else datagrams
+
+
+_open_pings: weakref.WeakSet[Pings] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pings in list(_open_pings):
+        pings.leave_to_parent()
+    _open_pings.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

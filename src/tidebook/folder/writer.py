@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.folder.database import LOCK_S_MAX, Database
 from tidebook.folder.failures import from_commit, from_sqlite
@@ -68,7 +68,12 @@ class Writer:
     def post(self, run: Run, argument: Any, done: Done, size_bytes: int = 0) -> None:
         """Have an operation run; `done` gets its outcome, a value or an exception, in this thread's event loop."""
         if self._closed or self._database.forked or self._posted.qsize() > WAITING_MAX:
-            raise self._refusal()
+            self._database.refuse()
+            raise Unavailable(
+                f"{self._database.path} is closed"
+                if self._closed
+                else f"{self._database.path}: {WAITING_MAX:,} writes wait already: await some of them first"
+            )
         self._posted.put((run, argument, done, asyncio.get_running_loop(), size_bytes))
 
     async def run(self, run: Run, argument: Any, size_bytes: int = 0) -> Any:
@@ -92,13 +97,6 @@ class Writer:
         if not self._database.forked:
             self._posted.put(None)
             self._thread.join()
-
-    def _refusal(self) -> TidebookError:
-        if self._database.forked:
-            return InvalidInput(f"{self._database.path} was opened before this process forked: open the book again")
-        if self._closed:
-            return Unavailable(f"{self._database.path} is closed")
-        return Unavailable(f"{self._database.path}: {WAITING_MAX:,} writes wait already: await some of them first")
 
     def _work(self) -> None:
         open_ = True
@@ -140,6 +138,7 @@ class Writer:
         if lock.held and time.monotonic() > self._lock_until:
             lock.release()
         if not lock.held:
+            self._pings.flush()  # it may be a while
             lock.acquire(LOCK_S_MAX)
             self._lock_until = time.monotonic() + TURN_S_MAX
 

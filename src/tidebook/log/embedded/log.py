@@ -10,12 +10,12 @@ from typing import Any
 import apsw
 
 from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.core.metrics import Metrics
 from tidebook.folder.opened import File
 from tidebook.folder.ping import POLL_S
-from tidebook.folder.writer import nothing
+from tidebook.folder.writer import Run, nothing
 from tidebook.log.embedded import changes
 from tidebook.log.embedded.appends import Appends, channel_of
 from tidebook.log.embedded.key_index import KeyIndex
@@ -57,7 +57,7 @@ class EmbeddedLog:
         if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
         wanted = changes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
-        state: TopicState = await self._writer.run(changes.create_topic, wanted)
+        state: TopicState = await self._run(changes.create_topic, wanted)
         return state
 
     async def topic(self, topic: str) -> TopicState | None:
@@ -71,16 +71,21 @@ class EmbeddedLog:
 
     async def delete_topic(self, topic: str) -> None:
         """Remove a topic and all it holds; one of the same name that is made later is another one."""
-        await self._writer.run(changes.delete_topic, topic)
+        await self._run(changes.delete_topic, topic)
         await self._sweep()
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         """Append a record and call back once it is durable. Records sent in the same breath share the cost."""
-        self._writer.post(self._append, record, on_sent, len(record.value))
+        try:
+            if self._closed:
+                raise Unavailable(f"{self._file.path} is closed")
+            self._writer.post(self._append, record, on_sent, len(record.value))
+        except TidebookError as error:
+            asyncio.get_running_loop().call_soon(on_sent, error)
 
     async def append(self, record: Outgoing) -> Sent:
         """`send`, awaited."""
-        sent: Sent = await self._writer.run(self._append, record, len(record.value))
+        sent: Sent = await self._run(self._append, record, len(record.value))
         return sent
 
     async def read(
@@ -111,7 +116,7 @@ class EmbeddedLog:
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
         """Remove the records below `before`, or below the end where that is less."""
-        await self._writer.run(changes.truncate, (topic, partition, before))
+        await self._run(changes.truncate, (topic, partition, before))
         await self._sweep()
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
@@ -131,12 +136,17 @@ class EmbeddedLog:
         """Finish what was sent, then let go."""
         if self._closed:
             return
+        await self._run(nothing, None)
         self._closed = True
-        await self._writer.run(nothing, None)
         await asyncio.to_thread(self._file.release)
 
+    async def _run(self, run: Run, argument: Any, size_bytes: int = 0) -> Any:
+        if self._closed:
+            raise Unavailable(f"{self._file.path} is closed")
+        return await self._writer.run(run, argument, size_bytes)
+
     async def _sweep(self) -> None:
-        while await self._writer.run(changes.sweep, None):
+        while await self._run(changes.sweep, None):
             pass
 
     def _bounds(self, topic: str, partition: int) -> Bounds:
