@@ -1,0 +1,8 @@
+"""The log on Apache Kafka."""
+
+from __future__ import annotations
+
+from tidebook.log.kafka.log import KafkaLog, open_kafka_log
+from tidebook.log.kafka.settings import KafkaSettings, Secret
+
+__all__ = ["KafkaLog", "KafkaSettings", "Secret", "open_kafka_log"]

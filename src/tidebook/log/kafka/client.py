@@ -1,0 +1,81 @@
+"""The configuration of every librdkafka client that Tidebook makes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tidebook.log.kafka.settings import KafkaSettings
+
+LOGGER = logging.getLogger("tidebook.log.kafka")
+LOGGER.addHandler(logging.NullHandler())
+
+_WARNING = 4
+_NOTHING = 0
+#: Message sizes are bounded by each topic's own limit, never by the client.
+_MESSAGE_BYTES_MAX = 1_000_000_000
+
+
+def common_config(settings: KafkaSettings) -> dict[str, Any]:
+    """Where the cluster is, who we are, and how soon a lost connection is tried again."""
+    config: dict[str, Any] = {
+        "bootstrap.servers": ",".join(settings.servers),
+        "client.id": settings.client_id,
+        "security.protocol": settings.protocol,
+        "allow.auto.create.topics": False,
+        "socket.timeout.ms": settings.request_timeout_ms,
+        "socket.connection.setup.timeout.ms": max(1000, settings.request_timeout_ms),
+        "socket.keepalive.enable": True,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1000,
+        "retry.backoff.ms": 50,
+        "log.connection.close": False,
+        "log_level": _NOTHING,
+    }
+    if settings.protocol.startswith("sasl"):
+        secret = settings.secret()
+        config["sasl.mechanism"] = settings.mechanism
+        config["sasl.username"] = settings.user
+        config["sasl.password"] = "" if secret is None else secret.reveal()
+    files = {
+        "ssl.ca.location": settings.ca_file,
+        "ssl.certificate.location": settings.cert_file,
+        "ssl.key.location": settings.key_file,
+    }
+    return config | {name: file for name, file in files.items() if file is not None}
+
+
+def producer_config(settings: KafkaSettings, *, batch_bytes: int) -> dict[str, Any]:
+    """Idempotent, acknowledged by all in-sync replicas, each batch below the smallest topic's limit."""
+    return common_config(settings) | {
+        "acks": "all",
+        "enable.idempotence": True,
+        "linger.ms": settings.linger_ms,
+        "compression.type": settings.compression,
+        "batch.size": batch_bytes,
+        "message.max.bytes": _MESSAGE_BYTES_MAX,
+        "message.timeout.ms": settings.send_timeout_ms,
+        "request.timeout.ms": min(settings.send_timeout_ms, 30_000),
+        "queue.buffering.max.messages": settings.in_flight_records_max,
+        "queue.buffering.max.kbytes": max(1, settings.in_flight_bytes_max // 1024),
+        "log_level": _WARNING,
+    }
+
+
+def consumer_config(settings: KafkaSettings, *, fetch_wait_ms: int) -> dict[str, Any]:
+    """By assignment alone: no group is joined, nothing is committed, a lost offset is an error and never a reset."""
+    return common_config(settings) | {
+        "group.id": f"{settings.client_id}-unused",  # the client insists on one
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "isolation.level": "read_uncommitted",
+        "check.crcs": True,
+        "fetch.wait.max.ms": fetch_wait_ms,
+        "fetch.queue.backoff.ms": 5,
+        "fetch.error.backoff.ms": 50,
+        "queued.min.messages": 100_000,
+        "queued.max.messages.kbytes": max(1, settings.prefetch_bytes_max // 1024),
+        "max.poll.interval.ms": 86_400_000,
+    }

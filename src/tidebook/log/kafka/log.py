@@ -1,0 +1,311 @@
+"""The log on Kafka: what the port promises, put together from a producer, a pool of consumers, a tail and an admin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+
+from tidebook.core.errors import InvalidInput, NotFound, TidebookError, TooLarge, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka.offsets import Offsets, Which
+from tidebook.log.kafka.pool import ConsumerPool
+from tidebook.log.kafka.producer import KafkaProducer
+from tidebook.log.kafka.reading import Slice, lost
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.log.kafka.tail import Place, Tail
+from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, unknown
+from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
+
+#: A followed partition that has news brings it within this time, or a consumer of the pool fetches it.
+_TAIL_PATIENCE_S = 0.1
+#: What batch and record headers may take of FRAME_BYTES.
+_RECORD_FRAME_BYTES = 96
+
+
+async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaLog:
+    """A log on a Kafka cluster. Nothing connects before it is used, so a process may fork until then."""
+    return KafkaLog(settings, metrics=metrics)
+
+
+class KafkaLog:
+    """Implements `tidebook.log.port.Log`. Belongs to the event loop and the process that opened it."""
+
+    indexed_by_key = False
+    #: A leader that was cut off may still answer: only an acknowledged record is a barrier.
+    end_is_linearizable = False
+
+    def __init__(self, settings: KafkaSettings, *, metrics: Metrics) -> None:
+        self.settings = settings
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._closed = False
+        self._known: dict[str, KafkaTopic] = {}
+        #: Records of topics that are being looked up, in the order in which they were sent.
+        self._unplaced: dict[str, list[tuple[Outgoing, OnSent]]] = {}
+        self._placing: set[asyncio.Task[None]] = set()
+        #: Ends that were seen: at least so far there are records.
+        self._ends: dict[Place, int] = {}
+        self._producers: dict[int, KafkaProducer] = {}
+        self._lazy_topics: Topics | None = None
+        self._lazy_offsets: Offsets | None = None
+        self._lazy_pool: ConsumerPool | None = None
+        self._lazy_tail: Tail | None = None
+
+    # ---- topics
+
+    async def create_topic(
+        self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
+    ) -> TopicState:
+        made = await self._topics().create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
+        return self._learn(topic, made).state
+
+    async def topic(self, topic: str) -> TopicState | None:
+        found = await self._topics().find(topic)
+        if found is None:
+            self._forget(topic)
+            return None
+        return self._learn(topic, found).state
+
+    async def topics(self) -> list[str]:
+        return await self._topics().names()
+
+    async def delete_topic(self, topic: str) -> None:
+        await self._topics().delete(topic)
+        self._forget(topic)
+
+    def _learn(self, topic: str, found: KafkaTopic) -> KafkaTopic:
+        known = self._known.get(topic)
+        if known is not None and known.state.topic_id != found.state.topic_id:
+            self._forget(topic)
+        self._known[topic] = found
+        return found
+
+    def _forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+        for place in [place for place in self._ends if place[0] == topic]:
+            del self._ends[place]
+        if self._lazy_pool is not None:
+            self._lazy_pool.forget(topic)
+        if self._lazy_tail is not None:
+            self._lazy_tail.forget(topic)
+
+    async def _check(self, topic: str, partition: int) -> KafkaTopic:
+        """The topic, looked up where it or the partition is not known yet."""
+        known = self._known.get(topic)
+        if known is None or not 0 <= partition < known.state.partitions:
+            found = await self._topics().find(topic)
+            if found is None:
+                raise unknown(topic)
+            known = self._learn(topic, found)
+            if not 0 <= partition < known.state.partitions:
+                raise unknown(topic, partition)
+        return known
+
+    # ---- writing
+
+    def send(self, record: Outgoing, on_sent: OnSent) -> None:
+        self._in_use()
+        topic = record.topic
+        known = self._known.get(topic)
+        if known is None or topic in self._unplaced or not 0 <= record.partition < known.state.partitions:
+            unplaced = self._unplaced.get(topic)
+            if unplaced is not None:
+                unplaced.append((record, on_sent))
+                return
+            self._unplaced[topic] = [(record, on_sent)]
+            task = self._loop.create_task(self._place(topic))
+            self._placing.add(task)
+            task.add_done_callback(self._placing.discard)
+            return
+        self._send(known, record, on_sent)
+
+    async def append(self, record: Outgoing) -> Sent:
+        future: asyncio.Future[Sent] = self._loop.create_future()
+        self.send(record, partial(_settle, future))
+        return await future
+
+    async def _place(self, topic: str) -> None:
+        """Look a topic up, then send what waits for it."""
+        error: TidebookError | None = None
+        try:
+            found = await self._topics().find(topic)
+            known = None if found is None else self._learn(topic, found)
+        except TidebookError as failure:
+            known, error = None, failure
+        for record, on_sent in self._unplaced.pop(topic):
+            if known is None:
+                on_sent(error or unknown(topic))
+            elif not 0 <= record.partition < known.state.partitions:
+                on_sent(unknown(topic, record.partition))
+            else:
+                self._send(known, record, on_sent)
+
+    def _send(self, known: KafkaTopic, record: Outgoing, on_sent: OnSent) -> None:
+        size = len(record.value)
+        if size > known.limit_bytes or _frame(record) > FRAME_BYTES:
+            self._loop.call_soon(on_sent, _too_large(known, record))
+            return
+        batch_bytes = min(self.settings.batch_bytes_max, known.batch_bytes_max)
+        producer = self._producers.get(batch_bytes)
+        if producer is None:
+            producer = KafkaProducer(self.settings, self._metrics, batch_bytes=batch_bytes)
+            self._producers[batch_bytes] = producer
+        producer.send(record, on_sent)
+
+    # ---- reading
+
+    async def read(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        start: int,
+        stop: int,
+        key: bytes | None = None,
+        limit: int = 1000,
+        limit_bytes: int = 4_000_000,
+    ) -> Batch:
+        if start < 0 or limit < 1:
+            raise InvalidInput(f"a read begins at offset 0 or later and has a limit of 1 or more, not {start}, {limit}")
+        await self._check(topic, partition)
+        if start >= stop:
+            return Batch((), max(start, stop) if start == stop else start)
+        wanted = Slice(
+            topic, partition, start, await self._stop(topic, partition, start, stop), key, limit, limit_bytes
+        )
+        if wanted.stop <= start:
+            return Batch((), start)
+        page = await self._read_tail(wanted)
+        try:
+            return page or await self._pool().read(wanted)
+        except NotFound:
+            self._forget(topic)
+            raise
+
+    async def _stop(self, topic: str, partition: int, start: int, stop: int) -> int:
+        """`stop`, or the partition's end where that comes first: what is not there is not waited for."""
+        place = (topic, partition)
+        end = self._ends.get(place, -1)
+        if stop > end and end <= start:
+            end = await self._ask(topic, partition, "end")
+            if end < start:
+                raise lost(topic, partition, start, await self._ask(topic, partition, "start"), end)
+        return min(stop, end)
+
+    async def _read_tail(self, wanted: Slice) -> Batch | None:
+        followed = self._lazy_tail.get((wanted.topic, wanted.partition)) if self._lazy_tail is not None else None
+        if followed is None:
+            return None
+        if followed.next_offset == wanted.start:  # it is there, so it is on its way
+            await followed.wait(wanted.start, _TAIL_PATIENCE_S)
+        page = followed.read(wanted)
+        if page is not None:
+            self._metrics.count("kafka_tail_read")
+        return page
+
+    async def start(self, topic: str, partition: int) -> int:
+        await self._check(topic, partition)
+        return await self._ask(topic, partition, "start")
+
+    async def end(self, topic: str, partition: int) -> int:
+        await self._check(topic, partition)
+        return await self._ask(topic, partition, "end")
+
+    async def _ask(self, topic: str, partition: int, which: Which) -> int:
+        try:
+            offset = await self._offsets().ask(topic, partition, which)
+        except NotFound:
+            self._forget(topic)
+            raise
+        if which == "end":
+            self._ends[topic, partition] = offset
+        return offset
+
+    async def truncate(self, topic: str, partition: int, *, before: int) -> None:
+        await self._check(topic, partition)
+        if before > await self._ask(topic, partition, "start"):
+            await self._topics().truncate(topic, partition, before)
+            if self._lazy_pool is not None:
+                self._lazy_pool.forget(topic)
+            if self._lazy_tail is not None:
+                self._lazy_tail.forget(topic)
+
+    async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
+        await self._check(topic, partition)
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while True:
+            followed = self._tail().get((topic, partition))
+            if followed is None:
+                end = await self._ask(topic, partition, "end")
+                if end > offset:
+                    return True
+                followed = self._tail().follow((topic, partition), end)
+            left = None if deadline is None else max(0.0, deadline - self._loop.time())
+            news = await followed.wait(offset, left)
+            if news is not None:
+                return news
+
+    # ---- clients, made when they are first used
+
+    def _in_use(self) -> None:
+        if self._closed:
+            raise Unavailable("this log is closed: open it again")
+        if self._pid != os.getpid():
+            raise Unavailable("this log was opened before a fork: open one in the child")
+
+    def _topics(self) -> Topics:
+        self._in_use()
+        if self._lazy_topics is None:
+            self._lazy_topics = Topics(self.settings)
+        return self._lazy_topics
+
+    def _offsets(self) -> Offsets:
+        self._in_use()
+        if self._lazy_offsets is None:
+            self._lazy_offsets = Offsets(self.settings)
+        return self._lazy_offsets
+
+    def _pool(self) -> ConsumerPool:
+        self._in_use()
+        if self._lazy_pool is None:
+            self._lazy_pool = ConsumerPool(self.settings, self._metrics)
+        return self._lazy_pool
+
+    def _tail(self) -> Tail:
+        self._in_use()
+        if self._lazy_tail is None:
+            self._lazy_tail = Tail(self.settings, self._metrics)
+        return self._lazy_tail
+
+    async def close(self) -> None:
+        if self._closed or self._pid != os.getpid():
+            return
+        while self._placing:
+            await asyncio.gather(*self._placing, return_exceptions=True)
+        self._closed = True
+        parts = (*self._producers.values(), self._lazy_pool, self._lazy_tail, self._lazy_offsets)
+        await asyncio.gather(*(part.close() for part in parts if part is not None))
+
+
+def _settle(future: asyncio.Future[Sent], result: Sent | TidebookError) -> None:
+    if future.done():
+        return
+    if isinstance(result, Sent):
+        future.set_result(result)
+    else:
+        future.set_exception(result)
+
+
+def _frame(record: Outgoing) -> int:
+    size = _RECORD_FRAME_BYTES + len(record.key or b"")
+    for name, value in record.headers:
+        size += 16 + 4 * len(name) + len(value)
+    return size
+
+
+def _too_large(known: KafkaTopic, record: Outgoing) -> TooLarge:
+    if len(record.value) > known.limit_bytes:
+        return TooLarge("the record", size_bytes=len(record.value), limit_bytes=known.limit_bytes)
+    return TooLarge("the record's key and headers", size_bytes=_frame(record), limit_bytes=FRAME_BYTES)

@@ -1,0 +1,201 @@
+"""How to reach a Kafka cluster, and how new topics are made there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+
+PORT = 9092
+PASSWORD_VARIABLE = "TIDEBOOK_LOG_PASSWORD"
+DAY_MS = 86_400_000
+_SERVER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?")
+
+Security = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
+Mechanism = Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"]
+Compression = Literal["none", "lz4", "zstd", "snappy", "gzip"]
+
+
+class Secret:
+    """A text that shows itself to nobody who does not ask for it by name.
+
+    >>> Secret("hunter2")
+    ***
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not pickled: give a password_file to other processes")
+
+
+class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[log]` section of `tidebook.toml`, with `url = "kafka://host:9092"`.
+
+    >>> KafkaSettings.read("kafka://one,two:9093", {"user": "me", "password": "hunter2"}).password
+    ***
+    """
+
+    servers: tuple[str, ...]
+    client_id: str = "tidebook"
+
+    #: Replicas of a new topic; None takes the cluster's own default.
+    replication: int | None = None
+    min_insync_replicas: int | None = None
+    #: How long a new topic keeps its records (-1: for ever). Replication must never fall behind it.
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+
+    #: None: `sasl_ssl` where a user is given, `ssl` where a CA file is, else `plaintext`.
+    security: Security | None = None
+    mechanism: Mechanism = "SCRAM-SHA-512"
+    user: str | None = None
+    password: Secret | None = None
+    #: Read once, when a client connects first.
+    password_file: str | None = None
+    #: PEM files: whom to trust, and who we are where the cluster wants to know.
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    #: How long a record may gather company before it is sent. At 0 a lone one leaves at once, and load makes batches.
+    linger_ms: float = 0.0
+    compression: Compression = "none"
+    batch_bytes_max: int = 1_000_000
+    #: Records and bytes that were sent and are not yet acknowledged; what is above waits in this process.
+    in_flight_records_max: int = 200_000
+    in_flight_bytes_max: int = 256_000_000
+    #: How long a record may take to be acknowledged before its outcome is called unknown.
+    send_timeout_ms: int = 30_000
+    #: How long any other request may take.
+    request_timeout_ms: int = 10_000
+
+    #: Consumers for reading, and how long an idle one is kept.
+    consumers_max: int = 4
+    consumer_idle_ms: int = 60_000
+    #: What one consumer may fetch ahead of its reader.
+    prefetch_bytes_max: int = 16_000_000
+    #: What the tail of one followed partition may keep in memory, and how long it is followed without being asked.
+    tail_bytes_max: int = 4_000_000
+    tail_idle_ms: int = 10_000
+
+    @classmethod
+    def read(
+        cls, url: str, options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
+    ) -> KafkaSettings:
+        """Settings from a URL and the options beside it; a password may come from the environment."""
+        given = {**_of_url(url), **(options or {})}
+        environment = os.environ if environment is None else environment
+        if given.get("password") is None and given.get("password_file") is None and PASSWORD_VARIABLE in environment:
+            given["password"] = environment[PASSWORD_VARIABLE]
+        try:
+            return msgspec.convert(given, cls, dec_hook=_secret, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"[log] for Kafka: {error}") from error
+
+    def __post_init__(self) -> None:
+        for server in self.servers:
+            if not _SERVER.fullmatch(server):
+                raise InvalidInput(f"{server[:80]!r} is no host:port of a Kafka server: kafka://host:9092,host:9092")
+        if not self.servers:
+            raise InvalidInput("a Kafka URL names at least one server: kafka://host:9092")
+        if self.password is not None and self.password_file is not None:
+            raise InvalidInput("password and password_file are both given: keep one")
+        if self.protocol.startswith("sasl") and self.user is None:
+            raise InvalidInput(f"security {self.protocol} needs a user and a password, or a password_file")
+        if self.user is not None and not self.protocol.startswith("sasl"):
+            raise InvalidInput(f"a user is given but security is {self.protocol}: set it to sasl_ssl")
+        if self.ca_file is not None and "ssl" not in self.protocol:
+            raise InvalidInput(f"ca_file is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1")
+
+    @property
+    def protocol(self) -> Security:
+        """The security protocol that the other settings ask for."""
+        if self.security is not None:
+            return self.security
+        if self.user is not None:
+            return "sasl_ssl"
+        return "plaintext" if self.ca_file is None else "ssl"
+
+    def secret(self) -> Secret | None:
+        """The password, from wherever it is kept."""
+        if self.password is not None or self.password_file is None:
+            return self.password
+        try:
+            return Secret(Path(self.password_file).read_text().rstrip("\r\n"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"password_file {self.password_file}: {type(error).__name__}") from error
+
+
+_AT_LEAST_ONE = (
+    "batch_bytes_max",
+    "in_flight_records_max",
+    "in_flight_bytes_max",
+    "send_timeout_ms",
+    "request_timeout_ms",
+    "consumers_max",
+    "consumer_idle_ms",
+    "prefetch_bytes_max",
+    "tail_bytes_max",
+    "tail_idle_ms",
+)
+
+
+def _secret(kind: type, value: Any) -> Any:
+    if kind is Secret:
+        if isinstance(value, Secret):
+            return value
+        if isinstance(value, str):
+            return Secret(value)
+        raise ValueError("password must be text")
+    raise NotImplementedError(kind)
+
+
+def _of_url(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme != "kafka":
+        raise InvalidInput("a Kafka log has a URL such as kafka://host:9092")
+    if parts.path.strip("/") or parts.fragment:
+        raise InvalidInput("a Kafka URL has no path: topics are named where journals are opened")
+    who, _, where = parts.netloc.rpartition("@")
+    servers = [server.strip() for server in where.split(",") if server.strip()]
+    given: dict[str, Any] = dict(parse_qsl(parts.query))
+    if "password" in given:
+        raise InvalidInput("a password is no option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
+    given["servers"] = tuple(server if _has_port(server) else f"{server}:{PORT}" for server in servers)
+    if who:
+        user, colon, password = who.partition(":")
+        given["user"] = unquote(user)
+        if colon:
+            given["password"] = unquote(password)
+    return given
+
+
+def _has_port(server: str) -> bool:
+    return server.rpartition("]")[2].count(":") == 1
