@@ -1,0 +1,121 @@
+"""A full disk refuses writes, changes nothing, and leaves reading alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidebook.core.errors import InvalidInput, Unavailable
+from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.port import Outgoing, read_all
+from tidebook.store.embedded import EmbeddedStore
+
+
+def mount(folder: Path, options: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a file system of a given size can be mounted by root alone: the full disk was NOT tested")
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"mounting is not allowed here, the full disk was NOT tested: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MB."""
+    folder = tmp_path / "small"
+    mount(folder, "size=2m")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "read-only"
+    mount(folder, "ro")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill_up(filling: Path) -> None:
+    """Take all room that is left."""
+    with filling.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017 - the loop is what ends in it
+
+
+async def fill(log: EmbeddedLog) -> int:
+    """Append until it is refused; how many were taken."""
+    for n in range(10_000):
+        try:
+            await log.append(Outgoing("t", 0, b"k", b"%06d" % n * 100))
+        except Unavailable:
+            return n
+    raise AssertionError("the disk never got full")
+
+
+async def test_a_full_disk_fails_the_append_and_reading_goes_on(small: Path) -> None:
+    log = EmbeddedLog(small)
+    await log.create_topic("t", 1)
+    taken = await fill(log)
+    assert taken > 10
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await log.append(Outgoing("t", 0, b"k", b"x" * 200_000))
+    end = await log.end("t", 0)
+    records = await read_all(log, "t", 0, start=0, stop=end, key=b"k")
+    assert end == taken
+    assert [each.value for each in records] == [b"%06d" % n * 100 for n in range(taken)]
+    assert not await log.wait("t", 0, offset=end, timeout_s=0.01)
+    await log.close()
+    log = EmbeddedLog(small)
+    assert await log.end("t", 0) == end
+    await log.close()
+
+
+async def test_after_room_was_made_appends_go_on_where_they_were(small: Path) -> None:
+    log = EmbeddedLog(small)
+    await log.create_topic("t", 1)
+    await log.append(Outgoing("t", 0, b"k", b"first"))
+    filling = small / "filling"
+    fill_up(filling)
+    with pytest.raises(Unavailable, match="full"):
+        await log.append(Outgoing("t", 0, b"k", b"x" * 100_000))
+    answers = await asyncio.gather(
+        *(log.append(Outgoing("t", 0, b"k", b"y" * 50_000)) for _ in range(20)), return_exceptions=True
+    )
+    assert {type(each) for each in answers} == {Unavailable}
+    assert await log.end("t", 0) == 1
+    filling.unlink()
+    assert (await log.append(Outgoing("t", 0, b"k", b"second"))).offset == 1
+    assert [each.value for each in await read_all(log, "t", 0, start=0, stop=2)] == [b"first", b"second"]
+    await log.close()
+
+
+async def test_opening_a_new_book_on_a_full_disk_is_unavailable_and_leaves_nothing_half_made(small: Path) -> None:
+    filling = small / "filling"
+    fill_up(filling)
+    with pytest.raises(Unavailable):
+        EmbeddedStore(small)
+    assert not (small / "store.db").exists()
+    filling.unlink()
+    store = EmbeddedStore(small)
+    assert await store.setting("x") is None
+    await store.close()
+
+
+async def test_a_disk_that_cannot_be_written_is_refused(read_only: Path) -> None:
+    for folder in (read_only, read_only / "below"):
+        with pytest.raises(InvalidInput):
+            EmbeddedLog(folder)
