@@ -35,6 +35,11 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
         from tidebook.log.embedded.log import EmbeddedLog
 
         return EmbeddedLog(settings.folder, clock=clock, metrics=metrics)
+    if scheme(section.url) == "kafka":
+        adapter = extra("tidebook.log.kafka.log", "kafka")
+        kafka = extra("tidebook.log.kafka.settings", "kafka")
+        log: Log = await adapter.open_kafka_log(kafka.KafkaSettings.read(section.url, section.options), metrics=metrics)
+        return log
     raise InvalidInput(f"[log] url: {scheme(section.url)}:// is unknown; there is kafka://")
 
 
