@@ -150,7 +150,7 @@ class CassandraStore:
         if segments is None:
             raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
         for batches in rounds_of(writes, segments):
-            await each(lambda batch: self.write(batch), batches, at_once=self._settings.in_flight_max)
+            await each(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
         if slots < 1:
@@ -212,7 +212,7 @@ class CassandraStore:
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
         batches: Iterator[Batch] = ([unpark(each)] for each in parked)
-        await each(lambda batch: self.write(batch), batches, at_once=self._settings.in_flight_max)
+        await each(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def close(self) -> None:
         await self._session.close()
