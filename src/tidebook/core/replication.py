@@ -29,8 +29,8 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     time_ms: int = 0
 
 
-class EventRow(msgspec.Struct, frozen=True, gc=False):
-    """An event as the store keeps it."""
+class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An event as the store keeps it. Stores may keep its msgpack: a new field goes last, and has a default."""
 
     seq_nr: int
     #: The event's bytes, which the store does not look into.

@@ -22,6 +22,8 @@ RETRY_MAX_S: Final = 1.0
 HEARTBEAT_S: Final = 5
 IDLE_S: Final = 15
 SCHEMA_TIMEOUT_S: Final = 60
+#: Single rows in flight for each batch that may be: 64 batches, or 256 rows, keep one node busy and not overloaded.
+SINGLES_PER_BATCH: Final = 4
 
 _VERIFY: Final = {
     "certificate": acsylla.SSLVerifyFlags.PEER_CERT,
@@ -39,7 +41,8 @@ class Session:
         self._settings = settings
         self._metrics = metrics
         self._prepared: dict[str, asyncio.Future[Any]] = {}
-        self._in_flight = asyncio.Semaphore(settings.in_flight_max)
+        self._batches = asyncio.Semaphore(settings.in_flight_max)
+        self._singles = asyncio.Semaphore(settings.in_flight_max * SINGLES_PER_BATCH)
         self._reading = acsylla.Consistency[settings.reading]
         self._writing = acsylla.Consistency[settings.writing]
         self._closed = False
@@ -90,7 +93,7 @@ class Session:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.write_deadline_s
         pause_s = RETRY_FIRST_S
-        async with self._in_flight:
+        async with self._singles if len(batch) == 1 else self._batches:
             while True:
                 try:
                     return await self._attempt(batch)
@@ -106,7 +109,7 @@ class Session:
     async def write_once(self, statement: Statement) -> None:
         """Carry out one statement, with one attempt: its caller hears of a failure at once."""
         with translated("a write", wrote=True):
-            async with self._in_flight:
+            async with self._singles:
                 await self._attempt([statement])
 
     async def _attempt(self, batch: Batch) -> None:

@@ -17,8 +17,7 @@ EXPIRIES: Final = "SELECT id, expires_at_ms FROM metajournal WHERE topic = ? AND
 # Events.
 PUT_EVENT: Final = "INSERT INTO journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
 EVENTS: Final = (
-    "SELECT seq_nr, event FROM journal "
-    "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr > ? AND seq_nr <= ? LIMIT ?"
+    "SELECT event FROM journal WHERE id = ? AND topic = ? AND segment = ? AND seq_nr > ? AND seq_nr <= ? LIMIT ?"
 )
 CLEAR_EVENTS: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr <= ?"
 CLEAR_SEGMENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ?"

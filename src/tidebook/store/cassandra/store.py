@@ -20,8 +20,8 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.concurrently import each
 from tidebook.store.cassandra.migrate import migrate, use_keyspace
 from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark
-from tidebook.store.cassandra.scan import each_segment, read_events
-from tidebook.store.cassandra.session import Session, connect
+from tidebook.store.cassandra.scan import EventPages, each_segment
+from tidebook.store.cassandra.session import SINGLES_PER_BATCH, Session, connect
 from tidebook.store.cassandra.settings import CassandraSettings
 from tidebook.store.port import Snapshot
 
@@ -59,6 +59,7 @@ class CassandraStore:
         self._session = session
         self._settings = settings
         self._metrics = metrics
+        self._pages = EventPages(session, metrics)
         self._segments: dict[str, int] = {}
         #: The one way in which slices are written; tests put themselves between to hold single writes.
         self.write: Callable[[Batch], Awaitable[None]] = session.write
@@ -102,7 +103,7 @@ class CassandraStore:
         return found
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        return await read_events(self._session, key, head, after=after, to=to, limit=limit)
+        return await self._pages.read(key, head, after=after, to=to, limit=limit)
 
     async def ids(self, topic: str) -> AsyncIterator[str]:
         segments = await self._segments_of(topic)
@@ -149,8 +150,10 @@ class CassandraStore:
         segments = await self._segments_of(writes.topic)
         if segments is None:
             raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
+        began = asyncio.get_running_loop().time()
         for batches in rounds_of(writes, segments):
-            await each(self.write, batches, at_once=self._settings.in_flight_max)
+            await each(self.write, batches, at_once=self._settings.in_flight_max * SINGLES_PER_BATCH)
+        self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
         if slots < 1:
@@ -212,9 +215,10 @@ class CassandraStore:
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
         batches: Iterator[Batch] = ([unpark(each)] for each in parked)
-        await each(self.write, batches, at_once=self._settings.in_flight_max)
+        await each(self.write, batches, at_once=self._settings.in_flight_max * SINGLES_PER_BATCH)
 
     async def close(self) -> None:
+        self._pages.close()
         await self._session.close()
 
     # Within
