@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import acsylla
+
 from tidebook.bench.timing import percentile, report, timed
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -22,14 +24,20 @@ from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Pointer, PutEvents, PutHead, SliceWrites
 from tidebook.core.topic import TopicFacts
-from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
-from tidebook.store.cassandra import statements as cql
+from tidebook.store.port import StoreWriter
+from tidebook.wiring.adapters import open_store
+from tidebook.wiring.settings import Section, Settings
 
 KEYSPACE = "tidebook_bench"
 EVENT = b"x" * 200
 SEGMENT_SIZE = 1000
 SLICE_EVENTS = 5000
 PAGE = 1000
+PUT = f"INSERT INTO {KEYSPACE}.journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+SELECT = (
+    f"SELECT event FROM {KEYSPACE}.journal "
+    "WHERE id = ? AND topic = ? AND segment = ? AND seq_nr > ? AND seq_nr <= ? LIMIT ?"
+)
 TARGETS = {"read_1k_vs_driver": 1.5, "read_100k_vs_driver": 1.3, "slice_one_journal_vs_driver": 0.7}
 
 
@@ -74,18 +82,23 @@ class Bench:
         }
 
     async def run(self) -> None:
-        settings = CassandraSettings.read(f"cassandra://{self.address}/{KEYSPACE}")
-        store = await open_cassandra_store(settings, metrics=Metrics())
+        section = Section(f"cassandra://{self.address}/{KEYSPACE}")
+        store = await open_store(Settings(Path(), {"store": section}), metrics=Metrics())
         facts = TopicFacts(topic_id=self.topic, partitions=1, segment_size=SEGMENT_SIZE)
         await store.set_facts(self.topic, facts, expected=None)
+        host, port = self.address.split(":")
+        cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
+        driver = await cluster.create_session()
         try:
-            await self.writes(store)
-            await self.reads(store)
+            await self.writes(store, driver)
+            await self.reads(store, driver)
             await self.many_keys(store)
         finally:
+            await driver.close()
+            cluster.destroy()
             await store.close()
 
-    async def writes(self, store: CassandraStore) -> None:
+    async def writes(self, store: StoreWriter, driver: Any) -> None:
         """One journal filled slice by slice, then as many rows by the bare driver."""
         slices = [self.slice_of(first) for first in range(1, self.count + 1, SLICE_EVENTS)]
         with timed(f"{self.count:,} events into one journal") as watch:
@@ -94,7 +107,7 @@ class Bench:
         self.figures["store_rows_per_s"] = watch.rate(self.count)
         self.head = await store.head(self.long)
         with timed(f"{self.count:,} rows by the bare driver, 100 a batch, 64 batches at once") as watch:
-            await self.driver_writes(store)
+            await self.driver_writes(driver)
         self.figures["driver_rows_per_s"] = watch.rate(self.count)
 
     def slice_of(self, first: int) -> SliceWrites:
@@ -105,11 +118,8 @@ class Bench:
         key_writes = (PutEvents(self.long, head, rows), PutHead(self.long, head))
         return SliceWrites(self.topic, 0, None, Pointer(at, 0), (key_writes,))
 
-    async def driver_writes(self, store: CassandraStore) -> None:
-        import acsylla
-
-        session = store._session._session
-        prepared = await session.create_prepared(cql.PUT_EVENT)
+    async def driver_writes(self, driver: Any) -> None:
+        prepared = await driver.create_prepared(PUT)
         waiting = iter(range(1, self.count + 1, 100))
         cell = b"x" * 223
 
@@ -118,18 +128,18 @@ class Bench:
                 batch = acsylla.create_batch_unlogged()
                 for n in range(first, first + 100):
                     batch.add_statement(prepared.bind(["bare", self.topic, (n - 1) // SEGMENT_SIZE, n, cell, n]))
-                await session.execute_batch(batch)
+                await driver.execute_batch(batch)
 
         await asyncio.gather(*(work() for _ in range(64)))
 
-    async def reads(self, store: CassandraStore) -> None:
-        head, session = self.head, store._session._session
+    async def reads(self, store: StoreWriter, driver: Any) -> None:
+        head = self.head
         assert head is not None
-        prepared = await session.create_prepared(cql.EVENTS)
+        prepared = await driver.create_prepared(SELECT)
 
-        async def own(first: int) -> list[tuple[int, bytes]]:
+        async def own(first: int) -> list[tuple[bytes]]:
             values = ["long", self.topic, first // SEGMENT_SIZE, first, self.count, PAGE]
-            return [row.as_tuple() for row in await session.execute(prepared.bind(values, page_size=PAGE))]
+            return [row.as_tuple() for row in await driver.execute(prepared.bind(values, page_size=PAGE))]
 
         async def own_all() -> None:
             for first in range(0, self.count, PAGE):
@@ -153,7 +163,7 @@ class Bench:
         for name, times in took.items():
             self.figures[f"{name}_read_all_s"] = min(times)
 
-    async def many_keys(self, store: CassandraStore) -> None:
+    async def many_keys(self, store: StoreWriter) -> None:
         """Heads are read and written for many journals at once, one event each."""
         ids = [f"key-{i}" for i in range(self.keys)]
         slices = []
@@ -187,7 +197,7 @@ class Bench:
         host, port = self.address.split(":")
         cluster = Cluster([host], port=int(port))
         session = cluster.connect(KEYSPACE)
-        put, select = session.prepare(cql.PUT_EVENT), session.prepare(cql.EVENTS)
+        put, select = session.prepare(PUT), session.prepare(SELECT)
         cell = b"x" * 223
 
         def batches() -> Any:
