@@ -68,6 +68,8 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
             case PutEvents():
                 yield from event_batches(write)
             case PutTags():
+                pass  # the tables of tags come with the tags' own part
+            case PutTags():
                 pass  # there are no tag views yet
             case ClearEvents():
                 yield from clear_events(write)

@@ -1,12 +1,12 @@
 """What every log must do.
 
-    class TestMyLog(LogContract):
-    indexed_by_key = False
-    end_is_linearizable = True
+class TestMyLog(LogContract):
+indexed_by_key = False
+end_is_linearizable = True
 
-    @pytest.fixture
-    def open_log(self, tmp_path):
-        return lambda: open_my_log(tmp_path)  # an async context manager, each time on the same data
+@pytest.fixture
+def open_log(self, tmp_path):
+    return lambda: open_my_log(tmp_path)  # an async context manager, each time on the same data
 """
 
 from __future__ import annotations
