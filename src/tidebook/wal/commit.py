@@ -15,7 +15,19 @@ from tidebook.core.metrics import Metrics
 from tidebook.log.port import Sent
 from tidebook.wal.entry import Written
 from tidebook.wal.meta import RegionMeta, Verdict, fold
-from tidebook.wal.record import Claim, Damaged, DataRecord, Drop, Mark, Payloads, Write, encode_control, encode_write
+from tidebook.wal.record import (
+    Claim,
+    Damaged,
+    DataRecord,
+    Drop,
+    Mark,
+    Payloads,
+    Write,
+    encode_control,
+    encode_write,
+    join_payloads,
+    record_bytes_max,
+)
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.takeover import claim
 from tidebook.wal.topics import RegionTopics
@@ -30,8 +42,15 @@ class Call:
         self.payloads = payloads
         self.size_bytes = size_bytes
         self.answer = answer
+        #: The number that each one's first payload gets, once it is sent.
         self.firsts: list[int] = []
         self.attempts = 0
+
+    def settle(self, offset: int) -> None:
+        """It counts."""
+        if not self.answer.done():
+            pairs = zip(self.firsts, self.payloads, strict=True)
+            self.answer.set_result([Written(first, first + len(each.values) - 1, offset) for first, each in pairs])
 
 
 class Flight:
@@ -52,13 +71,7 @@ class Flight:
     def settle(self, offset: int) -> None:
         """It counts: answer all who wait for it."""
         for call in self.calls:
-            if not call.answer.done():
-                call.answer.set_result(
-                    [
-                        Written(first, first + each.count - 1, offset)
-                        for first, each in zip(call.firsts, call.payloads, strict=True)
-                    ]
-                )
+            call.settle(offset)
         if self.answer is not None and not self.answer.done():
             self.answer.set_result(offset)
 
@@ -88,6 +101,7 @@ class Commits:
         self._settings = settings
         self._metrics = metrics
         self._labels = labels
+        self._pack_bytes = min(settings.pack_bytes, settings.limit_bytes - record_bytes_max(0))
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Call | Flight] = deque()
         self._pending_bytes = 0
@@ -104,19 +118,28 @@ class Commits:
 
     # Taking writes
 
-    async def write(self, payloads: Sequence[Payloads], size_bytes: int) -> list[Written]:
-        """Write one call's payloads, atomically and in order."""
-        while self._pending_bytes > self._settings.pending_bytes_max and self.fenced is None:
-            await self._change()
-        if self.fenced is not None:
-            raise Fenced(str(self.fenced))
+    def write(self, payloads: Sequence[Payloads], size_bytes: int) -> asyncio.Future[list[Written]]:
+        """Take one call's payloads: they are written atomically and in order. See `has_room` first."""
         answer: asyncio.Future[list[Written]] = self._loop.create_future()
+        if self.fenced is not None:
+            answer.set_exception(Fenced(str(self.fenced)))
+            return answer
         self._pending.append(Call(payloads, size_bytes, answer))
         self._pending_bytes += size_bytes
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
-        return await answer
+        return answer
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next write may be taken at once."""
+        return self._pending_bytes <= self._settings.pending_bytes_max or self.fenced is not None
+
+    async def room(self) -> None:
+        """Wait until there is room."""
+        while not self.has_room:
+            await self._change()
 
     async def control(self, record: Mark | Drop) -> int:
         """Put a mark or a drop into the data topic, behind the writes that were taken before it."""
@@ -171,7 +194,7 @@ class Commits:
     def _send_calls(self) -> None:
         calls: list[Call] = []
         size_bytes = 0
-        pack_bytes = min(self._settings.pack_bytes, self._settings.limit_bytes)
+        pack_bytes = self._pack_bytes
         while self._pending:
             call = self._pending[0]
             if isinstance(call, Flight) or (calls and size_bytes + call.size_bytes > pack_bytes):
@@ -182,21 +205,36 @@ class Commits:
                 size_bytes += call.size_bytes
                 calls.append(call)
         if calls:
-            parts = [part for call in calls for part in self._numbered(call)]
-            write, value = encode_write(self._term, self._writer, parts)
+            write, value = encode_write(self._term, self._writer, self._numbered(calls))
             self._send(Flight(write, len(value), calls, None), value)
         self._changed.set()
 
-    def _numbered(self, call: Call) -> list[tuple[int, Payloads]]:
-        call.firsts = []
-        for each in call.payloads:
-            first = self._next.get(each.table)
-            if first is None:
-                held = self.meta.tables.get(each.table)
-                first = 1 if held is None else held.next_seq_num
-            self._next[each.table] = first + each.count
-            call.firsts.append(first)
-        return list(zip(call.firsts, call.payloads, strict=True))
+    def _numbered(self, calls: Sequence[Call]) -> list[tuple[int, Payloads]]:
+        """The record's parts: calls of one table each are joined by table, those of several keep their order."""
+        parts: list[tuple[int, Payloads]] = []
+        for table, same in _by_table(calls).items():
+            following = start = self._next_of(table)
+            for call in same:
+                call.firsts = [following]
+                following += len(call.payloads[0].values)
+            self._next[table] = following
+            parts.append((start, same[0].payloads[0] if len(same) == 1 else _joined(table, same)))
+        for call in calls:
+            if len(call.payloads) > 1:
+                call.firsts = []
+                for each in call.payloads:
+                    first = self._next_of(each.table)
+                    self._next[each.table] = first + len(each.values)
+                    call.firsts.append(first)
+                    parts.append((first, each))
+        return parts
+
+    def _next_of(self, table: int) -> int:
+        following = self._next.get(table)
+        if following is None:
+            held = self.meta.tables.get(table)
+            following = 1 if held is None else held.next_seq_num
+        return following
 
     def _send(self, flight: Flight, value: bytes) -> None:
         self._flights.append(flight)
@@ -371,6 +409,18 @@ class _Found:
         if isinstance(flight.outcome, Sent) and flight.outcome.offset in self._seen:
             return flight.outcome.offset
         return None
+
+
+def _by_table(calls: Sequence[Call]) -> dict[int, list[Call]]:
+    tables: dict[int, list[Call]] = {}
+    for call in calls:
+        if len(call.payloads) == 1:
+            tables.setdefault(call.payloads[0].table, []).append(call)
+    return tables
+
+
+def _joined(table: int, calls: Sequence[Call]) -> Payloads:
+    return join_payloads(table, [call.payloads[0] for call in calls])
 
 
 def _identity(write: Write) -> tuple[int, int, int]:

@@ -24,6 +24,7 @@ WRITER_BYTES: Final = 16
 #: Where the head begins in a record's value.
 _HEAD_AT: Final = HEADER_BYTES + 4
 _SIZE_BYTES: Final = 4
+_ALL_BYTES: Final = {bytes}
 #: More than the head takes beside its parts, and more than a part takes beside its payloads' sizes.
 _HEAD_BYTES_MAX: Final = 64
 _PART_BYTES_MAX: Final = 48
@@ -92,41 +93,48 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
 
     table: int
     values: Sequence[bytes]
-    sizes: bytes
+    #: Their types, a byte each; empty where all are bytes.
     kinds: bytes
     #: What they add to a record at most.
     size_bytes: int
 
-    @property
-    def count(self) -> int:
-        return len(self.values)
-
 
 def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
-    """Check payloads and take their sizes; all of them bytes is the case to be quick about."""
+    """Check payloads and take their size; all of them bytes is the case to be quick about."""
+    if set(map(type, payloads)) == _ALL_BYTES and type(payloads) is not str:
+        values: Sequence[bytes] = payloads  # type: ignore[assignment]
+        return Payloads(table, values, b"", sum(map(len, values)) + _SIZE_BYTES * len(values) + _PART_BYTES_MAX)
     if isinstance(payloads, bytes | bytearray | memoryview | str):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
-    values: Sequence[bytes]
-    if set(map(type, payloads)) == {bytes}:
-        values, kinds = payloads, b""  # type: ignore[assignment]
-    else:
-        pairs = [encode_payload(payload) for payload in payloads]
-        values, kinds = [data for _, data in pairs], bytes(kind for kind, _ in pairs)
-    if not values:
+    pairs = [encode_payload(payload) for payload in payloads]
+    if not pairs:
         raise InvalidInput("payloads is empty: a write holds at least one")
-    sizes = _packed(map(len, values))
-    return Payloads(table, values, sizes, kinds, sum(map(len, values)) + len(sizes) + len(kinds) + _PART_BYTES_MAX)
+    values = [data for _, data in pairs]
+    kinds = bytes(kind for kind, _ in pairs)
+    size_bytes = sum(map(len, values)) + (_SIZE_BYTES + 1) * len(values) + _PART_BYTES_MAX
+    return Payloads(table, values, kinds, size_bytes)
 
 
-def record_bytes_max(payloads: Sequence[Payloads]) -> int:
-    """The size that a record of these does not exceed."""
-    return _HEAD_AT + _HEAD_BYTES_MAX + sum(each.size_bytes for each in payloads)
+def record_bytes_max(payloads_bytes: int) -> int:
+    """The size that a record does not exceed whose payloads add so much."""
+    return _HEAD_AT + _HEAD_BYTES_MAX + payloads_bytes
 
 
 def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]) -> tuple[Write, bytes]:
     """A record of numbered payloads, and its bytes."""
-    write = Write(term, writer, tuple([Part(each.table, first, each.sizes, each.kinds) for first, each in parts]))
+    write = Write(
+        term, writer, tuple([Part(each.table, first, _packed(each.values), each.kinds) for first, each in parts])
+    )
     return write, _seal(write, chain.from_iterable([each.values for _, each in parts]))
+
+
+def join_payloads(table: int, several: Sequence[Payloads]) -> Payloads:
+    """The payloads of several writes of one table, one after the other."""
+    kinds = b""
+    if any(each.kinds for each in several):
+        kinds = b"".join(each.kinds or bytes([BYTES]) * len(each.values) for each in several)
+    values = list(chain.from_iterable([each.values for each in several]))
+    return Payloads(table, values, kinds, sum([each.size_bytes for each in several]))
 
 
 def encode_control(record: Claim | Mark | Drop) -> bytes:
@@ -194,8 +202,8 @@ def _check_parts(write: Write, body_bytes: int) -> None:
         raise Corrupt("a write-ahead log record has other payloads than its head says")
 
 
-def _packed(sizes: Iterator[int]) -> bytes:
-    packed = array("I", sizes)
+def _packed(values: Sequence[bytes]) -> bytes:
+    packed = array("I", map(len, values))
     if sys.byteorder != "little":
         packed.byteswap()
     return packed.tobytes()

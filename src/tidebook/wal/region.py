@@ -71,6 +71,7 @@ class Region:
         self._settings = settings
         self._metrics = metrics
         self._labels = labels
+        self._payloads_bytes_max = settings.limit_bytes - record_bytes_max(0)
         self._one_at_a_time = asyncio.Lock()
         self._cleaning: asyncio.Task[None] | None = None
         self._cleaner_error: TidebookError | None = None
@@ -140,21 +141,26 @@ class Region:
         >>> async def example(region):
         ...     return await region.write(table=1, payloads=[b"a", b"b"])   # Written(first=1, last=2, offset=1)
         """
-        packed = [pack_payloads(table_id(table), payloads)]
-        return (await self._owner().write(packed, self._checked_size(packed)))[0]
+        return (await self._write([pack_payloads(table_id(table), payloads)]))[0]
 
     async def write_many(self, writes: Sequence[tuple[int, Sequence[Any]]]) -> list[Written]:
         """Write to several tables in one call: all of it or nothing, in the order given."""
         packed = [pack_payloads(table_id(table), payloads) for table, payloads in writes]
         if not packed:
             raise InvalidInput("writes is empty: give at least one pair of table and payloads")
-        return await self._owner().write(packed, self._checked_size(packed))
+        return await self._write(packed)
 
-    def _checked_size(self, packed: Sequence[Payloads]) -> int:
-        size_bytes = record_bytes_max(packed)
-        if size_bytes > self._settings.limit_bytes:
+    async def _write(self, packed: Sequence[Payloads]) -> list[Written]:
+        commits = self._commits
+        if commits is None:
+            raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
+        payloads_bytes = sum([each.size_bytes for each in packed])
+        if payloads_bytes > self._payloads_bytes_max:
+            size_bytes = record_bytes_max(payloads_bytes)
             raise TooLarge("the write", size_bytes=size_bytes, limit_bytes=self._settings.limit_bytes)
-        return size_bytes
+        if not commits.has_room:
+            await commits.room()
+        return await commits.write(packed, payloads_bytes)
 
     # Reading
 
@@ -326,8 +332,3 @@ class Region:
         if self._commits is not None:
             await self._commits.settled()
             self._commits.close()
-
-    def _owner(self) -> Commits:
-        if self._commits is None:
-            raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
-        return self._commits

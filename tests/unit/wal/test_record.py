@@ -21,6 +21,7 @@ from tidebook.wal.record import (
     decode_record,
     encode_control,
     encode_write,
+    join_payloads,
     pack_payloads,
     payloads_of,
     read_record,
@@ -48,7 +49,14 @@ def test_payloads_come_back_as_what_went_in(parts: list[tuple[int, int, list[Any
 @given(st.lists(st.tuples(st.integers(0, 2**53 - 1), st.integers(1, 2**60), PAYLOADS), min_size=1, max_size=4))
 def test_a_record_is_never_larger_than_foretold(parts: list[tuple[int, int, list[Any]]]) -> None:
     packed = [(first, pack_payloads(table, payloads)) for table, first, payloads in parts]
-    assert len(encode_write(2**60, A, packed)[1]) <= record_bytes_max([each for _, each in packed])
+    assert len(encode_write(2**60, A, packed)[1]) <= record_bytes_max(sum(each.size_bytes for _, each in packed))
+
+
+@given(PAYLOADS, PAYLOADS)
+def test_joined_payloads_are_those_of_each(one: list[Any], two: list[Any]) -> None:
+    joined = join_payloads(1, [pack_payloads(1, one), pack_payloads(1, two)])
+    write, value = encode_write(1, A, [(5, joined)])
+    assert [payloads for _, payloads in payloads_of(write, value)] == [one + two]
 
 
 @pytest.mark.parametrize("record", [Claim(4, A), Mark(1, 0, 9), Drop(2, 77)])

@@ -1,0 +1,122 @@
+"""The manifest of a flush: a folder of numbered files, of which the last one counts.
+
+Each holds all that was ever committed, and the files that it adds with their places before and after. A number is
+taken by linking a finished file to its name, which only one can do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidebook.core.errors import Conflict, Corrupt, UnknownVersion
+from tidebook.wal.flush import Life, Range
+
+VERSION = 1
+#: Manifests that stay behind the last one.
+KEPT = 10
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A file on its way from the staging folder to where readers look, both relative to the output folder."""
+
+    staged: str
+    final: str
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """One manifest."""
+
+    version: int
+    number: int
+    moves: tuple[Move, ...] = ()
+    #: Table, life and last number of all that was ever committed.
+    reached: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def committed(self) -> dict[Life, int]:
+        return {Life(table, life): last for table, life, last in self.reached}
+
+
+def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) -> Commit:
+    """The manifest after `last` that adds these ranges."""
+    reached = last.committed
+    for each in ranges:
+        before = reached.get(Life(each.table, each.life), 0)
+        if before >= each.first:
+            raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before)
+        reached[Life(each.table, each.life)] = each.last
+    flat = tuple((key.table, key.life, number) for key, number in sorted(reached.items()))
+    return Commit(VERSION, last.number + 1, tuple(moves), flat)
+
+
+class FolderManifest:
+    """The manifests of one region in a folder of the local machine."""
+
+    def __init__(self, output: Path, name: str) -> None:
+        self._output = output
+        self._folder = output / "_tidebook" / name
+
+    def last(self) -> Commit:
+        """The manifest in force."""
+        numbers = self._numbers()
+        if not numbers:
+            return Commit(VERSION, 0)
+        path = self._path(numbers[-1])
+        try:
+            commit = msgspec.json.decode(path.read_bytes(), type=Commit)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"{path}: the manifest is damaged: {error}") from error
+        if commit.version != VERSION:
+            raise UnknownVersion(f"{path}: the manifest", version=commit.version, known=VERSION)
+        return commit
+
+    def add(self, commit: Commit) -> None:
+        """Put a manifest in force. Raises Conflict where its number is taken."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draft = self._folder / f"draft-{os.getpid()}-{commit.number}"
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(commit))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, self._path(commit.number))
+        except FileExistsError as error:
+            raise Conflict(key=str(self._folder), expected=commit.number - 1, found=self._numbers()[-1]) from error
+        finally:
+            draft.unlink()
+        _sync(self._folder)
+
+    def publish(self) -> None:
+        """Move the files of the manifest in force to their places, as far as they are not there yet."""
+        folders = set()
+        for move in self.last().moves:
+            staged, final = self._output / move.staged, self._output / move.final
+            if staged.exists():  # else it was published, and may have gone its own way since
+                final.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(staged, final)
+                folders.add(final.parent)
+        for folder in folders:
+            _sync(folder)
+
+    def prune(self) -> None:
+        """Remove manifests that nobody needs."""
+        for number in self._numbers()[:-KEPT]:
+            self._path(number).unlink(missing_ok=True)
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._folder.glob("[0-9]*.json"))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:012}.json"
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

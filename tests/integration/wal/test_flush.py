@@ -1,0 +1,162 @@
+"""Flushing to files, exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.wal.base import contents, make_wal
+from tidebook.core.errors import Conflict
+from tidebook.log.embedded import EmbeddedLog
+from tidebook.wal.flush import Life, Range, flush_region, plan_flush
+from tidebook.wal.manifest import FolderManifest, Move, next_commit
+from tidebook.wal.region import Region
+from tidebook.wal.wal import Wal
+
+STEPS = ("committed", "stage", "staged", "commit", "linked", "published")
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+class FileSink:
+    """JSON lines in a folder a table; crashes at a step where it is told to."""
+
+    def __init__(self, output: Path, *, crash_at: str | None = None) -> None:
+        self._output = output
+        self._manifest = FolderManifest(output, "region=7")
+        self._crash_at = crash_at
+
+    def _step(self, name: str) -> None:
+        assert name in STEPS
+        if name == self._crash_at:
+            raise Crash(name)
+
+    async def committed(self) -> Mapping[Life, int]:
+        self._step("committed")
+        self._manifest.publish()
+        return self._manifest.last().committed
+
+    async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
+        self._step("stage")
+        files = []
+        for each in ranges:
+            path = self._output / "_staging" / f"{each.table}-{each.life}-{each.first}-{each.last}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [
+                json.dumps([e.seq, e.payload.decode()])
+                async for e in region.read_table(each.table, start=each.first)
+                if e.seq <= each.last
+            ]
+            path.write_text("\n".join(lines) + "\n")
+            files.append(str(path.relative_to(self._output)))
+        self._step("staged")
+        return files
+
+    async def commit(self, ranges: Sequence[Range], files: Sequence[str]) -> None:
+        self._step("commit")
+        moves = [Move(file, f"table={r.table}/{Path(file).name}") for r, file in zip(ranges, files, strict=True)]
+        self._manifest.add(next_commit(self._manifest.last(), ranges, moves))
+        self._step("linked")
+        self._manifest.publish()
+        self._step("published")
+
+
+def flushed(output: Path) -> dict[int, list[list[object]]]:
+    """What a reader of the files sees."""
+    held: dict[int, list[list[object]]] = {}
+    for path in sorted(output.glob("table=*/*.jsonl"), key=lambda p: int(p.name.split("-")[2])):
+        held.setdefault(int(path.parent.name.split("=")[1]), []).extend(map(json.loads, path.read_text().splitlines()))
+    return held
+
+
+@pytest_asyncio.fixture
+async def log(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
+    log = EmbeddedLog(tmp_path / "book")
+    yield log
+    await log.close()
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest_asyncio.fixture
+async def owner(log: EmbeddedLog) -> Region:
+    return await make_wal(log, "f").open_region(7, create=True)
+
+
+@pytest.fixture
+def flusher(log: EmbeddedLog) -> Wal:
+    return make_wal(log, "f")
+
+
+async def test_a_flush_writes_every_entry_once_then_marks(owner: Region, flusher: Wal, output: Path) -> None:
+    await owner.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
+    done = await flush_region(await flusher.open_region(7, writable=False), FileSink(output))
+    assert done.entries == 3
+    assert flushed(output) == {1: [[1, "a"], [2, "b"]], 2: [[1, "c"]]}
+    await owner.write(1, [b"d"])
+    assert await contents(owner) == {1: [(3, b"d")]}
+    await flush_region(await flusher.open_region(7, writable=False), FileSink(output))
+    assert flushed(output) == {1: [[1, "a"], [2, "b"], [3, "d"]], 2: [[1, "c"]]}
+
+
+async def test_a_flush_of_nothing_changes_nothing(owner: Region, flusher: Wal, output: Path) -> None:
+    assert (await flush_region(await flusher.open_region(7, writable=False), FileSink(output))).ranges == ()
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("writes_between", [False, True])
+async def test_a_crash_at_any_step_loses_and_doubles_nothing(
+    owner: Region, flusher: Wal, output: Path, step: str, writes_between: bool
+) -> None:
+    await owner.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
+    reader = await flusher.open_region(7, writable=False)
+    with pytest.raises(Crash):
+        await flush_region(reader, FileSink(output, crash_at=step))
+    expected: dict[int, list[list[object]]] = {1: [[1, "a"], [2, "b"]], 2: [[1, "c"]]}
+    if writes_between:
+        await owner.write(1, [b"d"])
+        expected[1].append([3, "d"])
+    await flush_region(reader, FileSink(output))
+    assert flushed(output) == expected
+    assert await contents(reader) == {}
+
+
+async def test_a_table_made_again_is_flushed_from_its_first_number(owner: Region, flusher: Wal, output: Path) -> None:
+    reader = await flusher.open_region(7, writable=False)
+    await owner.write(1, [b"old", b"older"])
+    await flush_region(reader, FileSink(output))
+    await owner.drop_table(1)
+    await owner.write(1, [b"new"])
+    done = await flush_region(reader, FileSink(output))
+    assert [(r.first, r.last) for r in done.ranges] == [(1, 1)]
+    assert sorted(str(text) for _, text in flushed(output)[1]) == ["new", "old", "older"]
+
+
+async def test_of_two_flushes_at_once_one_conflicts(owner: Region, flusher: Wal, output: Path) -> None:
+    await owner.write(1, [b"a"])
+    reader = await flusher.open_region(7, writable=False)
+    slow, quick = FileSink(output), FileSink(output)
+    ranges = plan_flush(reader.meta, await slow.committed())
+    files = await slow.stage(reader, ranges)
+    await flush_region(reader, quick)
+    with pytest.raises(Conflict):
+        await slow.commit(ranges, files)
+    assert flushed(output) == {1: [[1, "a"]]}
+
+
+async def test_a_flush_may_be_bounded(owner: Region, flusher: Wal, output: Path) -> None:
+    await owner.write(1, [b"%d" % n for n in range(10)])
+    reader = await flusher.open_region(7, writable=False)
+    counts = [(await flush_region(reader, FileSink(output), entries_max=4)).entries for _ in range(4)]
+    assert counts == [4, 4, 2, 0]
+    assert [seq for seq, _ in flushed(output)[1]] == list(range(1, 11))
