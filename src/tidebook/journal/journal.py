@@ -9,7 +9,7 @@ from datetime import timedelta
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import Delete, Purge
 from tidebook.core.clock import Clock, Ids
-from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge, Truncated
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, topic_name
@@ -216,11 +216,15 @@ class Journal:
             if head is not None and head.live:
                 if life is not None and head.incarnation != life:
                     cursor = 0
-                life = head.incarnation
+                life, cursor = head.incarnation, max(cursor, head.delete_to)
                 if head.seq_nr > cursor:
-                    async for event in partition.reader.events(key, start=cursor + 1, to=LAST, kind="offset"):
-                        cursor = event.seq_nr
-                        yield event
+                    new = partition.reader.events(key, start=cursor + 1, to=LAST, kind="offset", life=life)
+                    try:
+                        async for event in new:
+                            cursor = event.seq_nr
+                            yield event
+                    except Truncated:
+                        continue  # deleted or purged under it: go on with what is there
             await self._log.wait(self.topic, partition.number, offset=view.as_of + 1)
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:

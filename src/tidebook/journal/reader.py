@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import assert_never
 
-from tidebook.core.errors import LogLost, Truncated
+from tidebook.core.errors import Corrupt, LogLost, Truncated
 from tidebook.core.event import ReadEvent, read_event
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -15,7 +14,7 @@ from tidebook.core.position import Position
 from tidebook.core.replication import EventRow
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache, Stored
-from tidebook.journal.plan import Nothing, StoreOnly, StoreThenTail, TailOnly, may_go_on, page_stands, plan_read
+from tidebook.journal.plan import Nothing, StoreOnly, TailOnly, may_go_on, page_stands, plan_read
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.tail import Tail
 from tidebook.log.port import Log
@@ -92,51 +91,51 @@ class Reader:
         await self._cache.reach(barrier)
         return await self._cache.head(key.id)
 
-    async def events(self, key: Key, *, start: int, to: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
-        """The events from `start` up to `to`, in order, a page at a time."""
-        cursor = start - 1
-        life: Position | None = None
+    async def events(
+        self, key: Key, *, start: int, to: int, kind: BarrierKind, life: Position | None = None
+    ) -> AsyncIterator[ReadEvent]:
+        """The events from `start` up to `to`, in order, a page at a time; with `life`, only while that one lives on."""
+        done: int | None = None  # the last number that was yielded
         for _ in range(PLANS_MAX):
             view = await self.view(key, kind)
-            if life is not None and not may_go_on(life, view.head, cursor):
-                raise Truncated(f"{key}: events behind {cursor} were deleted or purged during the read: read again")
+            # Nothing of an earlier plan is carried over until something is yielded: that journal may be gone.
+            after = start - 1 if done is None else done
+            if life is not None and not may_go_on(life, view.head, after):
+                raise Truncated(f"{key}: events behind {after} were deleted or purged during the read: read again")
             plan = plan_read(
                 stored=view.stored.head,
                 folded=view.head,
                 purged=view.tail.purged,
                 appended=view.tail.appended,
-                after=cursor,
+                after=after,
                 to=to,
             )
-            match plan:
-                case Nothing():
+            if isinstance(plan, Nothing) or view.head is None:
+                return
+            if not isinstance(plan, TailOnly):
+                whole = True
+                async for page in self._pages(key, view, plan.after, plan.to):
+                    if page is None:
+                        whole = False
+                        break
+                    if page and done is None:
+                        life, to = view.head.incarnation, _bound(to, view.head)
+                    for row in page:
+                        done = row.seq_nr
+                        yield read_event(
+                            row.kept, row.seq_nr, row.timestamp_ms, self._cache.partition, row.position.offset
+                        )
+                if not whole:
+                    self._metrics.count("read_planned_again")
+                    continue
+                if isinstance(plan, StoreOnly):
                     return
-                case StoreOnly() | StoreThenTail():
-                    cursor, whole = plan.after, True
-                    async for page in self._pages(key, view, plan.after, plan.to):
-                        if page is None:
-                            whole = False
-                            break
-                        for row in page:
-                            life = life or _life(view)
-                            cursor = row.seq_nr
-                            yield read_event(
-                                row.kept, row.seq_nr, row.timestamp_ms, self._cache.partition, row.position.offset
-                            )
-                    if not whole:
-                        self._metrics.count("read_planned_again")
-                        continue
-                    if isinstance(plan, StoreOnly):
-                        return
-                    cursor = max(cursor, plan.to)
-                case TailOnly():
-                    cursor = plan.after
-                case _:
-                    assert_never(plan)
+            in_tail = plan.after if isinstance(plan, TailOnly) else plan.to
             try:
-                async for event in self._tail_events(key, view, after=cursor, to=to):
-                    life = life or _life(view)
-                    cursor = event.seq_nr
+                async for event in self._tail_events(key, view, after=in_tail, to=to):
+                    if done is None:
+                        life, to = view.head.incarnation, _bound(to, view.head)
+                    done = event.seq_nr
                     yield event
                 return
             except LogLost:
@@ -159,6 +158,8 @@ class Reader:
                 if not page_stands(head, await self._store.head(key), after):
                     yield None
                     return
+                if rows:
+                    _check_rows(head, rows)
                 yield rows
                 after = reached
         finally:
@@ -192,6 +193,16 @@ class Reader:
                     yield event
 
 
-def _life(view: View) -> Position:
-    assert view.head is not None
-    return view.head.incarnation
+def _bound(to: int, head: Head) -> int:
+    """A read that has begun to yield keeps to the moment of that plan: from a later one it takes nothing newer."""
+    return min(to, head.seq_nr)
+
+
+def _check_rows(head: Head, rows: list[EventRow]) -> None:
+    """An alarm, which no order of events should ever set off: a row of another life, or newer than its head."""
+    for row in (rows[0], rows[-1]):
+        if not head.incarnation <= row.position <= head.position:
+            raise Corrupt(
+                f"event {row.seq_nr} was written at {row.position}, outside the life of its journal, from "
+                f"{head.incarnation} to {head.position}: run 'tidebook pipeline verify'"
+            )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
 import msgspec
 
-from tidebook.core.action import Append, Delete, Purge
+from tidebook.core.action import Action, Append, Delete, Mark, Purge
 from tidebook.core.event import Event, encode_event, pack_events
-from tidebook.core.position import FIRST_EPOCH, Position
+from tidebook.core.fold import Change, Lost, Unchanged, fold
+from tidebook.core.head import Head
+from tidebook.core.position import FIRST_EPOCH, START, Position
+from tidebook.core.topic import TopicFacts
+
+#: The log's time of offset 0; each further record comes a second later.
+FIRST_MS = 1_700_000_000_000
 
 
 def append(
@@ -46,3 +55,78 @@ def placed_at(action: Append, offset: int) -> Append:
         expire_after_ms=action.expire_after_ms,
         floor=action.floor,
     )
+
+
+class Letter(NamedTuple):
+    """One kind of action, made for the journal as it stands."""
+
+    name: str
+    make: Callable[[Head | None], Action]
+
+
+def _letter(name: str, action: Action) -> Letter:
+    return Letter(name, lambda head: action)
+
+
+#: All kinds of actions, over numbers small enough to meet one another.
+LETTERS: Mapping[str, Letter] = {
+    letter.name: letter
+    for letter in (
+        _letter("next x1", append()),
+        _letter("next x2", append(2)),
+        _letter("expected 0", append(2, expected=0)),
+        _letter("expected 1", append(expected=1)),
+        _letter("expected 2", append(expected=2)),
+        _letter("at 3", append(at=3)),
+        _letter("jump", append(at=9)),
+        _letter("delete 1", delete(1)),
+        _letter("delete 2", delete(2)),
+        _letter("delete 5", delete(5)),
+        _letter("purge", purge()),
+        # What an expiry sends: right for the head as it stands, and too late for one that has moved on.
+        Letter("purge if here", lambda head: purge(if_position=head.position if head is not None else START)),
+        _letter("purge if there", purge(if_position=Position(FIRST_EPOCH, 0))),
+        _letter("mark", Mark(FIRST_EPOCH)),
+    )
+}
+
+
+def grow(head: Head | None, offset: int, letters: Iterable[Letter], facts: TopicFacts) -> Iterator[Grown]:
+    """Every way in which a history goes on by one action, void ones of a kind only once.
+
+    A void append does what a mark does, so one of them stands for all.
+    """
+    void_met = False
+    for letter in letters:
+        action = letter.make(head)
+        if isinstance(action, Append):
+            action = placed_at(action, offset)
+        new, change = fold(head, action, Position(facts.epoch, offset), FIRST_MS + 1000 * offset, facts)
+        if isinstance(change, Lost):
+            if void_met:
+                continue
+            void_met = True
+        yield Grown(letter.name, action, new, change)
+
+
+class Grown(NamedTuple):
+    """A further action of a history, and what the fold makes of it."""
+
+    name: str
+    action: Action
+    head: Head | None
+    change: Change
+
+
+def histories(length: int, letters: Sequence[Letter], facts: TopicFacts) -> Iterator[tuple[Action, ...]]:
+    """Every history of this length whose first action does something: others are shorter ones behind a mark."""
+
+    def go_on(head: Head | None, done: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
+        if len(done) == length:
+            yield done
+            return
+        for grown in grow(head, len(done), letters, facts):
+            if done or not isinstance(grown.change, Lost | Unchanged):
+                yield from go_on(grown.head, (*done, grown.action))
+
+    yield from go_on(None, ())

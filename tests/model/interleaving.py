@@ -1,0 +1,76 @@
+"""Replicators and a reader, in every order: what a read returns is the journal as of one position, or it says so."""
+
+from __future__ import annotations
+
+from tests.model.lattice import Lattice
+from tests.model.reading import Node, Question, Reading
+from tests.model.world import Seen, World
+
+
+def violation(lattice: Lattice, world: World, reading: Reading, *, restarts: bool = False) -> str | None:
+    """A read that returns, or has yielded, what the journal never was at or after its barrier; None if there is none.
+
+    A read that plans again before it has yielded anything begins anew, which a read that begins later does too. Without
+    `restarts` it is followed no further: it is then only assumed that nothing is carried over from the first plan.
+    """
+    visible = [tuple(each for each in truth.seen if reading.start <= each[0] <= reading.to) for truth in world.truth[0]]
+    first = (world.empty, reading.first)
+    met = {(world.empty, reading.first.number)}
+    todo = [first]
+    while todo:
+        at, node = todo.pop()
+        following = [(later, node) for later in lattice.edges[at]]
+        for after in _steps(world, at, reading, node):
+            wrong = _wrong(world, at, after, visible)
+            if wrong is not None:
+                return f"{wrong}; answers {after.answers}"
+            if after.question is not None and (restarts or not _begins_anew(after, reading.first)):
+                following.append((at, after))
+        for each in following:
+            name = (each[0], each[1].number)
+            if name not in met:
+                met.add(name)
+                todo.append(each)
+    return None
+
+
+def _begins_anew(node: Node, first: Node) -> bool:
+    return node.question == first.question and not node.yielded and node.last_barrier >= 0
+
+
+def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
+    question = node.question
+    assert question is not None
+    store = world.stores[at]
+    match question.what:
+        case "end":
+            # Whatever the store speaks of is in the log already; what comes after it may be.
+            least = max(store.top, node.last_barrier)
+            return [reading.answered(node, end) for end in range(least, world.size)]
+        case "pointer":
+            return [reading.answered(node, store.pointer)]
+        case "head":
+            head = store.keys[0].head
+            return [reading.answered(node, -1 if head is None else head.head)]
+        case _:
+            return [reading.answered(node, _page(world, at, question))]
+
+
+def _page(world: World, at: int, question: Question) -> tuple[int, ...]:
+    rows = [cell.row for cell in world.stores[at].keys[0].rows if question.after < cell.seq_nr <= question.to]
+    return tuple(rows[: question.limit])
+
+
+def _wrong(world: World, at: int, node: Node, visible: list[Seen]) -> str | None:
+    if node.end == "truncated" or (node.question is not None and not node.yielded):
+        return None
+    known = max(world.stores[at].top, node.last_barrier)
+    journals = visible[node.first_barrier + 1 : known + 2]
+    if node.end == "whole":
+        if node.yielded not in journals:
+            return f"the read returned {node.yielded}; from {node.first_barrier} to {known} the journal was {journals}"
+    elif node.end:
+        return f"the read failed with {node.end}"
+    elif all(journal[: len(node.yielded)] != node.yielded for journal in journals):
+        return f"the read has yielded {node.yielded}; from {node.first_barrier} to {known} the journal was {journals}"
+    return None

@@ -1,0 +1,197 @@
+"""The real reader, step by step: each question that it puts to log or store is answered by whoever explores.
+
+The reader's code is deterministic, so what it does next follows from the answers so far. These form a tree, whose
+nodes are computed once a world, by running the reader again from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from tests.model.world import FACTS, KEYS, Seen, World
+from tidebook.core.errors import TidebookError, Truncated
+from tidebook.core.event import Event, encode_event
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.metrics import Metrics
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow, Pointer
+from tidebook.core.seq_nr import LAST
+from tidebook.journal.barrier import Barriers
+from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.reader import Reader, View
+from tidebook.journal.settings import BarrierKind, JournalSettings
+from tidebook.log.port import Batch
+
+KEY = KEYS[0]
+T = TypeVar("T")
+
+
+class Question(NamedTuple):
+    """What the reader asks, with where a page begins, where it ends, and how long it is."""
+
+    what: str
+    after: int = 0
+    to: int = 0
+    limit: int = 0
+
+
+class Ask:
+    """Awaited by the reader, it hands the question to whoever drives it."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+
+    def __await__(self) -> Generator[Question, Any, Any]:
+        answer = yield self._question
+        return answer
+
+
+class AskedLog:
+    """The log: its end is asked for, its records are there."""
+
+    indexed_by_key = True
+    end_is_linearizable = True
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def end(self, topic: str, partition: int) -> int:
+        return int(await Ask(Question("end")))
+
+    async def read(self, topic: str, partition: int, *, start: int, stop: int, key: bytes, **_: Any) -> Batch:
+        return Batch(tuple(record for record in self._world.records[start:stop] if record.key == key), stop)
+
+
+class AskedStore:
+    """The store: all that it holds is asked for."""
+
+    async def pointer(self, topic: str, partition: int) -> Pointer | None:
+        offset = await Ask(Question("pointer"))
+        return None if offset < 0 else Pointer(Position(FACTS.epoch, offset), 0)
+
+    async def head(self, key: Key) -> Head | None:
+        head: Head | None = await Ask(Question("head"))
+        return head
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        rows: Sequence[EventRow] = await Ask(Question("events", after, to, limit))
+        return rows
+
+
+class BarrierLast(Reader):
+    """A reader whose mark is slow: pointer and head are read before the barrier is fixed."""
+
+    async def view(self, key: Key, kind: BarrierKind) -> View:
+        stored = await self._cache.stored(key)
+        return await self._view(key, await self._barriers.fix(kind), stored)
+
+
+class Node(NamedTuple):
+    """The reader after some answers: what it has yielded, and its next question, or how it ended."""
+
+    number: int
+    answers: tuple[int | tuple[int, ...], ...]
+    yielded: Seen
+    question: Question | None
+    #: "whole", "truncated", or an error that should not be.
+    end: str
+    #: The first barrier that it was given, and the greatest.
+    first_barrier: int
+    last_barrier: int
+
+
+class Reading:
+    """One read of a world's first journal."""
+
+    def __init__(
+        self, world: World, *, start: int = 1, to: int = LAST, page_events: int = 1, reader: type[Reader] = Reader
+    ) -> None:
+        self.world = world
+        self.start, self.to = start, to
+        self._settings = JournalSettings(page_events=page_events)
+        self._reader = reader
+        self._next: dict[tuple[int, int | tuple[int, ...]], Node] = {}
+        self._count = 0
+        self.first = self._run(())
+
+    def answered(self, node: Node, answer: int | tuple[int, ...]) -> Node:
+        """The reader after one more answer: an offset, a head's number, or the rows of a page."""
+        found = self._next.get((node.number, answer))
+        if found is None:
+            found = self._next[node.number, answer] = self._run((*node.answers, answer))
+        return found
+
+    def _run(self, answers: tuple[int | tuple[int, ...], ...]) -> Node:
+        log, store, metrics = AskedLog(self.world), AskedStore(), Metrics()
+        cache = HeadCache(log, store, KEY.topic, 0, FACTS, self._settings, metrics)  # type: ignore[arg-type]
+        barriers = Barriers(log, cache)  # type: ignore[arg-type]
+        reader = self._reader(log, store, cache, barriers, self._settings, metrics)  # type: ignore[arg-type]
+        events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
+        left, barriers_given, yielded = list(answers), [], []
+        question, end = None, ""
+        while not end and question is None:
+            step: Coroutine[Any, Any, Any] = events.__anext__()  # type: ignore[assignment]
+            answer: Any = None
+            while True:
+                try:
+                    question = step.send(answer)
+                except StopIteration as yielding:
+                    event = yielding.value
+                    kept = encode_event(Event(event.payload))
+                    row = EventRow(event.seq_nr, kept, event.timestamp_ms, Position(FACTS.epoch, event.offset), 0)
+                    yielded.append((event.seq_nr, self._row(row)))
+                    break
+                except StopAsyncIteration:
+                    end = "whole"
+                    break
+                except Truncated:
+                    end = "truncated"
+                    break
+                except TidebookError as error:
+                    end = repr(error)
+                    break
+                assert question is not None
+                if not left:
+                    step.close()
+                    break
+                answer = self._answer(question, left.pop(0))
+                if question.what == "end":
+                    barriers_given.append(answer - 1)
+                question = None
+        self._count += 1
+        return Node(
+            self._count,
+            answers,
+            tuple(yielded),
+            question,
+            end,
+            barriers_given[0] if barriers_given else self.world.size,
+            max(barriers_given, default=-1),
+        )
+
+    def _row(self, row: EventRow) -> int:
+        """Which row of the world this is: by number, record and bytes, for a reader is not told the index."""
+        for index in range(3):
+            number = self.world.interned.known_row(
+                EventRow(row.seq_nr, row.kept, row.timestamp_ms, row.position, index)
+            )
+            if number is not None:
+                return number
+        raise AssertionError(f"an event that nobody appended: {row}")
+
+    def _answer(self, question: Question, answer: int | tuple[int, ...]) -> Any:
+        interned = self.world.interned
+        match question.what:
+            case "end":
+                assert isinstance(answer, int)
+                return answer + 1
+            case "pointer":
+                return answer
+            case "head":
+                assert isinstance(answer, int)
+                return None if answer < 0 else interned.heads[answer]
+            case _:
+                assert isinstance(answer, tuple)
+                return [interned.rows[row] for row in answer]

@@ -1,0 +1,188 @@
+"""Every small history, every batching of its replication, every lag: the store is the same, and readers see the fold.
+
+The histories form a tree and share their beginnings: what is known of a prefix is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from tests.model.lww import EMPTY, Interned, KeyCells, land, singles_of
+from tests.model.world import FACTS, KEYS, Planner, Seen
+from tidebook.core.action import Append
+from tidebook.core.event import unpack_events
+from tidebook.core.fold import Appended, Purged
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.record import encode_record
+from tidebook.core.replication import (
+    ClearEvents,
+    ClearJournal,
+    EventRow,
+    Placed,
+    PutEvents,
+    PutHead,
+    Write,
+    plan_key,
+)
+from tidebook.core.seq_nr import LAST
+from tidebook.core.topic import TopicFacts
+from tidebook.journal.plan import Nothing, StoreOnly, StoreThenTail, TailOnly, plan_read
+from tidebook.journal.tail import Tail
+from tidebook.log.port import Record
+from tidebook.testing.histories import FIRST_MS, LETTERS, Grown, Letter, grow
+
+KEY = KEYS[0]
+#: What a read asks for: behind which number, up to which.
+RANGES = [(0, LAST), (1, LAST), (3, LAST), (0, 2), (2, 4)]
+SHORT = ["next x2", "expected 0", "at 3", "jump", "delete 1", "delete 5", "purge", "purge if here"]
+
+
+class Point(NamedTuple):
+    """A history so far: the fold's head and events, and the store's cells after any batching that ends here."""
+
+    head: Head | None
+    seen: Seen
+    cells: frozenset[KeyCells]
+
+
+class Explorer:
+    """Walks the tree of histories, depth first."""
+
+    def __init__(self, letters: list[Letter], length: int, planner: Planner = plan_key) -> None:
+        self._planner = planner
+        self._letters = letters
+        self._length = length
+        self._interned = Interned()
+        self._placed: list[Placed] = []
+        self._records: list[Record] = []
+        self._names: list[str] = []
+        self._points = [Point(None, (), frozenset([EMPTY]))]
+        self.histories = 0
+
+    def run(self) -> None:
+        if len(self._placed) == self._length:
+            return
+        for grown in grow(self._points[-1].head, len(self._placed), self._letters, FACTS):
+            self._push(grown)
+            self.histories += 1
+            self._check_store()
+            self._check_readers()
+            self.run()
+            self._pop()
+
+    def _push(self, grown: Grown) -> None:
+        offset = len(self._placed)
+        self._placed.append(Placed(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, grown.action))
+        value = encode_record(grown.action, limit_bytes=FACTS.limit_bytes)
+        self._records.append(Record(offset, FIRST_MS + 1000 * offset, KEY.id.encode(), value))
+        self._names.append(grown.name)
+        self._points.append(Point(grown.head, self._seen(grown), self._replicated()))
+
+    def _pop(self) -> None:
+        self._points.pop()
+        self._names.pop()
+        self._records.pop()
+        self._placed.pop()
+
+    def _seen(self, grown: Grown) -> Seen:
+        """The events after the last action, from those before it: the plainest fold there is."""
+        placed, seen = self._placed[-1], dict(self._points[-1].seen)
+        match grown.change:
+            case Purged():
+                return ()
+            case Appended(first=first):
+                assert isinstance(placed.action, Append)
+                for i, kept in enumerate(unpack_events(placed.action.body)):
+                    row = EventRow(first + i, kept, placed.timestamp_ms, placed.position, i)
+                    seen[first + i] = self._interned.row(row)
+            case _:
+                pass
+        gone = grown.head.delete_to if grown.head is not None else 0
+        return tuple(sorted((number, row) for number, row in seen.items() if number > gone))
+
+    def _replicated(self) -> frozenset[KeyCells]:
+        """The cells after every batching: the last batch may have begun behind any earlier action."""
+        found = set()
+        for begun, point in enumerate(self._points):
+            writes = self._planner(KEY, point.head, self._placed[begun:], FACTS)
+            singles = [single for write in writes for single in singles_of(write, self._interned)]
+            for cells in point.cells:
+                for single in singles:
+                    cells = land(cells, single)
+                found.add(cells)
+        return frozenset(found)
+
+    def _check_store(self) -> None:
+        point = self._points[-1]
+        for cells in point.cells:
+            head = None if cells.head is None else self._interned.heads[cells.head.head]
+            assert head == point.head, self._names
+            assert tuple((cell.seq_nr, cell.row) for cell in cells.rows) == point.seen, self._names
+
+    def _check_readers(self) -> None:
+        """Whatever is replicated, with the pointer there or still behind, all see what the fold says."""
+        for lag, point in enumerate(self._points):
+            position = point.head.position.offset if point.head is not None else -1
+            for as_of in {lag - 1, position}:
+                tail = Tail(point.head, FACTS, bytes_max=1_000_000)
+                for record in self._records[as_of + 1 :]:
+                    tail.take(record)
+                assert tail.head == self._points[-1].head, self._names
+                for after, to in RANGES:
+                    wanted = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
+                    assert self._read(point, tail, after, to) == wanted, (self._names, lag, as_of, after, to)
+
+    def _read(self, point: Point, tail: Tail, after: int, to: int) -> Seen:
+        plan = plan_read(
+            stored=point.head, folded=tail.head, purged=tail.purged, appended=tail.appended, after=after, to=to
+        )
+        match plan:
+            case Nothing():
+                return ()
+            case StoreOnly():
+                return self._rows(point, plan.after, plan.to)
+            case StoreThenTail():
+                return self._rows(point, plan.after, plan.to) + self._tail(tail, plan.to, to)
+            case TailOnly():
+                return self._tail(tail, plan.after, to)
+
+    def _rows(self, point: Point, after: int, to: int) -> Seen:
+        return tuple(each for each in point.seen if after < each[0] <= to)
+
+    def _tail(self, tail: Tail, after: int, to: int) -> Seen:
+        found = []
+        for append in tail.appends or ():
+            for i, kept in enumerate(unpack_events(append.body)):
+                position = Position(FACTS.epoch, append.offset)
+                row = EventRow(append.first + i, kept, append.timestamp_ms, position, i)
+                if after < row.seq_nr <= to:
+                    found.append((row.seq_nr, self._interned.row(row)))
+        return tuple(found)
+
+
+def test_every_history_of_up_to_5_actions_is_the_same_by_every_batching_and_every_lag(long_form: bool) -> None:
+    letters = list(LETTERS.values()) if long_form else [LETTERS[name] for name in SHORT]
+    explorer = Explorer(letters, length=5)
+    explorer.run()
+    assert explorer.histories > 10_000
+
+
+def test_every_history_of_up_to_3_actions_over_all_letters_is_the_same_by_every_batching_and_every_lag() -> None:
+    explorer = Explorer(list(LETTERS.values()), length=3)
+    explorer.run()
+    assert explorer.histories > 1_000
+
+
+@pytest.mark.parametrize("left_out", [PutEvents, PutHead, ClearEvents, ClearJournal])
+def test_a_replicator_that_leaves_something_out_is_found(left_out: type[Write]) -> None:
+    def forgetful(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+        return [write for write in plan_key(key, head, records, facts) if not isinstance(write, left_out)]
+
+    explorer = Explorer(list(LETTERS.values()), length=3, planner=forgetful)
+    with pytest.raises(AssertionError):
+        explorer.run()

@@ -1,0 +1,100 @@
+"""Any number of replicators, crashes after each single write, zombies, replays, and a reader between their steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from tests.model.interleaving import violation
+from tests.model.lattice import Lattice
+from tests.model.reading import BarrierLast, Reading
+from tests.model.world import FACTS, Step, World
+from tidebook.core.action import Action
+from tidebook.core.seq_nr import LAST
+from tidebook.journal.reader import Reader
+from tidebook.testing.histories import LETTERS, append, delete, grow, histories, purge
+
+ALL = list(LETTERS.values())
+SMALL = [LETTERS[name] for name in ("next x1", "next x2", "at 3", "delete 2", "purge")]
+
+#: Ways to read: from which number to which, how many events a page, and when the barrier is fixed.
+READS: list[tuple[int, int, int, type[Reader]]] = [
+    (1, LAST, 1, Reader),
+    (1, LAST, 2, BarrierLast),
+    (2, LAST, 1, BarrierLast),
+    (1, 2, 1, Reader),
+]
+SEED = 20_261_116
+
+
+def check(log: Sequence[Step], reads: Iterable[tuple[int, int, int, type[Reader]]], *, restarts: bool = False) -> int:
+    """Explore a log under these reads; returns how many store states there are."""
+    world = World(log)
+    lattice = Lattice(world)
+    found = lattice.violation()
+    for start, to, page_events, reader in reads:
+        reading = Reading(world, start=start, to=to, page_events=page_events, reader=reader)
+        found = found or violation(lattice, world, reading, restarts=restarts)
+    assert found is None, f"{found}\n{world.shown()}"
+    return len(lattice.edges)
+
+
+def alone(log: Sequence[Action]) -> list[Step]:
+    return [(0, action) for action in log]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_every_history_of_up_to_3_actions_holds_in_every_order_of_steps(length: int, long_form: bool) -> None:
+    for i, log in enumerate(histories(length, ALL, FACTS)):
+        check(alone(log), READS if long_form or length < 3 else [READS[i % len(READS)]])
+
+
+@pytest.mark.long
+def test_every_history_of_4_actions_holds_in_every_order_of_steps() -> None:
+    for i, log in enumerate(histories(4, ALL, FACTS)):
+        check(alone(log), [READS[i % len(READS)]])
+
+
+@pytest.mark.parametrize(("length", "sample"), [(4, 120), (5, 12)])
+def test_a_random_sample_of_longer_histories_holds_in_every_order_of_steps(
+    length: int, sample: int, long_form: bool
+) -> None:
+    for i in range(sample * (20 if long_form else 1)):
+        seed = SEED + i
+        log = random_history(random.Random(seed), length)
+        try:
+            check(alone(log), [READS[i % len(READS)]])
+        except AssertionError as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def random_history(dice: random.Random, length: int) -> list[Action]:
+    head, done = None, []
+    for offset in range(length):
+        grown = dice.choice(list(grow(head, offset, ALL, FACTS)))
+        head = grown.head
+        done.append(grown.action)
+    return done
+
+
+@pytest.mark.parametrize("reader", [Reader, BarrierLast])
+def test_a_read_that_plans_again_carries_nothing_over_from_its_first_plan(reader: type[Reader]) -> None:
+    for length in (2, 3):
+        for log in histories(length, [LETTERS[name] for name in ("next x2", "delete 1", "purge")], FACTS):
+            check(alone(log), [(1, LAST, 1, reader)], restarts=True)
+
+
+def test_a_journal_re_created_under_a_read_is_read_from_its_start() -> None:
+    check(alone([append(2), delete(1), purge(), append(2)]), [(1, LAST, 1, Reader)], restarts=True)
+
+
+def test_two_journals_of_one_partition_do_not_disturb_one_another(long_form: bool) -> None:
+    steps: list[Step] = [(0, append()), (0, delete(1)), (0, purge()), (1, append()), (1, purge())]
+    for first in steps:
+        for second in steps:
+            check([first, second], READS)
+            for third in steps:
+                check([first, second, third], READS if long_form else READS[:1])

@@ -1,0 +1,198 @@
+"""One small log: what the fold makes of it after every offset, what replicators write for it, and store states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tests.model.lww import EMPTY, HeadCell, Interned, KeyCells, RowCell, Single, land, singles_of
+from tidebook.core.action import Action, Append
+from tidebook.core.event import unpack_events
+from tidebook.core.fold import Appended, Purged, fold
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.record import encode_record
+from tidebook.core.replication import EventRow, Placed, Write, plan_key
+from tidebook.core.topic import TopicFacts
+from tidebook.log.port import Record
+from tidebook.testing.histories import FIRST_MS, placed_at
+
+#: Segments of two numbers, so that the smallest history crosses a border.
+FACTS = TopicFacts(topic_id="t", partitions=1, segment_size=2, segments=2)
+KEYS = (Key("orders", "a"), Key("orders", "b"))
+
+#: Whose journal, and what happens to it.
+Step = tuple[int, Action]
+#: What a replicator writes for one key from its head as read and its records: write by write, each acknowledged.
+Planner = Callable[[Key, Head | None, Sequence[Placed], TopicFacts], Sequence[Write]]
+#: How the writes of a key become stages of single writes. All of a stage is acknowledged before the next begins.
+Stages = tuple[tuple[Single, ...], ...]
+Expander = Callable[[Sequence[Write], Interned, Sequence[Placed]], Stages]
+#: Events as a reader sees them: number and row.
+Seen = tuple[tuple[int, int], ...]
+
+
+def in_stages(writes: Sequence[Write], interned: Interned, _: Sequence[Placed]) -> Stages:
+    """The right way: each write is a stage of its own."""
+    stages = (tuple(dict.fromkeys(singles_of(write, interned))) for write in writes)
+    return tuple(stage for stage in stages if stage)
+
+
+class Store(NamedTuple):
+    """Both journals' cells, the pointer, and the largest offset that anything in here speaks of."""
+
+    keys: tuple[KeyCells, KeyCells] = (EMPTY, EMPTY)
+    pointer: int = -1
+    top: int = -1
+
+
+class Truth(NamedTuple):
+    """A journal as the fold has it: its head, if it has one, and the events that are there."""
+
+    head: Head | None
+    seen: Seen
+
+
+class World:
+    """A log under one way of replicating it. Store states are numbers."""
+
+    def __init__(
+        self,
+        log: Sequence[Step],
+        *,
+        planner: Planner = plan_key,
+        expander: Expander = in_stages,
+        landing: Callable[[KeyCells, Single], KeyCells] = land,
+        pointer_goes_back: bool = False,
+    ) -> None:
+        self.log = tuple(log)
+        self.size = len(log)
+        self.interned = Interned()
+        self.placed = [_place(offset, action) for offset, (_, action) in enumerate(log)]
+        self.records = [_record(each, KEYS[key]) for each, (key, _) in zip(self.placed, log, strict=True)]
+        self.keys = sorted({key for key, _ in log})
+        self.truth = [self._truths(key) for key in (0, 1)]
+        self._planner, self._expander, self._landing = planner, expander, landing
+        self._pointer_goes_back = pointer_goes_back
+        self.stores: list[Store] = []
+        self._numbers: dict[Store, int] = {}
+        self._landed: dict[tuple[int, int, Single], int] = {}
+        self._programs: dict[tuple[int, int, int, int], Stages] = {}
+        self.empty = self.number(Store())
+
+    def _truths(self, key: int) -> list[Truth]:
+        """After no record, after the first, and so on."""
+        head: Head | None = None
+        rows: dict[int, int] = {}
+        truths = [Truth(None, ())]
+        for placed, (whose, _) in zip(self.placed, self.log, strict=True):
+            if whose == key:
+                head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, FACTS)
+                if isinstance(change, Purged):
+                    rows = {}
+                elif isinstance(change, Appended):
+                    assert isinstance(placed.action, Append)
+                    for i, kept in enumerate(unpack_events(placed.action.body)):
+                        number = change.first + i
+                        row = EventRow(number, kept, placed.timestamp_ms, placed.position, i)
+                        rows[number] = self.interned.row(row)
+            live = head is not None and head.live
+            seen = sorted((n, row) for n, row in rows.items() if head is not None and n > head.delete_to)
+            truths.append(Truth(head, tuple(seen) if live else ()))
+        return truths
+
+    # ---- store states
+
+    def number(self, store: Store) -> int:
+        found = self._numbers.get(store)
+        if found is None:
+            found = self._numbers[store] = len(self.stores)
+            self.stores.append(store)
+        return found
+
+    def land(self, at: int, key: int, single: Single) -> int:
+        """The state after one single write has landed."""
+        found = self._landed.get((at, key, single))
+        if found is None:
+            store = self.stores[at]
+            cells = self._landing(store.keys[key], single)
+            if cells is store.keys[key] and self._landing is land:
+                found = at
+            else:
+                keys = (cells, store.keys[1]) if key == 0 else (store.keys[0], cells)
+                found = self.number(Store(keys, store.pointer, max(store.top, self._offset_of(single))))
+            self._landed[at, key, single] = found
+        return found
+
+    def land_pointer(self, at: int, offset: int) -> int:
+        store = self.stores[at]
+        if offset <= store.pointer and not self._pointer_goes_back:
+            return at
+        return self.number(Store(store.keys, offset, max(store.top, offset)))
+
+    def _offset_of(self, single: Single) -> int:
+        match single:
+            case RowCell():
+                return self.interned.rows[single.row].position.offset
+            case HeadCell():
+                return self.interned.heads[single.head].position.offset
+            case _:
+                return (single.stamp >> 4) & ((1 << 47) - 1)
+
+    def head(self, at: int, key: int) -> Head | None:
+        cell = self.stores[at].keys[key].head
+        return None if cell is None else self.interned.heads[cell.head]
+
+    # ---- what replicators do
+
+    def program(self, key: int, head: Head | None, first: int, last: int) -> Stages:
+        """What a replicator that has read this head writes for the records `first` to `last`."""
+        name = -1 if head is None else self.interned.head(head)
+        found = self._programs.get((key, name, first, last))
+        if found is None:
+            records = [self.placed[o] for o in range(first, last + 1) if self.log[o][0] == key]
+            writes = self._planner(KEYS[key], head, records, FACTS) if records else ()
+            found = self._expander(writes, self.interned, records)
+            self._programs[key, name, first, last] = found
+        return found
+
+    # ---- what must hold
+
+    def unlike_the_fold(self, at: int, offset: int | None = None) -> str | None:
+        """How the store differs from the fold of the log through `offset`, or None."""
+        through = self.size - 1 if offset is None else offset
+        for key in self.keys:
+            truth = self.truth[key][through + 1]
+            rows = tuple((cell.seq_nr, cell.row) for cell in self.stores[at].keys[key].rows)
+            if rows != truth.seen:
+                return f"rows of {KEYS[key].id}: the store has {rows}, the fold says {truth.seen}"
+            if self.head(at, key) != truth.head:
+                return f"head of {KEYS[key].id}: the store has {self.head(at, key)}, the fold says {truth.head}"
+        return None
+
+    def shown(self) -> str:
+        """The log, for a failing test's message."""
+        return "\n".join(
+            f"  {offset}: {KEYS[key].id} {_brief(action)}" for offset, (key, action) in enumerate(self.log)
+        )
+
+
+def _place(offset: int, action: Action) -> Placed:
+    if isinstance(action, Append):
+        action = placed_at(action, offset)
+    return Placed(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, action)
+
+
+def _record(placed: Placed, key: Key) -> Record:
+    assert not isinstance(placed.action, str)
+    value = encode_record(placed.action, limit_bytes=FACTS.limit_bytes)  # type: ignore[arg-type]
+    return Record(placed.position.offset, placed.timestamp_ms, key.id.encode(), value)
+
+
+def _brief(action: Action) -> str:
+    if not isinstance(action, Append):
+        return repr(action)
+    if action.expected is not None:
+        return f"append expected={action.expected} x{action.count}"
+    return f"append {'next' if action.at is None else f'at={action.at}'} x{action.count}"
