@@ -14,11 +14,10 @@ from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavaila
 from tidebook.core.metrics import Metrics
 from tidebook.log.port import Sent
 from tidebook.wal.entry import Written
+from tidebook.wal.flight import Call, Flight, Found
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import (
     Claim,
-    Damaged,
-    DataRecord,
     Drop,
     Mark,
     Payloads,
@@ -31,55 +30,6 @@ from tidebook.wal.record import (
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.takeover import claim
 from tidebook.wal.topics import RegionTopics
-
-
-class Call:
-    """One write on its way: its payloads share a record, with those of other calls where they wait together."""
-
-    __slots__ = ("answer", "attempts", "firsts", "payloads", "size_bytes")
-
-    def __init__(self, payloads: Sequence[Payloads], size_bytes: int, answer: asyncio.Future[list[Written]]) -> None:
-        self.payloads = payloads
-        self.size_bytes = size_bytes
-        self.answer = answer
-        #: The number that each one's first payload gets, once it is sent.
-        self.firsts: list[int] = []
-        self.attempts = 0
-
-    def settle(self, offset: int) -> None:
-        """It counts."""
-        if not self.answer.done():
-            pairs = zip(self.firsts, self.payloads, strict=True)
-            self.answer.set_result([Written(first, first + len(each.values) - 1, offset) for first, each in pairs])
-
-
-class Flight:
-    """A record that was sent. `outcome` is set by the log's answer."""
-
-    __slots__ = ("answer", "calls", "outcome", "record", "size_bytes")
-
-    def __init__(
-        self, record: Write | Mark | Drop, size_bytes: int, calls: list[Call], answer: asyncio.Future[int] | None
-    ) -> None:
-        self.record = record
-        self.size_bytes = size_bytes
-        self.calls = calls
-        #: Of a control record: its offset.
-        self.answer = answer
-        self.outcome: Sent | TidebookError | None = None
-
-    def settle(self, offset: int) -> None:
-        """It counts: answer all who wait for it."""
-        for call in self.calls:
-            call.settle(offset)
-        if self.answer is not None and not self.answer.done():
-            self.answer.set_result(offset)
-
-    def fail(self, error: TidebookError) -> None:
-        """It does not count, or nobody knows."""
-        for answer in (*(call.answer for call in self.calls), self.answer):
-            if answer is not None and not answer.done():
-                answer.set_exception(error)
 
 
 class Commits:
@@ -300,7 +250,7 @@ class Commits:
     async def _resolve(self, *, to_end: bool) -> None:
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
-        found = _Found(self._writer)
+        found = Found(self._writer)
         acked = [flight.outcome.offset for flight in self._flights if isinstance(flight.outcome, Sent)]
         stop = max(acked, default=-1) + 1
         if to_end:
@@ -328,7 +278,7 @@ class Commits:
             self._metrics.count("wal_fenced", 1, **self._labels)
         return False
 
-    def _settle(self, found: _Found) -> None:
+    def _settle(self, found: Found) -> None:
         flights, self._flights = self._flights, deque()
         self._next = {}
         again: list[Call] = []
@@ -389,28 +339,6 @@ class Commits:
         await self._changed.wait()
 
 
-class _Found:
-    """What a scan saw of our own records."""
-
-    def __init__(self, writer: bytes) -> None:
-        self._writer = writer
-        self._writes: dict[tuple[int, int, int], int] = {}
-        self._seen: set[int] = set()
-
-    def __call__(self, offset: int, record: DataRecord | Damaged, verdict: Verdict) -> None:
-        self._seen.add(offset)
-        if isinstance(record, Write) and verdict is Verdict.VALID and record.writer == self._writer:
-            self._writes[_identity(record)] = offset
-
-    def offset_of(self, flight: Flight) -> int | None:
-        """Where the record lies and counts; None if it does not."""
-        if isinstance(flight.record, Write):
-            return self._writes.get(_identity(flight.record))
-        if isinstance(flight.outcome, Sent) and flight.outcome.offset in self._seen:
-            return flight.outcome.offset
-        return None
-
-
 def _by_table(calls: Sequence[Call]) -> dict[int, list[Call]]:
     tables: dict[int, list[Call]] = {}
     for call in calls:
@@ -421,11 +349,6 @@ def _by_table(calls: Sequence[Call]) -> dict[int, list[Call]]:
 
 def _joined(table: int, calls: Sequence[Call]) -> Payloads:
     return join_payloads(table, [call.payloads[0] for call in calls])
-
-
-def _identity(write: Write) -> tuple[int, int, int]:
-    """What tells a record from all others of its writer: under one claim a number is given out once."""
-    return write.term, write.parts[0].table, write.parts[0].first
 
 
 def _may_be_tried_again(outcome: Sent | TidebookError | None) -> bool:
