@@ -17,6 +17,9 @@ from tidebook.wiring.settings import Settings, options_as, read_settings
 
 if TYPE_CHECKING:
     from tidebook.log.port import Log
+    from tidebook.queue.queue import Queue
+    from tidebook.queue.queues import Queues
+    from tidebook.sql.port.queue import QueueSettings
     from tidebook.store.port import StoreWriter
     from tidebook.wal.wal import Wal
 
@@ -41,6 +44,7 @@ class Book:
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
         self._wals: dict[str, Wal] = {}
+        self._queues: Queues | None = None
 
     @property
     def log(self) -> Log:
@@ -84,6 +88,20 @@ class Book:
             )
         return found
 
+    @property
+    def queues(self) -> Queues:
+        """All queues; their store opens when one of them is first used."""
+        if self._queues is None:
+            from tidebook.wiring.queue import make_queues
+
+            self._queues = make_queues(self.settings, clock=self.clock, ids=self.ids, metrics=self.metrics)
+            self._stack.push_async_callback(self._queues.close)
+        return self._queues
+
+    def queue(self, name: str, *, settings: QueueSettings | None = None) -> Queue:
+        """A work queue by name, made when it is first used; settings that are given are kept with it."""
+        return self.queues.queue(name, settings=settings)
+
     async def topics(self) -> list[str]:
         """The topics that hold journals."""
         return sorted(await self.store.topics())
@@ -116,6 +134,7 @@ class Book:
         self._journals.clear()
         self._wals.clear()
         self._log = self._store = None
+        self._queues = None
 
 
 def open(where: str | Path = "./tidebook-data") -> Book:

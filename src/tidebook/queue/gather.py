@@ -1,0 +1,59 @@
+"""Calls that arrive while one is under way share the next: one statement and one commit for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Gather(Generic[Item, Result]):
+    """Runs items in groups. `run` gives one outcome an item, an error too; what it raises is everybody's."""
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Awaitable[Sequence[Result | BaseException]]],
+        *,
+        group_max: int,
+        flights_max: int = 1,
+    ) -> None:
+        self._run = run
+        self._group_max = group_max
+        self._flights_max = flights_max
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._flights: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, item: Item) -> Result:
+        """The outcome of one item."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if len(self._flights) < self._flights_max:
+            flight = asyncio.create_task(self._fly())
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+        return await future
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        while self._flights:
+            await asyncio.gather(*self._flights, return_exceptions=True)
+
+    async def _fly(self) -> None:
+        while self._waiting:
+            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._group_max))]
+            outcomes: Sequence[Result | BaseException]
+            try:
+                outcomes = await self._run([item for item, _ in group])
+            except BaseException as error:
+                outcomes = [error] * len(group)
+            for (_, future), outcome in zip(group, outcomes, strict=True):
+                if future.done():
+                    continue
+                if isinstance(outcome, BaseException):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)

@@ -1,0 +1,101 @@
+"""Telling the administrator of flags: on the console, as a metric, by a command or a webhook."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.core.metrics import Metrics
+from tidebook.core.payload import JSON, TEXT, decode_payload
+from tidebook.queue.job import date
+from tidebook.sql.port.queue import Flag, QueueStore
+
+log = logging.getLogger("tidebook.queue")
+
+HOOK_S_MAX: Final = 10.0
+Announce = Callable[[], Awaitable[None]]
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told: both get one JSON object a flag, the command on its standard input."""
+
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
+            raise InvalidInput(f"a webhook is an http:// or https:// URL, not {self.webhook[:40]!r}")
+
+
+def flag_row(flag: Flag) -> dict[str, Any]:
+    """A flag as JSON can show it."""
+    data: Any = decode_payload(flag.kind, flag.data) if flag.kind in (JSON, TEXT) else {"bytes": len(flag.data)}
+    return {
+        "id": flag.id,
+        "queue": flag.queue,
+        "raised_at": date(flag.raised_at).isoformat(timespec="milliseconds"),
+        "reason": flag.reason,
+        "key": flag.key,
+        "priority": flag.priority,
+        "timeouts": flag.timeouts,
+        "inserted_at": date(flag.inserted_at).isoformat(timespec="milliseconds"),
+        "data": data,
+    }
+
+
+class Announcer:
+    """Tells of flags that nobody was told of; of one that was not taken, again at the next sweep."""
+
+    def __init__(self, store: QueueStore, hooks: Hooks, *, metrics: Metrics) -> None:
+        self._store = store
+        self._hooks = hooks
+        self._metrics = metrics
+
+    async def __call__(self) -> None:
+        """Announce what is there."""
+        flags = await self._store.unannounced()
+        told: list[int] = []
+        for flag in flags:
+            if await self._tell(flag):
+                told.append(flag.id)
+                self._metrics.count("queue_flags", queue=flag.queue)
+        if told:
+            await self._store.announced(told)
+
+    async def _tell(self, flag: Flag) -> bool:
+        log.warning("queue %s: %s is a dead letter: %s", flag.queue, flag.key or flag.id, flag.reason)
+        row = msgspec.json.encode(flag_row(flag))
+        try:
+            if self._hooks.command:
+                await _run_command(self._hooks.command, row)
+            if self._hooks.webhook is not None:
+                await asyncio.to_thread(_post, self._hooks.webhook, row)
+        except (OSError, TimeoutError, RuntimeError) as error:
+            self._metrics.count("queue_hook_failures", queue=flag.queue)
+            log.warning("the hook for flags failed, and is tried again: %s", error)
+            return False
+        return True
+
+
+async def _run_command(command: Sequence[str], row: bytes) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+    try:
+        await asyncio.wait_for(process.communicate(row + b"\n"), HOOK_S_MAX)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        raise RuntimeError(f"{command[0]} ended with {process.returncode}")
+
+
+def _post(url: str, row: bytes) -> None:
+    request = urllib.request.Request(url, row, {"Content-Type": "application/json"}, method="POST")
+    with urllib.request.urlopen(request, timeout=HOOK_S_MAX) as answer:
+        answer.read(1)

@@ -1,0 +1,79 @@
+"""An entry in a worker's hands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tidebook.core.payload import decode_payload
+from tidebook.sql.port.queue import NEVER_MS, Claimed, Held
+
+
+class Job:
+    """What a claim hands out. It is yours until `lease_until`, and `heartbeat` extends that."""
+
+    __slots__ = ("_claimed", "_data", "_lease_until", "held", "queue")
+
+    def __init__(self, queue: str, claimed: Claimed, token: bytes, data: Any = None) -> None:
+        self.queue = queue
+        #: What proves that one holds it.
+        self.held = Held(claimed.keyhash, token, claimed.slot)
+        self._claimed = claimed
+        self._lease_until = claimed.lease_until
+        self._data = data if data is not None else decode_payload(claimed.kind, claimed.data)
+
+    @property
+    def id(self) -> int:
+        """A number that grows with the age of an entry; merged entries keep it."""
+        return self._claimed.id
+
+    @property
+    def key(self) -> str | None:
+        return self._claimed.key
+
+    @property
+    def data(self) -> Any:
+        """The user data, of the type that went in."""
+        return self._data
+
+    @property
+    def priority(self) -> int:
+        return self._claimed.priority
+
+    @property
+    def timeouts(self) -> int:
+        """How often it was given back, or not finished in time, since it was last put."""
+        return self._claimed.timeouts
+
+    @property
+    def inserted_at(self) -> datetime:
+        """When it was put, by the clock of who put it."""
+        return date(self._claimed.inserted_at)
+
+    @property
+    def process_at(self) -> datetime:
+        return date(self._claimed.process_at)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        return None if self._claimed.expires_at == NEVER_MS else date(self._claimed.expires_at)
+
+    @property
+    def started_at(self) -> datetime:
+        return date(self._claimed.started_at)
+
+    @property
+    def lease_until(self) -> datetime:
+        return date(self._lease_until)
+
+    def extended(self, lease_until: int) -> None:
+        """A heartbeat came through."""
+        self._lease_until = lease_until
+
+    def __repr__(self) -> str:
+        return f"Job({self.queue!r}, key={self.key!r}, priority={self.priority}, timeouts={self.timeouts})"
+
+
+def date(ms: int) -> datetime:
+    """Milliseconds since 1970 as a date in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC)

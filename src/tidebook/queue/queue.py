@@ -1,0 +1,257 @@
+"""A queue: put, claim, heartbeat, done, fail, listen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from tidebook.core.errors import InvalidInput, LeaseLost, NotFound
+from tidebook.core.payload import encode_payload
+from tidebook.queue.entry import Date, Entry, duration_ms, merged, new_entry
+from tidebook.queue.flag import DeadLetter
+from tidebook.queue.gather import Gather
+from tidebook.queue.job import Job
+from tidebook.queue.listed import Listed, Status
+from tidebook.queue.priority import DEFAULT
+from tidebook.queue.service import Service
+from tidebook.sql.port.queue import (
+    ENTRIES_MAX,
+    Claimed,
+    Failure,
+    Held,
+    NewEntry,
+    Outcome,
+    Put,
+    QueueRef,
+)
+
+CLAIM_MAX: Final = 10_000
+#: Claims of at most this many entries are gathered with those that come at the same time.
+SMALL_CLAIM: Final = 10
+_FINISHES_MAX: Final = 500
+
+
+class Queue:
+    """One queue of a book; it is made when it is first used."""
+
+    def __init__(self, name: str, service: Service) -> None:
+        self.name = name
+        self._service = service
+        self._finish: Gather[Held, bool] = Gather(self._finish_group, group_max=_FINISHES_MAX)
+        self._claim: Gather[tuple[int, int], list[Job]] = Gather(self._claim_group, group_max=100)
+
+    async def put(
+        self,
+        data: Any,
+        *,
+        key: str | None = None,
+        priority: int = DEFAULT,
+        process_at: Date = None,
+        expires_at: Date = None,
+        transaction: object = None,
+    ) -> Put:
+        """Add an entry. While one of the same key waits, it is merged into that one.
+
+        `transaction` is a session or connection of yours on the same PostgreSQL: the entry is put with what you commit
+        there. With a sync one, `put` has done its work by the time it returns, and awaiting it is only a formality.
+        """
+        entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
+        return await self.put_many([entry], transaction=transaction)
+
+    async def put_many(self, entries: Iterable[Entry], *, transaction: object = None) -> Put:
+        """Add entries, a thousand of them in one transaction; entries of the same key are merged."""
+        ref = await self._ref()
+        store = await self._service.store()
+        check = self._service.checker(self.name)
+        ids, inserted_at = self._service.ids, self._service.clock.now_ms()
+        new = merged([new_entry(entry, check(entry.data), ids) for entry in entries])
+        put = Put(0, 0, 0)
+        for at in range(0, len(new), ENTRIES_MAX):
+            chunk = new[at : at + ENTRIES_MAX]
+            if transaction is not None:
+                put = _sum(put, await _awaited(store.put_within(transaction, ref, chunk, inserted_at=inserted_at)))
+                continue
+            asked_at = time.monotonic()
+            result = await store.put(ref, chunk, inserted_at=inserted_at)
+            self._service.told(ref, _first(chunk, result.now_ms), result.now_ms, asked_at)
+            put = _sum(put, result)
+        self._service.metrics.count("queue_put", len(new), queue=self.name)
+        return put
+
+    def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
+        """Add an entry inside your own sync transaction, without await; the queue must have been opened before."""
+        return self._service.put_in(transaction, self.name, [Entry(data=data, **entry)])
+
+    async def open(self) -> Queue:
+        """Make the queue where it is missing, and return it."""
+        await self._ref()
+        return self
+
+    async def claim(self, limit: int = 1, lease: timedelta | float | None = None) -> list[Job]:
+        """Take due entries, by priority, then process date. Each is yours until its lease ends.
+
+        Fewer than `limit`, or none, are what is due now; entries of priority SLOW and above come only alone.
+        """
+        if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
+            raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
+        ref = await self._ref()
+        lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
+        if limit <= SMALL_CLAIM:
+            return await self._claim((limit, lease_ms))
+        return await self._claim_now(limit, lease_ms)
+
+    async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
+        """Extend the lease of jobs that are still worked on; LeaseLost where another worker has taken one."""
+        ref = await self._ref()
+        lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
+        ours = self._own(jobs)
+        kept = await (await self._service.store()).heartbeat(ref, [job.held for job in ours], lease_ms=lease_ms)
+        for job in ours:
+            if job.held in kept:
+                job.extended(kept[job.held])
+        _refuse_lost([job for job in ours if job.held not in kept])
+
+    async def done(self, jobs: Job | Sequence[Job]) -> None:
+        """The work is done: the entry is deleted. LeaseLost where another worker has it now."""
+        ref = await self._ref()
+        ours = self._own(jobs)
+        if len(ours) == 1:
+            lost = [] if await self._finish(ours[0].held) else ours
+        else:
+            finished = await (await self._service.store()).finish(ref, [job.held for job in ours])
+            self._service.finished(ref, len(finished))
+            lost = [job for job in ours if job.held not in finished]
+        self._service.metrics.count("queue_done", len(ours) - len(lost), queue=self.name)
+        _refuse_lost(lost)
+
+    async def fail(
+        self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
+    ) -> list[Outcome]:
+        """The work failed: the entry waits again, for `delay` at least; past `max_timeouts` it is a dead letter."""
+        ref = await self._ref()
+        ours = self._own(jobs)
+        delay_ms = duration_ms(delay, "delay")
+        failures = [Failure(job.held, delay_ms, _reason(reason)) for job in ours]
+        outcomes = await (await self._service.store()).fail(ref, failures)
+        self._service.failed(ref, outcomes, delay_ms)
+        self._service.metrics.count("queue_failed", len(ours), queue=self.name)
+        _refuse_lost([job for job, outcome in zip(ours, outcomes, strict=True) if outcome == "lost"])
+        return outcomes
+
+    async def listen(self) -> AsyncIterator[datetime]:
+        """Yields the store's time whenever work becomes due: at once, if some is. Then claim until nothing comes."""
+        ref = await self._ref()
+        waker = await self._service.waker()
+        async for due in waker.listen(ref):
+            yield due
+
+    async def entries(self, limit: int = 100) -> list[Listed]:
+        """The first entries: those being processed, then those that wait, in their order."""
+        ref = await self._ref()
+        return [Listed.of(each) for each in await (await self._service.store()).entries(ref, limit=limit)]
+
+    async def status(self) -> Status:
+        """The queue in numbers."""
+        ref = await self._ref()
+        return Status.of(ref, await (await self._service.store()).counts(ref))
+
+    async def flags(self, limit: int = 100) -> list[DeadLetter]:
+        """Dead letters, newest first."""
+        ref = await self._ref()
+        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=limit)]
+
+    async def retry(self, flag: int) -> None:
+        """Put a dead letter back; it waits from now on, its counter at 0."""
+        ref = await self._ref()
+        if not await (await self._service.store()).retry(flag):
+            raise NotFound(f"queue {self.name!r} has no flag {flag}")
+        self._service.look(ref)
+
+    async def edit(self, flag: int, data: Any) -> None:
+        """Replace a dead letter's data."""
+        await self._ref()
+        kind, encoded = encode_payload(self._service.checker(self.name)(data))
+        if not await (await self._service.store()).edit(flag, kind, encoded):
+            raise NotFound(f"queue {self.name!r} has no flag {flag}")
+
+    async def drop(self, flag: int) -> None:
+        """Delete a dead letter."""
+        await self._ref()
+        if not await (await self._service.store()).drop(flag):
+            raise NotFound(f"queue {self.name!r} has no flag {flag}")
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        await self._finish.close()
+        await self._claim.close()
+
+    async def _ref(self) -> QueueRef:
+        return await self._service.ref(self.name)
+
+    async def _claim_now(self, limit: int, lease_ms: int) -> list[Job]:
+        ref = await self._ref()
+        token = self._service.ids.new()
+        claimed = await (await self._service.store()).claim(ref, limit=limit, lease_ms=lease_ms, token=token)
+        self._service.claimed(ref, len(claimed), lease_ms)
+        return [self._job(each, token) for each in claimed]
+
+    async def _claim_group(self, asked: Sequence[tuple[int, int]]) -> list[list[Job] | BaseException]:
+        """One claim for those who ask for the same lease; what it brings is dealt out in the order they came."""
+        outcomes: list[list[Job] | BaseException] = [[] for _ in asked]
+        for lease_ms in dict.fromkeys(lease for _, lease in asked):
+            places = [place for place, (_, lease) in enumerate(asked) if lease == lease_ms]
+            jobs = await self._claim_now(sum(asked[place][0] for place in places), lease_ms)
+            for place in places:
+                limit = asked[place][0]
+                outcomes[place], jobs = jobs[:limit], jobs[limit:]
+        return outcomes
+
+    async def _finish_group(self, held: Sequence[Held]) -> list[bool | BaseException]:
+        """One delete for all; a key that occurs twice, in two hands, takes two."""
+        ref = await self._ref()
+        store = await self._service.store()
+        finished: set[Held] = set()
+        left = list(held)
+        while left:
+            by_key = {each.keyhash: each for each in left}
+            finished |= await store.finish(ref, list(by_key.values()))
+            left = [each for each in left if by_key[each.keyhash] is not each]
+        self._service.finished(ref, len(finished))
+        return [each in finished for each in held]
+
+    def _job(self, claimed: Claimed, token: bytes) -> Job:
+        return Job(self.name, claimed, token, self._service.read(self.name, claimed))
+
+    def _own(self, jobs: Job | Sequence[Job]) -> list[Job]:
+        ours = [jobs] if isinstance(jobs, Job) else list(jobs)
+        for job in ours:
+            if job.queue != self.name:
+                raise InvalidInput(f"{job!r} is no job of queue {self.name!r}")
+        return ours
+
+
+def _refuse_lost(lost: list[Job]) -> None:
+    if lost:
+        names = ", ".join(str(job.key or job.id) for job in lost[:5])
+        raise LeaseLost(
+            f"the lease of {names}{' and more' if len(lost) > 5 else ''} ran out and another worker has it: "
+            "take a longer lease, or send heartbeats"
+        )
+
+
+def _first(entries: list[NewEntry], now_ms: int) -> int:
+    return min(now_ms if entry.process_at is None else max(entry.process_at, now_ms) for entry in entries)
+
+
+def _sum(a: Put, b: Put) -> Put:
+    return Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
+
+
+async def _awaited(put: Put | Awaitable[Put]) -> Put:
+    return put if isinstance(put, Put) else await put
+
+
+def _reason(text: str) -> str:
+    return text.replace("\x00", "")[:1_000]

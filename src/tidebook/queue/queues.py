@@ -1,0 +1,51 @@
+"""All queues of a book."""
+
+from __future__ import annotations
+
+from tidebook.core.key import topic_name
+from tidebook.queue.flag import DeadLetter
+from tidebook.queue.listed import Status
+from tidebook.queue.queue import Queue
+from tidebook.queue.service import Service
+from tidebook.sql.port.queue import QueueSettings
+
+
+class Queues:
+    """The queues of a book, by name."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._queues: dict[str, Queue] = {}
+
+    def queue(self, name: str, *, settings: QueueSettings | None = None) -> Queue:
+        """A queue by name; settings that are given are kept with it when it is first used."""
+        found = self._queues.get(name)
+        if found is None:
+            found = self._queues[name] = Queue(queue_name(name), self._service)
+        if settings is not None:
+            self._service.configure(name, settings)
+        return found
+
+    async def names(self) -> list[str]:
+        """The names of all queues."""
+        return [ref.name for ref in await (await self._service.store()).queues()]
+
+    async def status(self) -> list[Status]:
+        """All queues in numbers."""
+        store = await self._service.store()
+        return [Status.of(ref, await store.counts(ref)) for ref in await store.queues()]
+
+    async def flags(self, limit: int = 100) -> list[DeadLetter]:
+        """The dead letters of all queues, newest first."""
+        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(limit=limit)]
+
+    async def close(self) -> None:
+        """Wait for what is under way, then let go."""
+        for queue in self._queues.values():
+            await queue.close()
+        await self._service.close()
+
+
+def queue_name(value: object) -> str:
+    """Check a queue's name: the same letters as a topic's."""
+    return topic_name(value)

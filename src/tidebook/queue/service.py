@@ -1,0 +1,158 @@
+"""What the queues of a book share: the store, opened when it is first needed, and what runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from tidebook.core.clock import Clock, Ids
+from tidebook.core.errors import InvalidInput
+from tidebook.core.metrics import Metrics
+from tidebook.core.payload import decode_payload
+from tidebook.queue.entry import Entry, merged, new_entry
+from tidebook.queue.hooks import Announcer, Hooks
+from tidebook.queue.keeper import Keeper
+from tidebook.queue.waker import Waker
+from tidebook.sql.port.queue import Claimed, Outcome, Put, QueueRef, QueueSettings, QueueStore
+
+OpenStore = Callable[[], Awaitable[QueueStore]]
+
+
+class Service:
+    """The store under the queues of a book, their wake-ups and their timer."""
+
+    def __init__(
+        self,
+        open_store: OpenStore,
+        *,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        settings: Mapping[str, QueueSettings] | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self.clock = clock
+        self.ids = ids
+        self.metrics = metrics
+        self._open_store = open_store
+        self._settings = dict(settings or {})
+        self._hooks = hooks or Hooks()
+        self._lock = asyncio.Lock()
+        self._store: QueueStore | None = None
+        self._waker: Waker | None = None
+        self._keeper: Keeper | None = None
+        self._refs: dict[str, QueueRef] = {}
+
+    def configure(self, name: str, settings: QueueSettings) -> None:
+        """Settings that are kept with a queue when it is next used."""
+        if self._settings.get(name) != settings:
+            self._refs.pop(name, None)
+        self._settings[name] = _checked(settings)
+
+    async def store(self) -> QueueStore:
+        """The store, opened with the first use."""
+        if self._store is None:
+            async with self._lock:
+                if self._store is None:
+                    store = await self._open_store()
+                    self._waker = Waker(store, self.ids.new(), metrics=self.metrics)
+                    announce = Announcer(store, self._hooks, metrics=self.metrics)
+                    self._keeper = Keeper(store, self._waker.clock, announce, metrics=self.metrics)
+                    self._store = store
+        return self._store
+
+    async def waker(self) -> Waker:
+        """What wakes listeners."""
+        await self.store()
+        assert self._waker is not None, "it is made with the store"
+        return self._waker
+
+    async def ref(self, name: str) -> QueueRef:
+        """The queue as the store knows it."""
+        found = self._refs.get(name)
+        if found is None:
+            store = await self.store()
+            found = self._refs[name] = await store.queue(name, self._settings.get(name))
+            if self._keeper is not None:
+                self._keeper.keep(found)
+        return found
+
+    def checker(self, name: str) -> Callable[[Any], Any]:
+        """What checks user data before it is put."""
+        return _as_it_is
+
+    def read(self, name: str, claimed: Claimed) -> Any:
+        """User data as it went in."""
+        return decode_payload(claimed.kind, claimed.data)
+
+    def put_in(self, transaction: object, name: str, entries: Sequence[Entry]) -> Put:
+        """Put inside a sync transaction of the caller's."""
+        ref, store = self._refs.get(name), self._store
+        if ref is None or store is None:
+            raise InvalidInput(f"queue {name!r} is not open yet: await queue.open() once, then put into it")
+        check = self.checker(name)
+        new = merged([new_entry(entry, check(entry.data), self.ids) for entry in entries])
+        put = store.put_within(transaction, ref, new, inserted_at=self.clock.now_ms())
+        if not isinstance(put, Put):
+            raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
+        return put
+
+    def told(self, ref: QueueRef, at_ms: int, now_ms: int, asked_at: float) -> None:
+        """Something was put here."""
+        if self._waker is not None:
+            self._waker.clock.note(now_ms, asked_at)
+            self._waker.put(ref, at_ms, now_ms)
+
+    def claimed(self, ref: QueueRef, count: int, lease_ms: int) -> None:
+        """Entries were claimed here."""
+        if count and self._waker is not None and self._keeper is not None:
+            self.metrics.count("queue_claimed", count, queue=ref.name)
+            self._waker.claimed(ref, count)
+            self._keeper.keep(ref, lease_ms / 1000)
+
+    def finished(self, ref: QueueRef, count: int) -> None:
+        """Entries were finished here."""
+        if count and self._waker is not None and self._keeper is not None:
+            self._waker.freed(ref)
+            self._keeper.finished(ref, count)
+
+    def failed(self, ref: QueueRef, outcomes: Sequence[Outcome], delay_ms: int) -> None:
+        """Entries were given back here."""
+        if self._waker is None or self._keeper is None:
+            return
+        now_ms = self._waker.clock.now_ms()
+        if "waiting" in outcomes or "merged" in outcomes:
+            self._waker.put(ref, now_ms + delay_ms, now_ms)
+        if "dead" in outcomes:
+            self._keeper.keep(ref, 0.0)
+        self._waker.freed(ref)
+
+    def look(self, ref: QueueRef) -> None:
+        """Something may have become due."""
+        if self._waker is not None:
+            now_ms = self._waker.clock.now_ms()
+            self._waker.put(ref, now_ms, now_ms)
+
+    async def close(self) -> None:
+        """Wait for what is under way, then let go."""
+        if self._waker is not None:
+            await self._waker.close()
+        if self._keeper is not None:
+            await self._keeper.close()
+        if self._store is not None:
+            await self._store.close()
+        self._store = self._waker = self._keeper = None
+        self._refs.clear()
+
+
+def _checked(settings: QueueSettings) -> QueueSettings:
+    if not 0 <= settings.max_timeouts <= 255:
+        raise InvalidInput(f"max_timeouts is 0 to 255, not {settings.max_timeouts}")
+    if settings.lease_ms < 1 or settings.finished_max < 1:
+        raise InvalidInput("lease_ms and finished_max are at least 1")
+    return settings
+
+
+def _as_it_is(data: Any) -> Any:
+    return data

@@ -1,0 +1,55 @@
+"""Statements on pooled connections: retried where they may be, their failures translated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+
+from tidebook.core.errors import Unavailable
+from tidebook.sql.port.queue import Synchronous
+from tidebook.sql.postgres.connect import Connection, Pool
+from tidebook.sql.postgres.failures import PASSING, from_psycopg
+
+TRIES_MAX = 10
+
+
+class Calls:
+    """Runs statements, each a transaction of its own."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._levels: WeakKeyDictionary[Connection, Synchronous] = WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def connection(self, *, writes: bool = True) -> AsyncIterator[Connection]:
+        """A connection for a transaction of one's own; failures are translated."""
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise from_psycopg(error, writes=writes) from error
+
+    async def rows(
+        self, sql: str, parameters: tuple[object, ...], *, level: Synchronous | None = None, writes: bool = True
+    ) -> list[tuple[Any, ...]]:
+        """Execute a statement and fetch its rows."""
+        for attempt in range(TRIES_MAX):
+            try:
+                async with self._pool.connection() as connection:
+                    if level is not None and self._levels.get(connection) != level:
+                        await connection.execute(f"SET synchronous_commit = {level}")
+                        self._levels[connection] = level
+                    cursor = connection.cursor(binary=True)
+                    await cursor.execute(sql, parameters)
+                    return await cursor.fetchall()
+            except PASSING as error:
+                # An entry that was moved to another period's table under the statement is found there at the next try.
+                if attempt == TRIES_MAX - 1:
+                    raise from_psycopg(error, writes=writes) from error
+            except psycopg.Error as error:
+                raise from_psycopg(error, writes=writes) from error
+        raise Unavailable("unreachable: the last try returns or raises")

@@ -1,0 +1,79 @@
+"""The queue's tables and functions, made where they are missing and renewed where they are old."""
+
+from __future__ import annotations
+
+import re
+
+from tidebook.core.errors import InvalidInput, UnknownVersion
+from tidebook.sql.port.queue import Drained
+from tidebook.sql.postgres.connect import Connection
+from tidebook.sql.queries.queue import TABLE_FILES, VERSION, text
+
+SHARED_TABLE = "entry"
+SLOTS_FIRST = 3
+#: The lock that makes installing wait for installing.
+_INSTALL_LOCK = 0x7469_6465
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+
+
+def schema_name(value: str) -> str:
+    """A schema's name that needs no quoting."""
+    if not _NAME.fullmatch(value):
+        raise InvalidInput(f"schema {value!r} must be 1 to 40 of a-z, 0-9 and _, and not begin with a digit")
+    return value
+
+
+async def install(connection: Connection, *, schema: str, now: str) -> None:
+    """Make what all queues share, and renew the functions of tables that an older Tidebook made."""
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+        await connection.execute(text("schema.sql", schema=schema, now=now))
+        await make_table(connection, SHARED_TABLE, schema=schema, now=now)
+        cursor = await connection.execute(f"SELECT table_name, version FROM {schema}.period")
+        for table, version in await cursor.fetchall():
+            if version > VERSION:
+                raise UnknownVersion(f"{schema}.{table}", version=version, known=VERSION)
+            if version < VERSION:
+                await _make_functions(connection, table, schema=schema, now=now)
+
+
+async def make_table(connection: Connection, table: str, *, schema: str, now: str) -> None:
+    """Make a parent table with its first slots, where it is missing. Inside a transaction."""
+    cursor = await connection.execute(f"SELECT FROM {schema}.period WHERE table_name = %s", (table,))
+    if await cursor.fetchone() is not None:
+        return
+    await connection.execute(text("table.sql", schema=schema, table=table, now=now))
+    for slot in range(SLOTS_FIRST):
+        await add_slot(connection, table, slot, schema=schema)
+    await _make_functions(connection, table, schema=schema, now=now)
+    await connection.execute(
+        f"INSERT INTO {schema}.period (table_name, current_slot, draining, began_at, version)"
+        f" VALUES (%s, 0, '{{}}', {now}, %s)",
+        (table, VERSION),
+    )
+
+
+async def add_slot(connection: Connection, table: str, slot: int, *, schema: str) -> None:
+    """Make a period's table and put it under its parent, whose readers and writers go on meanwhile."""
+    name = f"{schema}.{table}_{slot}"
+    await connection.execute(f"CREATE TABLE {name} (LIKE {schema}.{table} INCLUDING DEFAULTS)")
+    await connection.execute(f"ALTER TABLE {name} ADD CONSTRAINT slot CHECK (slot = {slot})")
+    await connection.execute(f"ALTER TABLE {schema}.{table} ATTACH PARTITION {name} FOR VALUES IN ({slot})")
+    await connection.execute(f"ALTER TABLE {name} DROP CONSTRAINT slot")
+
+
+async def clear_slot(connection: Connection, table: str, slot: int, drained: Drained, *, schema: str) -> None:
+    """What becomes of a table that was drained. Inside a transaction that has locked it and found it empty."""
+    match drained:
+        case "truncate":
+            await connection.execute(f"TRUNCATE {schema}.{table}_{slot}")
+        case "drop":
+            await connection.execute(f"DROP TABLE {schema}.{table}_{slot}")
+        case "reset":
+            pass  # its pages are used again, as vacuum frees them
+
+
+async def _make_functions(connection: Connection, table: str, *, schema: str, now: str) -> None:
+    for name in TABLE_FILES[1:]:
+        await connection.execute(text(name, schema=schema, table=table, now=now))
+    await connection.execute(f"UPDATE {schema}.period SET version = %s WHERE table_name = %s", (VERSION, table))

@@ -1,0 +1,21 @@
+"""The queue's SQL for PostgreSQL: `schema.sql` once a database, the other files once for each group of period tables.
+
+`@schema@`, `@table@` and `@now@` stand for the schema, the parent table, and the database's time in milliseconds.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+#: Raised with every change of the files beside this one: they are then installed anew.
+VERSION = 1
+NOW = "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
+TABLE_FILES = ("table.sql", "put.sql", "runout.sql", "claim.sql", "fail.sql", "due.sql")
+
+
+@cache
+def text(name: str, *, schema: str, table: str = "", now: str = NOW) -> str:
+    """One of the files, for a schema and a parent table."""
+    raw = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return raw.replace("@schema@", schema).replace("@table@", table).replace("@now@", now)

@@ -1,0 +1,74 @@
+-- Leases that ran out. An entry stays where it is and stays P, for turning it into W could wait for a caller's open
+-- transaction that has put the same key; a waiting entry of its key takes it in, if it is committed and not locked.
+CREATE OR REPLACE FUNCTION @schema@.@table@_run_out(
+    p_queue integer, p_max smallint, p_now bigint, OUT run_out integer, OUT dead integer, OUT expired integer
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $run_out$
+DECLARE
+    r record; w record;
+BEGIN
+    run_out := 0; dead := 0; expired := 0;
+    FOR r IN
+        SELECT e.slot, e.ctid, e.* FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until BETWEEN 1 AND p_now
+        ORDER BY e.lease_until LIMIT 1000 FOR UPDATE SKIP LOCKED
+    LOOP
+        run_out := run_out + 1;
+        IF r.expires_at <= p_now THEN
+            expired := expired + 1;
+            DELETE FROM @schema@.@table@ e WHERE e.slot = r.slot AND e.ctid = r.ctid;
+            CONTINUE;
+        END IF;
+        IF r.timeouts >= p_max THEN
+            dead := dead + 1;
+            INSERT INTO @schema@.dead (queue, raised_at, inserted_at, expires_at, format, priority, timeouts, kind,
+                keyhash, key, reason, data)
+            VALUES (p_queue, p_now, r.inserted_at, r.expires_at, r.format, r.priority, r.timeouts + 1, r.kind,
+                r.keyhash, r.key, 'its lease ran out', r.data);
+            DELETE FROM @schema@.@table@ e WHERE e.slot = r.slot AND e.ctid = r.ctid;
+            CONTINUE;
+        END IF;
+        IF r.key IS NOT NULL THEN
+            SELECT e.slot, e.ctid INTO w FROM @schema@.@table@ e
+            WHERE e.queue = p_queue AND e.status = 'W' AND e.keyhash = r.keyhash AND e.expires_at > p_now
+            FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                UPDATE @schema@.@table@ e SET id = r.id, inserted_at = r.inserted_at, timeouts = r.timeouts + 1,
+                    expires_at = greatest(e.expires_at, r.expires_at), priority = least(e.priority, r.priority),
+                    process_at = greatest(e.process_at, r.process_at)
+                WHERE e.slot = w.slot AND e.ctid = w.ctid;
+                DELETE FROM @schema@.@table@ e WHERE e.slot = r.slot AND e.ctid = r.ctid;
+                CONTINUE;
+            END IF;
+        END IF;
+        UPDATE @schema@.@table@ e SET lease_until = 0, timeouts = r.timeouts + 1
+            WHERE e.slot = r.slot AND e.ctid = r.ctid;
+    END LOOP;
+END $run_out$;
+
+-- What the timer does: leases that ran out, and waiting entries past their expiry.
+CREATE OR REPLACE FUNCTION @schema@.@table@_sweep(
+    p_queue integer, p_max smallint, OUT expired integer, OUT run_out integer, OUT dead integer, OUT next_at bigint,
+    OUT now_ms bigint
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $sweep$
+DECLARE
+    v_expired integer;
+BEGIN
+    now_ms := @now@;
+    SELECT o.run_out, o.dead, o.expired INTO run_out, dead, v_expired
+        FROM @schema@.@table@_run_out(p_queue, p_max, now_ms) o;
+    WITH picked AS MATERIALIZED (
+        SELECT e.slot, e.ctid FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'W' AND e.expires_at < 9223372036854775807 AND e.expires_at <= now_ms
+        ORDER BY e.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM @schema@.@table@ e USING picked p WHERE e.slot = p.slot AND e.ctid = p.ctid;
+    GET DIAGNOSTICS expired = ROW_COUNT;
+    expired := expired + v_expired;
+    SELECT least(
+        (SELECT e.expires_at FROM @schema@.@table@ e
+            WHERE e.queue = p_queue AND e.status = 'W' AND e.expires_at < 9223372036854775807
+            ORDER BY e.expires_at LIMIT 1),
+        (SELECT e.lease_until FROM @schema@.@table@ e
+            WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until > 0 ORDER BY e.lease_until LIMIT 1),
+        9223372036854775807) INTO next_at;
+END $sweep$;

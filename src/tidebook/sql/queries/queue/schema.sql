@@ -1,0 +1,66 @@
+CREATE SCHEMA IF NOT EXISTS @schema@;
+
+CREATE TABLE IF NOT EXISTS @schema@.queue (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL UNIQUE,
+    table_name text NOT NULL,
+    settings bytea NOT NULL
+);
+
+-- A group of period tables: which of them takes what is put now, and which are only drained.
+CREATE TABLE IF NOT EXISTS @schema@.period (
+    table_name text PRIMARY KEY,
+    current_slot smallint NOT NULL,
+    draining smallint[] NOT NULL,
+    began_at bigint NOT NULL,
+    finished bigint NOT NULL DEFAULT 0,
+    version integer NOT NULL
+);
+
+-- The declarations of a queue's user fields; a table keeps to those that were in force when it was begun.
+CREATE TABLE IF NOT EXISTS @schema@.declaration (
+    queue integer NOT NULL REFERENCES @schema@.queue ON DELETE CASCADE,
+    format integer NOT NULL,
+    fields bytea NOT NULL,
+    declared_at bigint NOT NULL,
+    PRIMARY KEY (queue, format)
+);
+
+CREATE TABLE IF NOT EXISTS @schema@.dead (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue integer NOT NULL,
+    raised_at bigint NOT NULL,
+    inserted_at bigint NOT NULL,
+    expires_at bigint NOT NULL,
+    announced_at bigint,
+    format integer NOT NULL,
+    priority smallint NOT NULL,
+    timeouts smallint NOT NULL,
+    kind smallint NOT NULL,
+    keyhash uuid NOT NULL,
+    key text,
+    reason text NOT NULL,
+    data bytea NOT NULL
+);
+CREATE INDEX IF NOT EXISTS dead_by_queue ON @schema@.dead (queue, id);
+CREATE INDEX IF NOT EXISTS dead_to_announce ON @schema@.dead (id) WHERE announced_at IS NULL;
+
+-- Who sleeps, and until when: a put that is due earlier wakes them. Nothing is lost with it, so it is not logged.
+CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.wake (
+    queue integer NOT NULL,
+    sleeper uuid NOT NULL,
+    until bigint NOT NULL,
+    beat_at bigint NOT NULL,
+    held boolean NOT NULL,
+    PRIMARY KEY (queue, sleeper)
+) WITH (fillfactor = 50);
+
+-- Notify only if somebody sleeps past the date: a notification in every commit makes commits queue up.
+CREATE OR REPLACE FUNCTION @schema@.tell(p_queue integer, p_at bigint, p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $tell$
+BEGIN
+    IF EXISTS (SELECT FROM @schema@.wake w WHERE w.queue = p_queue AND w.until > p_at AND w.beat_at > p_now - 120000)
+    THEN
+        PERFORM pg_notify('@schema@', p_queue || ' ' || p_at);
+    END IF;
+END $tell$;

@@ -1,0 +1,83 @@
+"""The statements that call the queue's functions, for one group of period tables."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+_PUT = """SELECT now_ms, merged FROM {t}_put(%s, %s, %s, %s::text::uuid[], %s::text::smallint[],
+    %s::text::smallint[], %s::text::bigint[], %s::text::bigint[], %s::text::smallint[], %s::text::text[],
+    %s::text::bytea[])"""
+_CLAIM = "SELECT * FROM {t}_claim(%s, %s, %s, %s, %s, %s)"
+# The position of a hash in one array is that of its token in the other: a pair counts, never a mixture of two.
+_MATCHES = """queue = %s AND status = 'P' AND keyhash = ANY (%s::text::uuid[])
+    AND token = (%s::text::uuid[])[array_position(%s::text::uuid[], keyhash)]"""
+_TELL = """(SELECT count(pg_notify('{s}', %s::text)) FROM
+    (SELECT FROM {s}.wake w WHERE w.queue = %s AND w.held LIMIT 1) AS sleeper)"""
+_FINISH_AT = (
+    "WITH gone AS (DELETE FROM {t} WHERE slot = %s AND queue = %s AND status = 'P' AND keyhash = ANY (%s::text::uuid[])"
+    " AND token = %s RETURNING keyhash) SELECT uuid_send(keyhash), " + _TELL + " FROM gone"
+)
+_FINISH = (
+    "WITH gone AS (DELETE FROM {t} WHERE "
+    + _MATCHES
+    + " RETURNING keyhash) SELECT uuid_send(keyhash), "
+    + _TELL
+    + " FROM gone"
+)
+_HEARTBEAT = (
+    "UPDATE {t} SET lease_until = {now} + %s WHERE "
+    + _MATCHES
+    + " RETURNING uuid_send(keyhash), uuid_send(token), lease_until"
+)
+_FAIL = """SELECT {t}_fail(%s, %s::smallint, %s::text::uuid[], %s::text::uuid[], %s::text::bigint[],
+    %s::text::text[])"""
+_DUE = """SELECT d.now_ms, d.lease_end, d.ready, d.held, d.upcoming
+    FROM unnest(%s::text::integer[], %s::text::boolean[]) WITH ORDINALITY AS i (queue, serial, place),
+    LATERAL {t}_due(i.queue, i.serial) AS d ORDER BY i.place"""
+_SWEEP = "SELECT expired, run_out, dead, next_at, now_ms FROM {t}_sweep(%s, %s::smallint)"
+_COLUMNS = """id, key, status::text, priority, timeouts, inserted_at, process_at, expires_at, started_at, lease_until,
+    kind, data"""
+_ENTRIES = (
+    "(SELECT " + _COLUMNS + " FROM {t} WHERE queue = %s AND status = 'P' AND lease_until IS NOT NULL"
+    " ORDER BY priority, process_at, id LIMIT %s) UNION ALL (SELECT " + _COLUMNS + " FROM {t}"
+    " WHERE queue = %s AND status = 'W' AND priority >= 0 AND expires_at > {now}"
+    " ORDER BY priority, process_at, id LIMIT %s)"
+)
+_COUNTS = """SELECT count(*) FILTER (WHERE free AND process_at <= now_ms),
+    count(*) FILTER (WHERE free AND process_at > now_ms), count(*) FILTER (WHERE NOT free),
+    coalesce(max(now_ms - process_at) FILTER (WHERE free AND process_at <= now_ms), 0),
+    coalesce(min(process_at) FILTER (WHERE free), 9223372036854775807)
+    FROM (SELECT process_at, now_ms, status = 'W' OR lease_until <= now_ms AS free
+        FROM {t}, (SELECT {now} AS now_ms) AS clock WHERE queue = %s AND expires_at > now_ms) AS e"""
+
+
+class TableStatements(msgspec.Struct, frozen=True):
+    """What is executed for the queues of one parent table."""
+
+    put: str
+    claim: str
+    finish_at: str
+    finish: str
+    heartbeat: str
+    fail: str
+    due: str
+    sweep: str
+    entries: str
+    counts: str
+
+
+def statements(schema: str, table: str, now: str) -> TableStatements:
+    """The statements of a parent table."""
+
+    def made(text: str) -> str:
+        return text.format(t=f"{schema}.{table}", s=schema, now=now)
+
+    return TableStatements(
+        *map(made, (_PUT, _CLAIM, _FINISH_AT, _FINISH, _HEARTBEAT, _FAIL, _DUE, _SWEEP, _ENTRIES, _COUNTS))
+    )
+
+
+FLAG_COLUMNS: Final = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at,
+    d.expires_at, d.kind, d.data"""

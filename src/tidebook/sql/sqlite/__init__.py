@@ -1,0 +1,1 @@
+"""SQLite, in the files of a folder."""

@@ -1,0 +1,139 @@
+"""What the cases of a queue store share: opening it, time that the case moves, putting and claiming in few words."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from hashlib import blake2b
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from tidebook.core.payload import BYTES
+from tidebook.sql.port.queue import (
+    NEVER_MS,
+    Claimed,
+    Failure,
+    Held,
+    NewEntry,
+    Outcome,
+    Put,
+    QueueRef,
+    QueueSettings,
+    QueueStore,
+)
+
+#: Opens one more store on the same data, as another process would.
+OpenQueues = Callable[[], AbstractAsyncContextManager[QueueStore]]
+#: Moves the store's clock on by so many milliseconds.
+Advance = Callable[[int], Awaitable[None]]
+
+LEASE_MS = 10_000
+#: Where the clock of the case begins.
+START_MS = 1_700_000_000_000
+_numbers = itertools.count(1)
+
+
+class Desk:
+    """One queue and one client of it."""
+
+    def __init__(self, store: QueueStore, ref: QueueRef) -> None:
+        self.store = store
+        self.ref = ref
+
+    async def put(
+        self,
+        key: str | None = None,
+        *,
+        data: str = "",
+        priority: int = 100,
+        process_at: int | None = None,
+        expires_at: int = NEVER_MS,
+        inserted_at: int = 0,
+    ) -> Put:
+        return await self.store.put(
+            self.ref, [entry(key, data, priority, process_at, expires_at)], inserted_at=inserted_at
+        )
+
+    async def claim(self, limit: int = 1, lease_ms: int = LEASE_MS) -> list[Taken]:
+        token = uuid.uuid4().bytes
+        claimed = await self.store.claim(self.ref, limit=limit, lease_ms=lease_ms, token=token)
+        return [Taken(each, token) for each in claimed]
+
+    async def take(self) -> Taken:
+        (taken,) = await self.claim()
+        return taken
+
+    async def names(self, limit: int = 100) -> list[str]:
+        """The data of what a claim brings."""
+        return [taken.name for taken in await self.claim(limit)]
+
+    async def finish(self, *taken: Taken) -> list[bool]:
+        finished = await self.store.finish(self.ref, [each.held for each in taken])
+        return [each.held in finished for each in taken]
+
+    async def fail(self, taken: Taken, delay_ms: int = 0) -> Outcome:
+        (outcome,) = await self.store.fail(self.ref, [Failure(taken.held, delay_ms, "no")])
+        return outcome
+
+    async def beat(self, *taken: Taken, lease_ms: int = LEASE_MS) -> list[bool]:
+        kept = await self.store.heartbeat(self.ref, [each.held for each in taken], lease_ms=lease_ms)
+        return [each.held in kept for each in taken]
+
+
+class Taken:
+    """A claimed entry and the proof that one holds it."""
+
+    def __init__(self, entry: Claimed, token: bytes) -> None:
+        self.entry = entry
+        self.held = Held(entry.keyhash, token, entry.slot)
+        self.name = entry.data.decode()
+
+
+def entry(
+    key: str | None = None,
+    data: str = "",
+    priority: int = 100,
+    process_at: int | None = None,
+    expires_at: int = NEVER_MS,
+) -> NewEntry:
+    """An entry whose data is its name."""
+    keyhash = blake2b((key or f"?{next(_numbers)}").encode(), digest_size=16).digest()
+    return NewEntry(keyhash, BYTES, (data or key or "").encode(), key, priority, process_at, expires_at)
+
+
+class QueueBase:
+    """The fixtures that every case of a queue store starts from."""
+
+    #: Whether `put_within` takes part in the caller's own transaction.
+    takes_transactions: ClassVar[bool]
+
+    pytestmark: ClassVar = [pytest.mark.asyncio]
+
+    @pytest.fixture
+    def open_queues(self) -> OpenQueues:
+        """Each call opens another store on the same data; leaving the context closes it."""
+        raise NotImplementedError("give the fixture open_queues")
+
+    @pytest.fixture
+    def advance(self) -> Advance:
+        """Moves the clock that all those stores go by, from START_MS on."""
+        raise NotImplementedError("give the fixture advance")
+
+    @pytest_asyncio.fixture
+    async def store(self, open_queues: OpenQueues) -> AsyncIterator[QueueStore]:
+        async with open_queues() as store:
+            yield store
+
+    @pytest_asyncio.fixture
+    async def desk(self, store: QueueStore) -> Desk:
+        return Desk(store, await new_queue(store))
+
+
+async def new_queue(store: QueueStore, **settings: object) -> QueueRef:
+    """A queue of a fresh name."""
+    chosen = QueueSettings(**{"max_timeouts": 2, **settings})  # type: ignore[arg-type]
+    return await store.queue(f"q-{uuid.uuid4().hex[:12]}", chosen)

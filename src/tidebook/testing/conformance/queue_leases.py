@@ -1,0 +1,230 @@
+"""Cases of a queue store: leases, heartbeats, done and fail, each fenced by its token."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidebook.sql.port.queue import QueueStore
+from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, Taken, new_queue
+
+
+async def run_out(desk: Desk, advance: Advance) -> Taken:
+    """An entry that is taken again after its lease has run out."""
+    await advance(LEASE_MS)
+    return await desk.take()
+
+
+class LeaseCases(QueueBase):
+    """Who has lost his lease cannot change another's work."""
+
+    async def test_what_is_done_is_gone(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        assert await desk.finish(await desk.take()) == [True]
+        await advance(LEASE_MS)
+        assert await desk.claim() == []
+
+    async def test_done_twice_is_lost_the_second_time(self, desk: Desk) -> None:
+        await desk.put("k")
+        taken = await desk.take()
+        await desk.finish(taken)
+        assert await desk.finish(taken) == [False]
+
+    async def test_many_are_done_at_once_by_different_holders(self, desk: Desk) -> None:
+        for name in "abc":
+            await desk.put(name)
+        taken = [await desk.take(), await desk.take(), await desk.take()]
+        assert await desk.finish(*taken) == [True, True, True]
+
+    async def test_a_token_counts_for_its_own_entry_only(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("a")
+        lost = await desk.take()
+        await advance(LEASE_MS)
+        await desk.put("b")
+        newer = await desk.claim(2)
+        assert sorted(taken.name for taken in newer) == ["a", "b"]
+        b = next(taken for taken in newer if taken.name == "b")
+        assert await desk.finish(lost, b) == [False, True]
+        assert (await desk.store.counts(desk.ref)).processing == 1
+
+    async def test_a_lease_that_ran_out_is_handed_out_again_and_counted(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        await desk.take()
+        await advance(LEASE_MS - 1)
+        assert await desk.claim() == []
+        await advance(1)
+        again = await desk.take()
+        assert (again.name, again.entry.timeouts) == ("k", 1)
+
+    async def test_whose_lease_was_lost_cannot_finish_heartbeat_or_fail(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        lost = await desk.take()
+        holder = await run_out(desk, advance)
+        assert await desk.finish(lost) == [False]
+        assert await desk.beat(lost) == [False]
+        assert await desk.fail(lost) == "lost"
+        assert await desk.finish(holder) == [True]
+
+    async def test_a_late_done_is_accepted_while_nobody_has_taken_over(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        taken = await desk.take()
+        await advance(LEASE_MS * 2)
+        await desk.store.sweep(desk.ref)
+        assert await desk.finish(taken) == [True]
+
+    async def test_a_late_heartbeat_is_accepted_while_nobody_has_taken_over(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        taken = await desk.take()
+        await advance(LEASE_MS * 2)
+        await desk.store.sweep(desk.ref)
+        assert await desk.beat(taken) == [True]
+        assert await desk.claim() == []
+        assert await desk.finish(taken) == [True]
+
+    async def test_a_heartbeat_extends_the_lease(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        taken = await desk.take()
+        await advance(LEASE_MS - 1)
+        assert await desk.beat(taken) == [True]
+        await advance(LEASE_MS - 1)
+        assert await desk.claim() == []
+        await advance(1)
+        assert await desk.names() == ["k"]
+
+    async def test_an_entry_that_ran_out_keeps_its_place_in_the_order(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("first", priority=10)
+        await desk.take()
+        await desk.put("later", priority=11)
+        await desk.put("soon", priority=9)
+        await advance(LEASE_MS)
+        assert await desk.names() == ["soon", "first", "later"]
+
+    async def test_an_expired_entry_that_ran_out_is_not_handed_out_again(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", expires_at=START_MS + 5)
+        await desk.take()
+        await advance(LEASE_MS)
+        assert await desk.claim() == []
+
+    async def test_past_the_maximum_an_entry_leaves_the_queue(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="poison")
+        await desk.take()
+        assert (await run_out(desk, advance)).entry.timeouts == 1
+        assert (await run_out(desk, advance)).entry.timeouts == 2
+        await advance(LEASE_MS)
+        assert await desk.claim() == []
+        (flag,) = await desk.store.flags(desk.ref)
+        assert (flag.key, flag.timeouts, flag.data) == ("k", 3, b"poison")
+
+    async def test_run_out_with_a_sibling_merges_into_it_and_keeps_the_counter(
+        self, desk: Desk, advance: Advance
+    ) -> None:
+        await desk.put("k", data="old", priority=30, inserted_at=1)
+        await desk.take()
+        await desk.put("k", data="new", priority=40, inserted_at=2)
+        taken = await run_out(desk, advance)
+        found = taken.entry
+        assert (taken.name, found.timeouts, found.priority, found.inserted_at) == ("new", 1, 30, 1)
+        assert await desk.claim() == []
+
+    async def test_run_out_with_a_later_sibling_waits_for_its_date(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="old")
+        await desk.take()
+        await desk.put("k", data="new", process_at=START_MS + LEASE_MS + 500)
+        await advance(LEASE_MS)
+        assert await desk.claim() == []
+        await advance(500)
+        assert await desk.names() == ["new"]
+
+    async def test_past_the_maximum_the_old_one_dies_and_the_sibling_stays(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="old")
+        await desk.take()
+        await run_out(desk, advance)
+        await run_out(desk, advance)
+        await desk.put("k", data="new")
+        await advance(LEASE_MS)
+        taken = await desk.take()
+        assert (taken.name, taken.entry.timeouts) == ("new", 0)
+        assert [flag.data for flag in await desk.store.flags(desk.ref)] == [b"old"]
+
+    @pytest.mark.parametrize("sweeps", [0, 1, 3])
+    async def test_a_lease_that_ran_out_counts_once_whoever_notices(
+        self, desk: Desk, advance: Advance, sweeps: int
+    ) -> None:
+        await desk.put("k")
+        await desk.take()
+        await advance(LEASE_MS)
+        for _ in range(sweeps):
+            await desk.store.sweep(desk.ref)
+        assert (await desk.take()).entry.timeouts == 1
+
+    async def test_the_timer_alone_makes_dead_letters(self, store: QueueStore, advance: Advance) -> None:
+        desk = Desk(store, await new_queue(store, max_timeouts=0))
+        await desk.put("k")
+        await desk.take()
+        await advance(LEASE_MS)
+        swept = await store.sweep(desk.ref)
+        assert (swept.run_out, swept.dead) == (1, 1)
+        assert len(await store.flags(desk.ref)) == 1
+
+
+class FailCases(QueueBase):
+    """What failed waits again."""
+
+    async def test_what_failed_comes_again_after_its_delay(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        assert await desk.fail(await desk.take(), delay_ms=50) == "waiting"
+        await advance(49)
+        assert await desk.claim() == []
+        await advance(1)
+        again = await desk.take()
+        assert (again.name, again.entry.timeouts) == ("k", 1)
+
+    async def test_fail_merges_into_a_waiting_sibling_and_keeps_the_counter(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="old", priority=30, inserted_at=1)
+        taken = await desk.take()
+        await desk.put("k", data="new", priority=40, inserted_at=2)
+        assert await desk.fail(taken, delay_ms=20) == "merged"
+        assert await desk.claim() == []
+        await advance(20)
+        again = await desk.take()
+        assert (again.name, again.entry.timeouts) == ("new", 1)
+        assert (again.entry.priority, again.entry.inserted_at) == (30, 1)
+        assert await desk.claim() == []
+
+    async def test_fail_past_the_maximum_makes_a_dead_letter_and_leaves_the_sibling(self, store: QueueStore) -> None:
+        desk = Desk(store, await new_queue(store, max_timeouts=0))
+        await desk.put("k", data="old")
+        taken = await desk.take()
+        await desk.put("k", data="new")
+        assert await desk.fail(taken) == "dead"
+        assert await desk.names() == ["new"]
+        (flag,) = await store.flags(desk.ref)
+        assert (flag.data, flag.reason, flag.timeouts) == (b"old", "no", 1)
+
+    async def test_fail_of_an_expired_entry_removes_it(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", expires_at=START_MS + 5)
+        taken = await desk.take()
+        await advance(5)
+        assert await desk.fail(taken) == "expired"
+        assert await desk.claim() == []
+
+    async def test_an_expired_sibling_counts_as_absent(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="old")
+        taken = await desk.take()
+        await desk.put("k", data="new", expires_at=START_MS + 5)
+        await advance(5)
+        assert await desk.fail(taken) == "waiting"
+        assert await desk.names() == ["old"]
+
+    async def test_a_late_fail_is_not_counted_twice(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        taken = await desk.take()
+        await advance(LEASE_MS)
+        await desk.store.sweep(desk.ref)
+        assert await desk.fail(taken) == "waiting"
+        assert (await desk.take()).entry.timeouts == 1
+
+    async def test_what_failed_can_be_merged_into(self, desk: Desk) -> None:
+        await desk.put("k", data="old")
+        await desk.fail(await desk.take(), delay_ms=0)
+        assert (await desk.put("k", data="new")).merged == 1
+        assert await desk.names() == ["new"]

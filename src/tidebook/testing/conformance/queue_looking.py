@@ -1,0 +1,145 @@
+"""Cases of a queue store: what becomes due, what expired, what is listed, dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidebook.core.payload import TEXT
+from tidebook.sql.port.queue import NEVER_MS, QueueStore
+from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, entry, new_queue
+
+
+class LookingCases(QueueBase):
+    """What one is told is so."""
+
+    async def test_an_empty_queue_has_nothing_due(self, desk: Desk) -> None:
+        (due,) = await desk.store.due([desk.ref])
+        assert (due.now_ms, due.ready, due.held, due.upcoming) == (START_MS, False, False, ())
+        assert due.lease_end == NEVER_MS
+
+    async def test_what_is_put_for_now_is_ready(self, desk: Desk) -> None:
+        await desk.put("k")
+        (due,) = await desk.store.due([desk.ref])
+        assert due.ready
+
+    async def test_process_dates_to_come_are_told_in_order(self, desk: Desk) -> None:
+        await desk.put("a", priority=9, process_at=START_MS + 300)
+        await desk.put("b", priority=200, process_at=START_MS + 100)
+        await desk.put("c", priority=9, process_at=START_MS + 200)
+        (due,) = await desk.store.due([desk.ref])
+        assert not due.ready
+        assert due.upcoming == (START_MS + 100, START_MS + 200, START_MS + 300)
+
+    async def test_a_lease_that_is_held_ends_then(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        await desk.take()
+        (due,) = await desk.store.due([desk.ref])
+        assert (due.ready, due.lease_end) == (False, START_MS + LEASE_MS)
+        await advance(LEASE_MS)
+        (due,) = await desk.store.due([desk.ref])
+        assert due.ready
+
+    async def test_an_entry_whose_key_is_held_is_not_ready(self, desk: Desk) -> None:
+        await desk.put("k")
+        taken = await desk.take()
+        await desk.put("k")
+        (due,) = await desk.store.due([desk.ref])
+        assert (due.ready, due.held) == (False, True)
+        await desk.finish(taken)
+        (due,) = await desk.store.due([desk.ref])
+        assert due.ready
+
+    async def test_several_queues_are_looked_at_together(self, store: QueueStore, desk: Desk) -> None:
+        other = Desk(store, await new_queue(store, own_table=True))
+        await other.put("k")
+        dues = await store.due([desk.ref, other.ref, desk.ref])
+        assert [due.ready for due in dues] == [False, True, False]
+
+    async def test_expired_entries_are_swept(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("a", expires_at=START_MS + 10)
+        await desk.put("b", expires_at=START_MS + 20)
+        assert (await desk.store.sweep(desk.ref)).next_at == START_MS + 10
+        await advance(10)
+        swept = await desk.store.sweep(desk.ref)
+        assert (swept.expired, swept.next_at) == (1, START_MS + 20)
+        assert [each.key for each in await desk.store.entries(desk.ref, limit=9)] == ["b"]
+
+    async def test_entries_are_listed_processed_ones_first(self, desk: Desk) -> None:
+        await desk.put("a", priority=1)
+        await desk.put("b", priority=3)
+        await desk.put("c", priority=2)
+        await desk.take()
+        listed = await desk.store.entries(desk.ref, limit=9)
+        assert [(each.key, each.status) for each in listed] == [("a", "P"), ("c", "W"), ("b", "W")]
+        assert len(await desk.store.entries(desk.ref, limit=2)) == 2
+
+    async def test_a_queue_is_counted(self, desk: Desk, advance: Advance) -> None:
+        await desk.store.put(desk.ref, [entry(f"{number}") for number in range(4)], inserted_at=0)
+        await desk.put("later", process_at=START_MS + 60)
+        await desk.take()
+        await advance(50)
+        counts = await desk.store.counts(desk.ref)
+        assert (counts.due, counts.later, counts.processing, counts.dead) == (3, 1, 1, 0)
+        assert (counts.oldest_due_ms, counts.next_at) == (50, START_MS)
+
+    async def test_what_another_store_puts_wakes_a_sleeper(self, desk: Desk) -> None:
+        wakes = desk.store.wakes()
+        await asyncio.wait_for(anext(wakes), 10)
+        sleeper = b"s" * 16
+        await desk.store.sleep(sleeper, {desk.ref.id: (NEVER_MS, False)})
+        waiting = asyncio.ensure_future(anext(wakes))
+        await asyncio.sleep(0)
+        await desk.put("k", process_at=START_MS + 77)
+        wake = await asyncio.wait_for(waiting, 10)
+        assert wake.queue == desk.ref.id
+        assert wake.at in (START_MS + 77, None)
+        await wakes.aclose()  # type: ignore[attr-defined]
+
+
+class FlagCases(QueueBase):
+    """Dead letters can be edited, retried and dropped."""
+
+    async def dead(self, store: QueueStore, key: str | None = "k") -> Desk:
+        desk = Desk(store, await new_queue(store, max_timeouts=0))
+        await desk.put(key, data="poison", priority=8)
+        assert await desk.fail(await desk.take()) == "dead"
+        return desk
+
+    async def test_a_dead_letter_is_retried_from_nought(self, store: QueueStore) -> None:
+        desk = await self.dead(store)
+        (flag,) = await store.flags(desk.ref)
+        assert await store.retry(flag.id)
+        taken = await desk.take()
+        assert (taken.name, taken.entry.key, taken.entry.priority, taken.entry.timeouts) == ("poison", "k", 8, 0)
+        assert await store.flags(desk.ref) == []
+        assert not await store.retry(flag.id)
+
+    async def test_a_retried_dead_letter_merges_with_what_waits(self, store: QueueStore) -> None:
+        desk = await self.dead(store)
+        await desk.put("k", data="new", priority=9)
+        (flag,) = await store.flags(desk.ref)
+        await store.retry(flag.id)
+        assert len(await desk.claim(5)) == 1
+
+    async def test_a_dead_letter_is_edited(self, store: QueueStore) -> None:
+        desk = await self.dead(store, key=None)
+        (flag,) = await store.flags(desk.ref)
+        assert await store.edit(flag.id, TEXT, b"cured")
+        await store.retry(flag.id)
+        taken = await desk.take()
+        assert (taken.name, taken.entry.kind) == ("cured", TEXT)
+
+    async def test_a_dead_letter_is_dropped(self, store: QueueStore) -> None:
+        desk = await self.dead(store)
+        (flag,) = await store.flags(desk.ref)
+        assert await store.drop(flag.id)
+        assert not await store.drop(flag.id)
+        assert not await store.edit(flag.id, TEXT, b"")
+        assert (await store.counts(desk.ref)).dead == 0
+
+    async def test_a_flag_is_announced_once(self, store: QueueStore) -> None:
+        desk = await self.dead(store)
+        ours = [flag.id for flag in await store.unannounced(limit=1_000) if flag.queue == desk.ref.name]
+        assert len(ours) == 1
+        await store.announced(ours)
+        assert ours[0] not in [flag.id for flag in await store.unannounced(limit=1_000)]

@@ -1,0 +1,138 @@
+"""Cases of a queue store: putting and merging."""
+
+from __future__ import annotations
+
+from tidebook.sql.port.queue import NEVER_MS, QueueStore
+from tidebook.testing.conformance.queue_base import (
+    LEASE_MS,
+    START_MS,
+    Advance,
+    Desk,
+    OpenQueues,
+    QueueBase,
+    entry,
+    new_queue,
+)
+
+
+class PuttingCases(QueueBase):
+    """What is put waits, and a key waits once."""
+
+    async def test_what_is_put_comes_back_as_it_went_in(self, desk: Desk) -> None:
+        await desk.put("k", data='"\\ü{}', priority=7, expires_at=START_MS + 99, inserted_at=123)
+        taken = await desk.take()
+        found = taken.entry
+        assert (found.key, taken.name, found.priority, found.timeouts) == ("k", '"\\ü{}', 7, 0)
+        assert (found.inserted_at, found.process_at, found.expires_at) == (123, START_MS, START_MS + 99)
+        assert (found.started_at, found.lease_until) == (START_MS, START_MS + LEASE_MS)
+
+    async def test_entries_without_a_key_are_never_merged(self, desk: Desk) -> None:
+        await desk.put(data="a")
+        await desk.put(data="a")
+        assert await desk.names() == ["a", "a"]
+
+    async def test_a_put_says_what_was_new_and_what_was_merged(self, desk: Desk) -> None:
+        first = await desk.put("k")
+        second = await desk.store.put(desk.ref, [entry("k"), entry("l")], inserted_at=0)
+        assert (first.inserted, first.merged) == (1, 0)
+        assert (second.inserted, second.merged) == (1, 1)
+
+    async def test_merging_keeps_the_insertion_date_and_replaces_the_data(self, desk: Desk) -> None:
+        await desk.put("k", data="old", inserted_at=1)
+        await desk.put("k", data="new", inserted_at=2)
+        taken = await desk.take()
+        assert (taken.entry.inserted_at, taken.name) == (1, "new")
+
+    async def test_merging_keeps_the_smallest_priority(self, desk: Desk) -> None:
+        await desk.put("k", priority=50)
+        await desk.put("k", priority=20)
+        await desk.put("k", priority=70)
+        assert (await desk.take()).entry.priority == 20
+
+    async def test_merging_keeps_the_largest_process_date(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", process_at=START_MS + 500)
+        await desk.put("k", process_at=START_MS + 100)
+        await advance(100)
+        assert await desk.claim() == []
+        await advance(400)
+        assert (await desk.take()).entry.process_at == START_MS + 500
+
+    async def test_merging_keeps_the_largest_expiration_date(self, desk: Desk) -> None:
+        await desk.put("k", expires_at=START_MS + 10)
+        await desk.put("k", expires_at=START_MS + 30)
+        await desk.put("k", expires_at=START_MS + 20)
+        assert (await desk.take()).entry.expires_at == START_MS + 30
+
+    async def test_never_is_the_largest_expiration_date(self, desk: Desk) -> None:
+        await desk.put("k")
+        await desk.put("k", expires_at=START_MS + 30)
+        assert (await desk.take()).entry.expires_at == NEVER_MS
+
+    async def test_merging_sets_the_counter_to_nought(self, desk: Desk) -> None:
+        await desk.put("k")
+        await desk.fail(await desk.take())
+        await desk.put("k")
+        assert (await desk.take()).entry.timeouts == 0
+
+    async def test_an_expired_waiting_entry_counts_as_absent(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="old", priority=1, expires_at=START_MS + 10, inserted_at=1)
+        await advance(10)
+        put = await desk.put("k", data="new", priority=60, inserted_at=2)
+        taken = await desk.take()
+        assert put.merged == 0
+        assert (taken.entry.inserted_at, taken.entry.priority, taken.name) == (2, 60, "new")
+        assert taken.entry.expires_at == NEVER_MS
+
+    async def test_a_past_process_date_counts_as_now(self, desk: Desk) -> None:
+        await desk.put("a")
+        await desk.put("b", process_at=START_MS - 10_000)
+        assert [taken.entry.process_at for taken in await desk.claim(2)] == [START_MS, START_MS]
+
+    async def test_while_a_key_is_processed_a_new_entry_waits_beside_it(self, desk: Desk) -> None:
+        await desk.put("k", data="first")
+        taken = await desk.take()
+        put = await desk.put("k", data="second")
+        assert put.merged == 0
+        assert await desk.claim() == []
+        assert await desk.finish(taken) == [True]
+        assert await desk.names() == ["second"]
+
+    async def test_entries_that_wait_beside_a_processed_one_are_merged(self, desk: Desk) -> None:
+        await desk.put("k", data="1")
+        taken = await desk.take()
+        await desk.put("k", data="2", priority=9)
+        put = await desk.put("k", data="3")
+        await desk.finish(taken)
+        after = await desk.take()
+        assert (put.merged, after.name, after.entry.priority) == (1, "3", 9)
+
+    async def test_many_are_put_at_once_and_keep_their_order(self, desk: Desk) -> None:
+        names = [f"{number:03}" for number in range(500)]
+        await desk.store.put(desk.ref, [entry(name) for name in names], inserted_at=0)
+        assert await desk.names(500) == names
+
+    async def test_queues_do_not_see_one_another(self, store: QueueStore, desk: Desk) -> None:
+        other = Desk(store, await new_queue(store))
+        await desk.put("k", data="here")
+        await other.put("k", data="there")
+        assert await other.names() == ["there"]
+        assert await desk.names() == ["here"]
+
+    async def test_a_queue_of_its_own_table_behaves_the_same(self, store: QueueStore) -> None:
+        desk = Desk(store, await new_queue(store, own_table=True))
+        await desk.put("k", data="1")
+        await desk.put("k", data="2")
+        assert await desk.names() == ["2"]
+
+    async def test_what_one_store_puts_another_claims(self, open_queues: OpenQueues, desk: Desk) -> None:
+        await desk.put("k")
+        async with open_queues() as other:
+            there = Desk(other, await other.queue(desk.ref.name))
+            assert there.ref == desk.ref
+            assert await there.names() == ["k"]
+
+    async def test_settings_are_kept_with_the_queue(self, open_queues: OpenQueues, store: QueueStore) -> None:
+        ref = await new_queue(store, max_timeouts=7, parallel_keys=True)
+        async with open_queues() as other:
+            assert (await other.queue(ref.name)).settings == ref.settings
+            assert ref.name in [queue.name for queue in await other.queues()]

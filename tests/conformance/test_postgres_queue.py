@@ -1,0 +1,52 @@
+"""PostgreSQL is a queue store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+
+from tidebook.sql.port.queue import QueueStore
+from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.testing.conformance.queue import Advance, OpenQueues, QueueContract
+from tidebook.testing.conformance.queue_base import START_MS
+
+
+@pytest.fixture(scope="module")
+def schema(postgres_url: str) -> Iterator[str]:
+    name = f"queue_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        connection.execute(f"CREATE TABLE {name}.clock AS SELECT {START_MS} AS now_ms")
+        yield name
+        connection.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+@pytest.mark.postgres
+class TestPostgresQueues(QueueContract):
+    takes_transactions = True
+
+    @pytest.fixture
+    def open_queues(self, postgres_url: str, schema: str) -> OpenQueues:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(f"UPDATE {schema}.clock SET now_ms = {START_MS}")
+
+        @asynccontextmanager
+        async def open_queues() -> AsyncIterator[QueueStore]:
+            now = f"(SELECT c.now_ms FROM {schema}.clock c)"
+            store = await PostgresQueues.open(postgres_url, schema=schema, now=now)
+            yield store
+            await store.close()
+
+        return open_queues
+
+    @pytest.fixture
+    def advance(self, postgres_url: str, schema: str) -> Advance:
+        async def advance(by_ms: int) -> None:
+            async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+                await connection.execute(f"UPDATE {schema}.clock SET now_ms = now_ms + {by_ms}")
+
+        return advance
