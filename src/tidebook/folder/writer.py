@@ -6,9 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from itertools import islice
-from queue import SimpleQueue
 from typing import Any
 
 import apsw
@@ -17,6 +15,7 @@ from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.folder.database import LOCK_S_MAX, Database
 from tidebook.folder.failures import from_commit, from_sqlite
+from tidebook.folder.inbox import Answer, Done, Inbox, Item, Run, Session, answer
 from tidebook.folder.ping import Pings
 
 #: How long a transaction takes in new work, and how long the lock is kept while there is more of it.
@@ -24,29 +23,6 @@ TURN_S_MAX = 0.05
 TRANSACTION_BYTES_MAX = 16_000_000
 #: Operations of one kind that are run together.
 GROUP_MAX = 256
-#: Operations that may wait; more are refused, for a writer that far ahead of the disk would fill the memory.
-WAITING_MAX = 200_000
-
-
-class Session:
-    """What an operation works with inside the writer's transaction."""
-
-    __slots__ = ("channels", "connection", "memory")
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self.connection = connection
-        #: Read from the file earlier, still true: emptied when a transaction fails or another process has written.
-        self.memory: dict[Any, Any] = {}
-        #: Who is to be woken after the commit.
-        self.channels: set[str] = set()
-
-
-#: Carries out operations of one kind together: one outcome each, a value or an error. It may be run again after a
-#: rollback, so it changes nothing outside of the session. What it raises fails that operation alone.
-Run = Callable[[Session, Sequence[Any]], Sequence[Any]]
-Done = Callable[[Any], None]
-Item = tuple[Run, Any, Done, asyncio.AbstractEventLoop, int]
-Answer = tuple[Item, Any]
 
 
 class Writer:
@@ -57,7 +33,7 @@ class Writer:
         self._pings = pings
         self._metrics = metrics or Metrics()
         self._session = Session(database.connection)
-        self._posted: SimpleQueue[Item | None] = SimpleQueue()
+        self._inbox = Inbox()
         self._waiting: deque[Item] = deque()
         self._version = -1
         self._lock_until = 0.0
@@ -67,14 +43,10 @@ class Writer:
 
     def post(self, run: Run, argument: Any, done: Done, size_bytes: int = 0) -> None:
         """Have an operation run; `done` gets its outcome, a value or an exception, in this thread's event loop."""
-        if self._closed or self._database.forked or self._posted.qsize() > WAITING_MAX:
+        if self._closed or self._database.forked:
             self._database.refuse()
-            raise Unavailable(
-                f"{self._database.path} is closed"
-                if self._closed
-                else f"{self._database.path}: {WAITING_MAX:,} writes wait already: await some of them first"
-            )
-        self._posted.put((run, argument, done, asyncio.get_running_loop(), size_bytes))
+            raise Unavailable(f"{self._database.path} is closed")
+        self._inbox.post(run, argument, done, size_bytes)
 
     async def run(self, run: Run, argument: Any, size_bytes: int = 0) -> Any:
         """Post an operation and await its outcome; a cancelled wait does not take it back."""
@@ -95,29 +67,25 @@ class Writer:
         """Finish what was posted, then end the thread."""
         self._closed = True
         if not self._database.forked:
-            self._posted.put(None)
+            self._inbox.close()
             self._thread.join()
 
     def _work(self) -> None:
-        open_ = True
-        while open_ or self._waiting:
-            if not self._waiting:
+        inbox, waiting = self._inbox, self._waiting
+        more = True
+        while more or waiting:
+            if not waiting:
                 self._rest()
-                open_ = self._gather(self._posted.get())
-            for _ in range(self._posted.qsize()):
-                open_ = self._gather(self._posted.get()) and open_
-            if self._waiting:
+            while more and (not waiting or not inbox.empty()):
+                items = inbox.take()
+                more = items is not None
+                waiting.extend(items or ())
+            if waiting:
                 self._turn()
         self._rest()
 
-    def _gather(self, item: Item | None) -> bool:
-        if item is None:
-            return False
-        self._waiting.append(item)
-        return True
-
     def _rest(self) -> None:
-        if not self._posted.qsize() and self._database.lock.held:
+        if self._inbox.empty() and self._database.lock.held:
             self._database.lock.release()
         self._pings.flush()
 
@@ -217,38 +185,3 @@ class Writer:
         self._session.channels.clear()
         if self._session.connection.in_transaction:
             self._session.connection.execute("ROLLBACK")
-
-
-def nothing(session: Session, asked: Sequence[Any]) -> list[None]:
-    """An operation that changes nothing: answered once all that was posted before it is done."""
-    return [None] * len(asked)
-
-
-def answer(answers: list[Answer]) -> None:
-    """Hand outcomes over, with one call into each event loop."""
-    if not answers:
-        return
-    first = answers[0][0][3]
-    if all(item[3] is first for item, _ in answers):
-        _hand_over(first, [(item[2], outcome) for item, outcome in answers])
-        return
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Done, Any]]] = {}
-    for item, outcome in answers:
-        by_loop.setdefault(item[3], []).append((item[2], outcome))
-    for loop, calls in by_loop.items():
-        _hand_over(loop, calls)
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, calls: list[tuple[Done, Any]]) -> None:
-    try:
-        loop.call_soon_threadsafe(_call, loop, calls)
-    except RuntimeError:  # the loop is closed: nobody is left who waits
-        pass
-
-
-def _call(loop: asyncio.AbstractEventLoop, calls: list[tuple[Done, Any]]) -> None:
-    for done, outcome in calls:
-        try:
-            done(outcome)
-        except Exception as error:  # one caller's mistake is not the next one's loss
-            loop.call_exception_handler({"message": "a callback failed", "exception": error})

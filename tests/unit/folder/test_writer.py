@@ -12,10 +12,11 @@ import pytest
 
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.core.metrics import Metrics
+from tidebook.folder import inbox as inbox_module
 from tidebook.folder import writer as writer_module
+from tidebook.folder.inbox import Session, nothing
 from tidebook.folder.opened import File
 from tidebook.folder.schema import Schema
-from tidebook.folder.writer import Session, nothing
 
 SCHEMA = Schema(name="numbers", application_id=77, steps=("CREATE TABLE number (n INTEGER PRIMARY KEY)",))
 
@@ -165,7 +166,7 @@ async def test_a_transaction_is_bounded_in_bytes(file: File, metrics: Metrics, m
 
 
 async def test_too_many_waiting_operations_are_refused(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(inbox_module, "WAITING_MAX", 3)
     holding = threading.Event()
 
     def hold(session: Session, asked: Sequence[Any]) -> list[Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tidebook.core.clock import Clock
 from tidebook.core.errors import NotFound, TidebookError, TooLarge
+from tidebook.folder.inbox import Session
 from tidebook.folder.rows import put_rows
-from tidebook.folder.writer import Session
 from tidebook.log.embedded.chunks import CHUNK_BYTES_MAX, base, pack
 from tidebook.log.embedded.key_runs import RUN, index_up_to
 from tidebook.log.port import Outgoing, Sent

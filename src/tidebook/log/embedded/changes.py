@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from tidebook.core.errors import NotFound
+from tidebook.folder.inbox import Session
 from tidebook.folder.rows import put_rows
-from tidebook.folder.writer import Session
 from tidebook.log.embedded.appends import channel_of
 from tidebook.log.embedded.chunks import base
 from tidebook.log.port import TopicState

@@ -13,9 +13,9 @@ from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.core.metrics import Metrics
+from tidebook.folder.inbox import Run, nothing
 from tidebook.folder.opened import File
 from tidebook.folder.ping import POLL_S
-from tidebook.folder.writer import Run, nothing
 from tidebook.log.embedded import changes
 from tidebook.log.embedded.appends import Appends, channel_of
 from tidebook.log.embedded.key_index import KeyIndex

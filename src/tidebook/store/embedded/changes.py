@@ -12,7 +12,7 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication import Parked
 from tidebook.core.topic import TopicFacts
-from tidebook.folder.writer import Session
+from tidebook.folder.inbox import Session
 from tidebook.store.port import Snapshot
 
 

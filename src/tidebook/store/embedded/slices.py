@@ -20,8 +20,8 @@ from tidebook.core.replication import (
     SliceWrites,
     Write,
 )
+from tidebook.folder.inbox import Session
 from tidebook.folder.rows import put_rows
-from tidebook.folder.writer import Session
 
 POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
 

@@ -17,9 +17,9 @@ from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites
 from tidebook.core.topic import TopicFacts
+from tidebook.folder.inbox import Run, nothing
 from tidebook.folder.opened import File
 from tidebook.folder.rows import each_row
-from tidebook.folder.writer import Run, nothing
 from tidebook.store.embedded import changes
 from tidebook.store.embedded.slices import POINTER, apply, channel_of, pointer_of
 from tidebook.store.embedded.tables import FILE, SCHEMA
