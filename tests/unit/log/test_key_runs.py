@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tidebook.core.errors import LogLost
 from tidebook.log.embedded import EmbeddedLog, key_runs
 from tidebook.log.embedded.key_runs import runs_between
+from tidebook.log.embedded.reading import Page, Reading
 from tidebook.log.port import Outgoing, Sent, read_all
 
 
@@ -71,3 +73,51 @@ async def test_what_another_instance_appends_is_found(tmp_path: Path) -> None:
         assert [each.offset for each in found] == list(range(1, i + 1, 3))
     await log.close()
     await other.close()
+
+
+async def test_a_reader_keeps_up_with_runs_that_are_merged_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_runs, "RUN", 4)
+    monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 4)
+    monkeypatch.setattr(key_runs, "MERGED", 2)
+    log, other = EmbeddedLog(tmp_path), EmbeddedLog(tmp_path)
+    await log.create_topic("t", 1)
+    count = 2000
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        for first in range(0, count, 50):
+            await asyncio.gather(
+                *(log.append(Outgoing("t", 0, b"%d" % (i % 3), b"")) for i in range(first, first + 50))
+            )
+            sent = first + 50
+
+    sending = asyncio.create_task(send())
+    while sent < count:
+        stop = sent
+        found = await read_all(other, "t", 0, start=0, stop=stop, key=b"1")
+        assert [each.offset for each in found] == list(range(1, stop, 3))
+        await asyncio.sleep(0)
+    await sending
+    await log.close()
+    await other.close()
+
+
+async def test_a_reader_overtaken_by_truncation_in_the_middle_of_a_page_is_told(tmp_path: Path) -> None:
+    log = EmbeddedLog(tmp_path)
+    await log.create_topic("t", 1)
+    for i in range(30):
+        await log.append(Outgoing("t", 0, b"k", b"%d" % i))
+    reading, connection = log._reading, log._database.reader()
+    bounds = reading.bounds(connection, "t", 0)
+    await log.truncate("t", 0, before=20)
+    for key in (None, b"k"):
+        known, fresh = [bounds], Reading.bounds
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Reading, "bounds", lambda *at: known.pop() if known else fresh(*at))  # noqa: B023
+            with pytest.raises(LogLost) as lost:
+                reading.page(connection, Page("t", 0, 5, 30, 1000, 10**6), key)
+        assert (lost.value.first, lost.value.last) == (5, 19)
+    await log.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,19 @@ OFFSET_BITS: Final = 40
 def base(partition_id: int) -> int:
     """The id of a partition's offset 0. Offsets lie behind it, those of the next partition behind all of them."""
     return partition_id << OFFSET_BITS
+
+
+class Bounds(NamedTuple):
+    """A partition as it is at one moment."""
+
+    id: int
+    start: int
+    end: int
+    indexed_to: int
+
+
+class Moved(Exception):
+    """What the bounds promised is no longer there: read them again."""
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):

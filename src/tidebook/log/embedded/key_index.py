@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import apsw
 
-from tidebook.core.errors import Corrupt
-from tidebook.log.embedded.chunks import base, unpack_keys
+from tidebook.log.embedded.chunks import Bounds, Moved, base, unpack_keys
 from tidebook.log.embedded.key_runs import chunk_of, decode, places, runs_between
 
 CACHED_BYTES_MAX = 32_000_000
@@ -20,11 +19,12 @@ _CHUNKS = "SELECT id, body FROM chunk WHERE id >= ? AND id < ? ORDER BY id"
 
 
 class _Tail:
-    """The keys of the records from `first` to before `seen`."""
+    """The keys of the records from `first` to before `seen`, all of which no run had when it was begun."""
 
-    __slots__ = ("first", "offsets", "seen")
+    __slots__ = ("first", "indexed_to", "offsets", "seen")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, indexed_to: int, first: int) -> None:
+        self.indexed_to = indexed_to
         self.first = self.seen = first
         self.offsets: dict[bytes, list[int]] = {}
 
@@ -38,16 +38,14 @@ class KeyIndex:
         self._bytes_held = 0
         self._tails: OrderedDict[int, _Tail] = OrderedDict()
 
-    def offsets(
-        self, connection: apsw.Connection, partition_id: int, key: bytes, start: int, stop: int, indexed_to: int
-    ) -> Iterator[int]:
+    def offsets(self, connection: apsw.Connection, at: Bounds, key: bytes, start: int, stop: int) -> Iterator[int]:
         """Offsets from `start` to before `stop`, in order; a few may be of other keys."""
-        for first, count in runs_between(start, stop, indexed_to):
-            for place in places(self._run(connection, base(partition_id) + first, count), key):
+        for first, count in runs_between(start, stop, at.indexed_to):
+            for place in places(self._run(connection, base(at.id) + first, count), key):
                 if start <= first + place < stop:
                     yield first + place
-        if stop > indexed_to:
-            for offset in self._tail(connection, partition_id, stop, indexed_to).get(key, ()):
+        if stop > at.indexed_to:
+            for offset in self._tail(connection, at, stop).get(key, ()):
                 if start <= offset < stop:
                     yield offset
 
@@ -59,7 +57,7 @@ class KeyIndex:
                 return entries
             row = connection.execute("SELECT entries FROM key_run WHERE id = ? AND count = ?", (id, count)).fetchone()
             if row is None:
-                raise Corrupt(f"the log's index by key lacks the run {id}: restore a copy of log.db")
+                raise Moved  # it has been merged, or truncated
             entries = self._runs[id, count] = decode(row[0])
             self._bytes_held += len(row[0])
             while self._bytes_held > CACHED_BYTES_MAX and len(self._runs) > 1:
@@ -67,22 +65,29 @@ class KeyIndex:
                 self._bytes_held -= len(oldest) * oldest.itemsize
             return entries
 
-    def _tail(
-        self, connection: apsw.Connection, partition_id: int, stop: int, indexed_to: int
-    ) -> dict[bytes, list[int]]:
+    def _tail(self, connection: apsw.Connection, at: Bounds, stop: int) -> dict[bytes, list[int]]:
         with self._lock:
-            tail = self._tails.pop(partition_id, None)
-            if tail is None or tail.first != indexed_to:
-                tail = _Tail(indexed_to)
-            self._tails[partition_id] = tail
+            tail = self._tails.pop(at.id, None)
+            if tail is None or tail.indexed_to != at.indexed_to or tail.seen < at.start:
+                tail = _Tail(at.indexed_to, max(at.indexed_to, at.start))
+            if tail.seen < stop:
+                _extend(tail, connection, base(at.id), stop)
+            self._tails[at.id] = tail
             if len(self._tails) > TAILS_MAX:
                 self._tails.popitem(last=False)
-            if tail.seen < stop:
-                low = base(partition_id)
-                chunks = connection.execute(_CHUNKS, (chunk_of(connection, partition_id, tail.seen), low + stop))
-                for id, body in chunks:
-                    for offset, key in enumerate(unpack_keys(body), id - low):
-                        if offset >= tail.seen and key is not None:
-                            tail.offsets.setdefault(key, []).append(offset)
-                    tail.seen = offset + 1
             return tail.offsets
+
+
+def _extend(tail: _Tail, connection: apsw.Connection, low: int, stop: int) -> None:
+    # Chunks are taken whole, so only the first one may begin before what is wanted.
+    first = chunk_of(connection, low, tail.seen) if tail.seen == tail.first else low + tail.seen
+    for id, body in connection.execute(_CHUNKS, (first, low + stop)):
+        if id - low > tail.seen:
+            break
+        for offset, key in enumerate(unpack_keys(body), id - low):
+            if offset >= tail.seen:
+                tail.seen = offset + 1
+                if key is not None:
+                    tail.offsets.setdefault(key, []).append(offset)
+    if tail.seen < stop:
+        raise Moved  # truncated

@@ -80,9 +80,8 @@ def index_up_to(connection: apsw.Connection, partition_id: int, indexed_to: int,
     return indexed_to
 
 
-def chunk_of(connection: apsw.Connection, partition_id: int, offset: int) -> int:
-    """The id of the chunk that holds `offset`, or would."""
-    low = base(partition_id)
+def chunk_of(connection: apsw.Connection, low: int, offset: int) -> int:
+    """The id of the chunk that holds `offset`, or would; `low` is the partition's base."""
     found = connection.execute("SELECT max(id) FROM chunk WHERE id BETWEEN ? AND ?", (low, low + offset)).get
     return low + offset if found is None else int(found)
 
@@ -90,7 +89,7 @@ def chunk_of(connection: apsw.Connection, partition_id: int, offset: int) -> int
 def _entries(connection: apsw.Connection, partition_id: int, first: int) -> list[int]:
     low = base(partition_id)
     entries = []
-    rows = connection.execute(_CHUNKS, (chunk_of(connection, partition_id, first), low + first + RUN))
+    rows = connection.execute(_CHUNKS, (chunk_of(connection, low, first), low + first + RUN))
     for id, body in rows:
         for place, key in enumerate(unpack_keys(body), id - low - first):
             if key is not None and 0 <= place < RUN:

@@ -18,8 +18,8 @@ from tidebook.folder.opened import File
 from tidebook.folder.ping import POLL_S
 from tidebook.log.embedded import changes
 from tidebook.log.embedded.appends import Appends, channel_of
-from tidebook.log.embedded.key_index import KeyIndex
-from tidebook.log.embedded.reading import Bounds, Page, bounds, read
+from tidebook.log.embedded.chunks import Bounds
+from tidebook.log.embedded.reading import Page, Reading
 from tidebook.log.embedded.tables import FILE, SCHEMA
 from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
 
@@ -44,7 +44,7 @@ class EmbeddedLog:
         self._writer = self._file.writer
         self._ids = ids or RandomIds()
         self._append = Appends(clock or SystemClock()).run
-        self._index = KeyIndex()
+        self._reading = Reading()
         self._closed = False
         self.indexed_by_key = indexed_by_key
         self.end_is_linearizable = end_is_linearizable
@@ -102,7 +102,7 @@ class EmbeddedLog:
         """Records of offsets `start` ≤ offset < `stop`, and never past the end: then `next_offset` is the end."""
         page = Page(topic, partition, start, stop, limit, limit_bytes)
         try:
-            return read(self._database.reader(), page, key, self._index)
+            return self._reading.page(self._database.reader(), page, key)
         except apsw.Error as error:
             raise self._database.failure(error) from error
 
@@ -151,7 +151,7 @@ class EmbeddedLog:
 
     def _bounds(self, topic: str, partition: int) -> Bounds:
         try:
-            return bounds(self._database.reader(), topic, partition)
+            return self._reading.bounds(self._database.reader(), topic, partition)
         except apsw.Error as error:
             raise self._database.failure(error) from error
 

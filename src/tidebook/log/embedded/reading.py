@@ -8,24 +8,18 @@ from typing import NamedTuple
 import apsw
 
 from tidebook.core.errors import Corrupt, LogLost, NotFound
-from tidebook.log.embedded.chunks import Packed, base, unpack
+from tidebook.log.embedded.chunks import Bounds, Moved, Packed, base, unpack
 from tidebook.log.embedded.key_index import KeyIndex
 from tidebook.log.embedded.key_runs import chunk_of
 from tidebook.log.port import Batch, Record
 
-_BOUNDS = """SELECT p.id, p.start_offset, p.next_offset, p.indexed_to
-    FROM topic t JOIN partition p ON p.topic_id = t.topic_id WHERE t.name = ? AND p.number = ?"""
+_PLACE = """SELECT p.id FROM topic t JOIN partition p ON p.topic_id = t.topic_id WHERE t.name = ? AND p.number = ?"""
+_BOUNDS = "SELECT id, start_offset, next_offset, indexed_to FROM partition WHERE id = ? AND topic_id IS NOT NULL"
 _CHUNKS = "SELECT id, time_ms, body FROM chunk WHERE id >= ? AND id < ? ORDER BY id"
 _CHUNK = "SELECT id, time_ms, body FROM chunk WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
 
 
-class Bounds(NamedTuple):
-    """A partition as it is at one moment."""
-
-    id: int
-    start: int
-    end: int
-    indexed_to: int
+_TRIES_MAX = 10
 
 
 class Page(NamedTuple):
@@ -39,32 +33,52 @@ class Page(NamedTuple):
     limit_bytes: int
 
 
-def bounds(connection: apsw.Connection, topic: str, partition: int) -> Bounds:
-    """The bounds of a partition now."""
-    row = connection.execute(_BOUNDS, (topic, partition)).fetchone()
-    if row is None:
-        raise NotFound(f"the log has no partition {partition} of topic {topic!r}")
-    return Bounds._make(row)
+class Reading:
+    """Reads pages from a thread's connection, each with as few statements as it can."""
 
+    def __init__(self) -> None:
+        #: An id is never given to another partition, and its row loses its topic when that is deleted.
+        self._ids: dict[tuple[str, int], int] = {}
+        self._index = KeyIndex()
 
-def read(connection: apsw.Connection, page: Page, key: bytes | None, index: KeyIndex) -> Batch:
-    """A page of records; bounds and records are of one moment, so no truncate can fall between them."""
-    connection.execute("BEGIN")
-    try:
-        at = bounds(connection, page.topic, page.partition)
-        if page.start < at.start:
-            raise LogLost(topic=page.topic, partition=page.partition, first=page.start, last=at.start - 1)
-        stop = min(page.stop, at.end)
-        if page.start >= stop:
-            return Batch((), page.start)
-        if key is None:
-            records = _scan(connection, at.id, page.start, stop)
-        else:
-            offsets = index.offsets(connection, at.id, key, page.start, stop, at.indexed_to)
-            records = _pick(connection, at.id, key, offsets)
-        return _fill(records, stop, page.limit, page.limit_bytes)
-    finally:
-        connection.execute("COMMIT")
+    def bounds(self, connection: apsw.Connection, topic: str, partition: int) -> Bounds:
+        """The bounds of a partition now."""
+        at = (topic, partition)
+        id = self._ids.get(at)
+        row = None if id is None else connection.execute(_BOUNDS, (id,)).fetchone()
+        if row is None:
+            found = connection.execute(_PLACE, at).fetchone()
+            if found is not None:
+                self._ids[at] = found[0]
+                row = connection.execute(_BOUNDS, found).fetchone()
+            if row is None:
+                self._ids.pop(at, None)
+                raise NotFound(f"the log has no partition {partition} of topic {topic!r}")
+        return Bounds._make(row)
+
+    def page(self, connection: apsw.Connection, page: Page, key: bytes | None) -> Batch:
+        """A page of records.
+
+        Bounds, index and records are read one after another, and a truncate or a merge of runs may fall between them.
+        Offsets have no holes here, so what is missing then shows it, and the bounds are read again.
+        """
+        for _ in range(_TRIES_MAX):
+            at = self.bounds(connection, page.topic, page.partition)
+            if page.start < at.start:
+                raise LogLost(topic=page.topic, partition=page.partition, first=page.start, last=at.start - 1)
+            stop = min(page.stop, at.end)
+            if page.start >= stop:
+                return Batch((), page.start)
+            if key is None:
+                records = _scan(connection, at.id, page.start, stop)
+            else:
+                offsets = self._index.offsets(connection, at, key, page.start, stop)
+                records = _pick(connection, at.id, key, offsets)
+            try:
+                return _fill(records, stop, page.limit, page.limit_bytes)
+            except Moved:
+                pass
+        raise Corrupt(f"{page.topic}/{page.partition}: records are missing from the log: restore a copy of log.db")
 
 
 def _fill(records: Iterator[Record], stop: int, limit: int, limit_bytes: int) -> Batch:
@@ -81,11 +95,20 @@ def _fill(records: Iterator[Record], stop: int, limit: int, limit_bytes: int) ->
 
 
 def _scan(connection: apsw.Connection, partition_id: int, start: int, stop: int) -> Iterator[Record]:
-    low = base(partition_id)
-    for id, time_ms, body in connection.execute(_CHUNKS, (chunk_of(connection, partition_id, start), low + stop)):
-        for offset, packed in enumerate(unpack(body), id - low):
-            if start <= offset < stop:
-                yield Record(offset, time_ms, packed.key, packed.value, packed.headers)
+    low, at = base(partition_id), start
+    rows = connection.execute(_CHUNKS, (chunk_of(connection, low, start), low + stop))
+    try:
+        for id, time_ms, body in rows:
+            if id - low > at:
+                raise Moved
+            for offset, packed in enumerate(unpack(body), id - low):
+                if start <= offset < stop:
+                    yield Record(offset, time_ms, packed.key, packed.value, packed.headers)
+                    at = offset + 1
+    finally:
+        rows.close()  # a page that is full leaves some behind
+    if at < stop:
+        raise Moved
 
 
 def _pick(connection: apsw.Connection, partition_id: int, key: bytes, offsets: Iterator[int]) -> Iterator[Record]:
@@ -96,8 +119,10 @@ def _pick(connection: apsw.Connection, partition_id: int, key: bytes, offsets: I
         if not 0 <= offset - first < len(chunk):
             row = connection.execute(_CHUNK, (low, low + offset)).fetchone()
             if row is None:
-                raise Corrupt(f"the log lacks offset {offset}: restore a copy of log.db")
+                raise Moved
             first, time_ms, chunk = row[0] - low, row[1], unpack(row[2])
+            if offset - first >= len(chunk):
+                raise Moved
         packed = chunk[offset - first]
         if packed.key == key:
             yield Record(offset, time_ms, key, packed.value, packed.headers)
