@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from confluent_kafka import Consumer, KafkaException
+
+from tidebook.core.errors import InvalidInput
 from tidebook.log.kafka.settings import KafkaSettings
 
 LOGGER = logging.getLogger("tidebook.log.kafka")
 LOGGER.addHandler(logging.NullHandler())
+
+T = TypeVar("T")
 
 _WARNING = 4
 _NOTHING = 0
@@ -79,3 +85,17 @@ def consumer_config(settings: KafkaSettings, *, fetch_wait_ms: int) -> dict[str,
         "queued.max.messages.kbytes": max(1, settings.prefetch_bytes_max // 1024),
         "max.poll.interval.ms": 86_400_000,
     }
+
+
+def connect(client: Callable[..., T], config: dict[str, Any], **options: Any) -> T:
+    """Make a client; it connects by itself, and only settings that can never work fail here."""
+    try:
+        return client(config, **options)
+    except KafkaException as error:
+        # The client's text names settings and files, never their secrets.
+        raise InvalidInput(f"[log] for Kafka: {error.args[0].str()}") from error
+
+
+def new_consumer(settings: KafkaSettings, *, fetch_wait_ms: int) -> Consumer:
+    """A consumer that is assigned its partitions by us."""
+    return connect(Consumer, consumer_config(settings, fetch_wait_ms=fetch_wait_ms))

@@ -59,14 +59,14 @@ class KafkaLog:
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:
         made = await self._topics().create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
-        return self._learn(topic, made).state
+        return self._learn(topic, made, warm=True).state
 
     async def topic(self, topic: str) -> TopicState | None:
         found = await self._topics().find(topic)
         if found is None:
             self._forget(topic)
             return None
-        return self._learn(topic, found).state
+        return self._learn(topic, found, warm=True).state
 
     async def topics(self) -> list[str]:
         return await self._topics().names()
@@ -75,11 +75,13 @@ class KafkaLog:
         await self._topics().delete(topic)
         self._forget(topic)
 
-    def _learn(self, topic: str, found: KafkaTopic) -> KafkaTopic:
+    def _learn(self, topic: str, found: KafkaTopic, *, warm: bool = False) -> KafkaTopic:
         known = self._known.get(topic)
         if known is not None and known.state.topic_id != found.state.topic_id:
             self._forget(topic)
         self._known[topic] = found
+        if warm:  # a new producer needs half a second until it may send: whoever opens a topic will need it
+            self._producer(found)
         return found
 
     def _forget(self, topic: str) -> None:
@@ -143,16 +145,19 @@ class KafkaLog:
                 self._send(known, record, on_sent)
 
     def _send(self, known: KafkaTopic, record: Outgoing, on_sent: OnSent) -> None:
-        size = len(record.value)
-        if size > known.limit_bytes or _frame(record) > FRAME_BYTES:
+        if len(record.value) > known.limit_bytes or _frame(record) > FRAME_BYTES:
             self._loop.call_soon(on_sent, _too_large(known, record))
-            return
+        else:
+            self._producer(known).send(record, on_sent)
+
+    def _producer(self, known: KafkaTopic) -> KafkaProducer:
+        """The producer whose batches are below the topic's limit: topics of the usual limit share one."""
         batch_bytes = min(self.settings.batch_bytes_max, known.batch_bytes_max)
         producer = self._producers.get(batch_bytes)
         if producer is None:
             producer = KafkaProducer(self.settings, self._metrics, batch_bytes=batch_bytes)
             self._producers[batch_bytes] = producer
-        producer.send(record, on_sent)
+        return producer
 
     # ---- reading
 
@@ -285,7 +290,7 @@ class KafkaLog:
         while self._placing:
             await asyncio.gather(*self._placing, return_exceptions=True)
         self._closed = True
-        parts = (*self._producers.values(), self._lazy_pool, self._lazy_tail, self._lazy_offsets)
+        parts = (*self._producers.values(), self._lazy_pool, self._lazy_tail, self._lazy_offsets, self._lazy_topics)
         await asyncio.gather(*(part.close() for part in parts if part is not None))
 
 
@@ -299,7 +304,7 @@ def _settle(future: asyncio.Future[Sent], result: Sent | TidebookError) -> None:
 
 
 def _frame(record: Outgoing) -> int:
-    size = _RECORD_FRAME_BYTES + len(record.key or b"")
+    size = _RECORD_FRAME_BYTES + (0 if record.key is None else len(record.key))
     for name, value in record.headers:
         size += 16 + 4 * len(name) + len(value)
     return size

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from tidebook.core.errors import TidebookError
-from tidebook.log.kafka.client import consumer_config
+from tidebook.log.kafka.client import new_consumer
 from tidebook.log.kafka.faults import PASSING, failed, kafka_error
 from tidebook.log.kafka.settings import KafkaSettings
 
@@ -49,19 +50,13 @@ class Offsets:
         loop = asyncio.get_running_loop()
         while self._gathering:
             asked, self._gathering = self._gathering, {}
+            found: Mapping[Question, int | BaseException]
             try:
                 found = await loop.run_in_executor(self._thread, self._ask, list(asked))
-            except (TidebookError, asyncio.CancelledError, RuntimeError) as error:
-                self._asking = None
-                for answer in asked.values():
-                    _refuse(answer, error)
-                raise
+            except BaseException as error:  # whatever it is, whoever asked must hear it
+                found = dict.fromkeys(asked, error)
             for question, answer in asked.items():
-                result = found[question]
-                if isinstance(result, TidebookError):
-                    _refuse(answer, result)
-                elif not answer.done():
-                    answer.set_result(result)
+                _settle(answer, found[question])
         self._asking = None
 
     async def close(self) -> None:
@@ -113,7 +108,7 @@ class Offsets:
 
     def _connected(self) -> Consumer:
         if self._client is None:
-            self._client = Consumer(consumer_config(self._settings, fetch_wait_ms=5))
+            self._client = new_consumer(self._settings, fetch_wait_ms=5)
         return self._client
 
     def _close(self) -> None:
@@ -122,7 +117,11 @@ class Offsets:
             self._client = None
 
 
-def _refuse(answer: asyncio.Future[int], error: BaseException) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _settle(answer: asyncio.Future[int], result: int | BaseException) -> None:
+    if answer.done():
+        return
+    if isinstance(result, BaseException):
+        answer.set_exception(result)
         answer.exception()  # whoever asked may be gone
+    else:
+        answer.set_result(result)

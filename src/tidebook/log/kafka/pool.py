@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.reading import Slice, SliceReader
@@ -53,7 +54,7 @@ class ConsumerPool:
         pooled = self._take(wanted)
         reading = self._loop.run_in_executor(pooled.thread, self._read, pooled, wanted)
         # A cancelled reader leaves its consumer busy: it comes back to the pool by itself.
-        reading.add_done_callback(lambda _: self._give_back(pooled))
+        reading.add_done_callback(partial(self._give_back, pooled))
         return await asyncio.shield(reading)
 
     def forget(self, topic: str) -> None:
@@ -88,7 +89,9 @@ class ConsumerPool:
             pooled.reader = SliceReader(self._settings, self._metrics)
         return pooled.reader.read(wanted)
 
-    def _give_back(self, pooled: _Pooled) -> None:
+    def _give_back(self, pooled: _Pooled, reading: asyncio.Future[Batch]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # whoever asked may be gone
         pooled.idle_since = self._loop.time()
         pooled.resting = False
         self._idle.append(pooled)

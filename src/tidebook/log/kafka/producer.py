@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.metrics import Metrics
-from tidebook.log.kafka.client import LOGGER, producer_config
+from tidebook.log.kafka.client import LOGGER, connect, producer_config
 from tidebook.log.kafka.faults import TOO_LARGE, not_acknowledged, not_sent
 from tidebook.log.kafka.reading import Message
 from tidebook.log.kafka.settings import KafkaSettings
@@ -224,7 +224,7 @@ class KafkaProducer:
                 self._told_down = True
                 self._tell(self._brokers, True)
 
-        connected.append(Producer(self._config | {"error_cb": on_error}, logger=LOGGER))
+        connected.append(connect(Producer, self._config | {"error_cb": on_error}, logger=LOGGER))
         return connected[0]
 
     def _probe(self, client: Producer) -> None:

@@ -6,17 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from tidebook.core.errors import LogLost, Unavailable
 from tidebook.core.metrics import Metrics
-from tidebook.log.kafka.client import consumer_config
+from tidebook.log.kafka.client import new_consumer
 from tidebook.log.kafka.faults import OUT_OF_RANGE, UNKNOWN_TOPIC, failed
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.port import Batch, Record
 
 #: A consumer that reads what is there never waits for more; it only bounds how soon it can be placed elsewhere.
-_FETCH_WAIT_MS = 5
+_FETCH_WAIT_MS = 1
 #: Larger ones are slower.
 _CONSUME_RECORDS_MAX = 1000
 #: A read by key that has passed over so many records of others returns what it has.
@@ -54,7 +54,7 @@ class SliceReader:
         began = time.perf_counter()
         self._metrics = metrics
         self._timeout_s = settings.request_timeout_ms / 1000
-        self._client = Consumer(consumer_config(settings, fetch_wait_ms=_FETCH_WAIT_MS))
+        self._client = new_consumer(settings, fetch_wait_ms=_FETCH_WAIT_MS)
         #: The partition it stands in, if any.
         self.place: tuple[str, int] | None = None
         self.next_offset = -1

@@ -15,7 +15,7 @@ from operator import attrgetter
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidebook.core.metrics import Metrics
-from tidebook.log.kafka.client import LOGGER, consumer_config
+from tidebook.log.kafka.client import LOGGER, new_consumer
 from tidebook.log.kafka.faults import OUT_OF_RANGE, UNKNOWN_TOPIC
 from tidebook.log.kafka.reading import Message, Slice, record_of
 from tidebook.log.kafka.settings import KafkaSettings
@@ -154,7 +154,9 @@ class Tail:
     def _order(self, place: Place, offset: int | None) -> None:
         self._orders.put((place, offset))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tidebook-kafka-tail", daemon=True)
+            client = new_consumer(self._settings, fetch_wait_ms=_FETCH_WAIT_MS)
+            self._metrics.count("kafka_consumer_opened", kind="tail")
+            self._thread = threading.Thread(target=self._run, args=(client,), name="tidebook-kafka-tail", daemon=True)
             self._thread.start()
 
     def _leave(self, place: Place) -> None:
@@ -186,9 +188,7 @@ class Tail:
 
     # ---- in the tail's thread
 
-    def _run(self) -> None:
-        client = Consumer(consumer_config(self._settings, fetch_wait_ms=_FETCH_WAIT_MS))
-        self._metrics.count("kafka_consumer_opened", kind="tail")
+    def _run(self, client: Consumer) -> None:
         assigned: set[Place] = set()
         while self._obey(client, assigned):
             message = client.poll(_POLL_S)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tidebook.core.errors import InvalidInput, NotFound, Unavailable
 from tidebook.core.key import topic_name
-from tidebook.log.kafka.client import common_config
+from tidebook.log.kafka.client import common_config, connect
 from tidebook.log.kafka.faults import PASSING, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.port import TopicState
@@ -42,11 +42,8 @@ class KafkaTopic(msgspec.Struct, frozen=True):
     state: TopicState
     #: The largest batch that the broker takes.
     batch_bytes_max: int
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest value of a record."""
-        return self.batch_bytes_max - FRAME_BYTES
+    #: The largest value of a record.
+    limit_bytes: int
 
 
 def new_topic_config(settings: KafkaSettings, *, limit_bytes: int | None, keep_forever: bool) -> dict[str, str]:
@@ -94,7 +91,7 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._client = AdminClient(common_config(settings))
+        self._client = connect(AdminClient, common_config(settings))
         self._timeout_s = settings.request_timeout_ms / 1000
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -183,7 +180,20 @@ class Topics:
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _answer(self, future: Future[T]) -> T:
-        return await asyncio.wrap_future(future)
+        answer = asyncio.wrap_future(future)
+        answer.add_done_callback(_seen)
+        return await asyncio.shield(answer)  # the client stumbles over a future that was cancelled
+
+    async def close(self) -> None:
+        """Let go of the client."""
+        clients = [self._client]
+        del self._client
+        await asyncio.to_thread(clients.clear)  # away from the event loop: its end waits for its threads
+
+
+def _seen(answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled():
+        answer.exception()  # whoever asked may be gone
 
 
 def _only(futures: Mapping[Any, Future[Any]]) -> Future[Any]:
@@ -193,7 +203,8 @@ def _only(futures: Mapping[Any, Future[Any]]) -> Future[Any]:
 
 
 def _kafka_topic(state: TopicState, config: Mapping[str, str]) -> KafkaTopic:
-    return KafkaTopic(state, int(config["max.message.bytes"]))
+    batch_bytes_max = int(config["max.message.bytes"])
+    return KafkaTopic(state, batch_bytes_max, batch_bytes_max - FRAME_BYTES)
 
 
 class _deadline:
