@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -43,12 +44,14 @@ def common_config(settings: KafkaSettings) -> dict[str, Any]:
         config["sasl.mechanism"] = settings.mechanism
         config["sasl.username"] = settings.user
         config["sasl.password"] = "" if secret is None else secret.reveal()
-    files = {
-        "ssl.ca.location": settings.ca_file,
-        "ssl.certificate.location": settings.cert_file,
-        "ssl.key.location": settings.key_file,
-    }
-    return config | {name: file for name, file in files.items() if file is not None}
+    files = {"ssl.ca.location": "ca_file", "ssl.certificate.location": "cert_file", "ssl.key.location": "key_file"}
+    for name, field in files.items():
+        file = getattr(settings, field)
+        if file is not None:
+            if not os.access(file, os.R_OK):
+                raise InvalidInput(f"[log] for Kafka: {field} {file} cannot be read")
+            config[name] = file
+    return config
 
 
 def producer_config(settings: KafkaSettings, *, batch_bytes: int) -> dict[str, Any]:

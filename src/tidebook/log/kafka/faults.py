@@ -30,7 +30,8 @@ PASSING = frozenset(
         KafkaError.NOT_CONTROLLER,
     }
 )
-_REFUSED = frozenset(
+#: Wrong credentials, an unknown certificate, a missing permission.
+REFUSED = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -53,7 +54,7 @@ _INVALID = frozenset(
     }
 )
 #: The leader refused the record, and the client never retries these: it is in no log.
-_NEVER_WRITTEN = _REFUSED | _INVALID | UNKNOWN_TOPIC
+_NEVER_WRITTEN = REFUSED | _INVALID | UNKNOWN_TOPIC
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
@@ -69,7 +70,7 @@ def failed(error: KafkaException | KafkaError, doing: str) -> TidebookError:
         return NotFound(f"{doing}: there is no such topic or partition")
     if code in _INVALID:
         return InvalidInput(f"{doing}: Kafka refuses it: {error.str()}")
-    if code in _REFUSED:
+    if code in REFUSED:
         return Unavailable(f"{doing}: Kafka does not let us in ({error.str()}): check user, password, CA and ACLs")
     return Unavailable(
         f"{doing}: Kafka does not answer ({error.name()}: {error.str()}): it is tried again on the next use"

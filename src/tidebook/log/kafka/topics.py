@@ -15,10 +15,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
-from tidebook.core.errors import InvalidInput, NotFound, Unavailable
+from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.log.kafka.client import common_config, connect
-from tidebook.log.kafka.faults import PASSING, UNKNOWN_TOPIC, failed, kafka_error
+from tidebook.log.kafka.faults import PASSING, REFUSED, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.port import TopicState
 
@@ -91,7 +91,9 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._client = connect(AdminClient, common_config(settings))
+        self._client = connect(AdminClient, common_config(settings) | {"error_cb": self._note})
+        #: Why no server lets us in, as far as the client knows.
+        self._refusals: list[KafkaError] = []
         self._timeout_s = settings.request_timeout_ms / 1000
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -107,7 +109,7 @@ class Topics:
         try:
             metadata = await asyncio.to_thread(self._client.list_topics, timeout=self._timeout_s)
         except KafkaException as error:
-            raise failed(error, "listing topics") from error
+            raise self._failed(error, "listing topics") from error
         return sorted(name for name, each in metadata.topics.items() if not name.startswith("__") and not each.error)
 
     async def create(self, topic: str, partitions: int, *, limit_bytes: int | None, keep_forever: bool) -> KafkaTopic:
@@ -121,7 +123,7 @@ class Topics:
             await self._answer(self._client.create_topics([new], request_timeout=self._timeout_s)[topic])
         except KafkaException as error:
             if kafka_error(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise failed(error, f"making topic {topic}") from error
+                raise self._failed(error, f"making topic {topic}") from error
         async with _deadline(self._timeout_s, f"making topic {topic}"):
             while (found := await self._look(topic)) is None:  # noqa: ASYNC110 - only the broker knows
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -134,7 +136,7 @@ class Topics:
         try:
             await self._answer(self._client.delete_topics([topic], request_timeout=self._timeout_s)[topic])
         except KafkaException as error:
-            raise failed(error, f"deleting topic {topic}") from error
+            raise self._failed(error, f"deleting topic {topic}") from error
         async with _deadline(self._timeout_s, f"deleting topic {topic}"):
             while await self._look(topic) is not None:  # noqa: ASYNC110 - only the broker knows
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -148,7 +150,7 @@ class Topics:
                 lambda: _only(self._client.delete_records([at], request_timeout=self._timeout_s)), doing
             )
         except KafkaException as error:
-            raise failed(error, doing) from error
+            raise self._failed(error, doing) from error
 
     async def _look(self, topic: str) -> tuple[TopicState, dict[str, str]] | None:
         doing = f"looking for topic {topic}"
@@ -164,7 +166,7 @@ class Topics:
         except KafkaException as error:
             if kafka_error(error).code() in UNKNOWN_TOPIC:
                 return None
-            raise failed(error, doing) from error
+            raise self._failed(error, doing) from error
         state = TopicState(topic, str(described.topic_id), len(described.partitions))
         return state, {name: str(entry.value) for name, entry in entries.items()}
 
@@ -178,6 +180,17 @@ class Topics:
                     if kafka_error(error).code() not in PASSING:
                         raise
                 await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _note(self, error: KafkaError) -> None:
+        if error.code() in REFUSED:
+            self._refusals.append(error)
+
+    def _failed(self, error: KafkaException, doing: str) -> TidebookError:
+        """A request that found no server says why none let us in."""
+        self._refusals.clear()
+        self._client.poll(0)
+        silent = kafka_error(error).code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}
+        return failed(self._refusals[-1] if silent and self._refusals else error, doing)
 
     async def _answer(self, future: Future[T]) -> T:
         answer = asyncio.wrap_future(future)

@@ -1,0 +1,193 @@
+"""Reading: catching up, holes, the pool and the tail, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.integration.kafka.conftest import OpenKafkaLog
+from tidebook.core.errors import LogLost, TidebookError
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import KafkaLog
+from tidebook.log.port import Outgoing, Record, Sent, read_all
+
+pytestmark = pytest.mark.kafka
+
+#: A consumer would otherwise be let go by the idle sweep in the middle of a slow test.
+KEEP = {"consumer_idle_ms": 600_000}
+
+
+async def send_all(log: KafkaLog, topic: str, count: int) -> list[int]:
+    """Send numbers to partition 0, and return their offsets."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    offsets: list[int] = []
+
+    def on_sent(result: Sent | TidebookError) -> None:
+        assert isinstance(result, Sent), result
+        offsets.append(result.offset)
+        if len(offsets) == count:
+            done.set_result(None)
+
+    for number in range(count):
+        log.send(Outgoing(topic, 0, b"key %d" % (number % 100), b"%d" % number), on_sent)
+    await done
+    return offsets
+
+
+async def test_a_reader_catches_up_over_100_000_records(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}", **KEEP) as log:
+        await log.create_topic(topic, 1)
+        offsets = await send_all(log, topic, 100_000)
+        end = await log.end(topic, 0)
+        at, found = 0, 0
+        while at < end:
+            batch = await log.read(topic, 0, start=at, stop=end)
+            assert [r.offset for r in batch.records] == offsets[found : found + len(batch.records)]
+            found += len(batch.records)
+            at = batch.next_offset
+        assert found == 100_000
+        assert metrics.counted("kafka_consumer_opened") == 1
+        # Whoever pages on finds the consumer where it was left.
+        assert metrics.timing("kafka_consumer_seek").count == 1
+        by_key = await read_all(log, topic, 0, start=0, stop=end, key=b"key 7")
+        assert [int(r.value or b"") for r in by_key] == list(range(7, 100_000, 100))
+        await log.delete_topic(topic)
+
+
+async def test_holes_that_transactions_leave_are_passed_over(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}") as log:
+        await log.create_topic(topic, 1)
+        producer = Producer({"bootstrap.servers": kafka_bootstrap, "transactional.id": topic})
+        producer.init_transactions(30)
+        for number in range(4):
+            producer.begin_transaction()
+            producer.produce(topic, b"%d" % number, partition=0)
+            producer.commit_transaction(30)
+        end = await log.end(topic, 0)
+        assert end == 8  # each commit takes an offset of its own
+        records = await read_all(log, topic, 0, start=0, stop=end)
+        assert [(r.offset, r.value) for r in records] == [(0, b"0"), (2, b"1"), (4, b"2"), (6, b"3")]
+        for start in range(8):
+            rest = await read_all(log, topic, 0, start=start, stop=end)
+            assert [r.offset for r in rest] == [o for o in (0, 2, 4, 6) if o >= start]
+        assert await log.wait(topic, 0, offset=7, timeout_s=0)
+        await log.delete_topic(topic)
+
+
+async def test_many_readers_share_a_bounded_number_of_consumers(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}", consumers_max=3, **KEEP) as log:
+        await log.create_topic(topic, 4)
+        for partition in range(4):
+            for number in range(5):
+                await log.append(Outgoing(topic, partition, b"k", b"%d" % number))
+        for _ in range(3):
+            reads = await asyncio.gather(*(read_all(log, topic, i % 4, start=0, stop=5) for i in range(20)))
+            assert all([r.value for r in each] == [b"0", b"1", b"2", b"3", b"4"] for each in reads)
+        assert metrics.counted("kafka_consumer_opened") <= 3
+        await log.delete_topic(topic)
+    assert metrics.counted("kafka_consumer_closed") == metrics.counted("kafka_consumer_opened")
+
+
+async def test_closing_leaves_no_thread_behind(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+    for _ in range(3):
+        async with open_log(f"kafka://{kafka_bootstrap}") as log:
+            await log.create_topic(topic, 1)
+            sent = await log.append(Outgoing(topic, 0, b"k", b"v"))
+            await log.read(topic, 0, start=0, stop=sent.offset + 1)
+            await log.wait(topic, 0, offset=sent.offset + 1, timeout_s=0.01)
+            await log.delete_topic(topic)
+    assert [t.name for t in threading.enumerate() if t.name.startswith("tidebook-kafka")] == []
+
+
+async def test_an_idle_consumer_is_closed(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}", consumer_idle_ms=100) as log:
+        await log.create_topic(topic, 1)
+        await log.append(Outgoing(topic, 0, b"k", b"v"))
+        await log.read(topic, 0, start=0, stop=1)
+        async with asyncio.timeout(30):
+            while metrics.counted("kafka_consumer_closed") < 1:  # noqa: ASYNC110 - the sweep tells nobody else
+                await asyncio.sleep(0.05)
+        assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"v"]
+        await log.delete_topic(topic)
+
+
+async def test_a_followed_partition_is_read_from_memory(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str, metrics: Metrics
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}") as log, open_log(f"kafka://{kafka_bootstrap}") as writer:
+        await log.create_topic(topic, 1)
+        at = await log.end(topic, 0)
+        for number in range(20):
+            waiting = asyncio.create_task(log.wait(topic, 0, offset=at, timeout_s=60))
+            await writer.append(Outgoing(topic, 0, b"k", b"%d" % number))
+            assert await waiting
+            batch = await log.read(topic, 0, start=at, stop=at + 1)
+            assert [r.value for r in batch.records] == [b"%d" % number]
+            at = batch.next_offset
+        assert metrics.counted("kafka_consumer_opened", kind="tail") == 1
+        assert metrics.counted("kafka_consumer_opened", kind="read") <= 1
+        assert metrics.counted("kafka_tail_read") >= 19
+        await log.delete_topic(topic)
+
+
+async def test_a_tail_that_is_too_long_for_memory_is_read_through_the_pool(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}", tail_bytes_max=10_000) as log:
+        await log.create_topic(topic, 1)
+        assert not await log.wait(topic, 0, offset=0, timeout_s=0.01)  # followed from here on
+        await send_all(log, topic, 5_000)
+        assert await log.wait(topic, 0, offset=4_999, timeout_s=60)
+        records = await read_all(log, topic, 0, start=0, stop=5_000)
+        assert [int(r.value or b"") for r in records] == list(range(5_000))
+        assert [int(r.value or b"") for r in await last_of(log, topic, 10)] == list(range(4_990, 5_000))
+        await log.delete_topic(topic)
+
+
+async def last_of(log: KafkaLog, topic: str, count: int) -> list[Record]:
+    end = await log.end(topic, 0)
+    return list(await read_all(log, topic, 0, start=end - count, stop=end))
+
+
+async def test_a_wait_survives_the_topic_s_next_life(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}") as log:
+        await log.create_topic(topic, 1)
+        for _ in range(3):
+            await log.append(Outgoing(topic, 0, b"k", b"first life"))
+        assert not await log.wait(topic, 0, offset=3, timeout_s=0.05)
+        await log.delete_topic(topic)
+        await log.create_topic(topic, 1)
+        waiting = asyncio.create_task(log.wait(topic, 0, offset=0, timeout_s=60))
+        await log.append(Outgoing(topic, 0, b"k", b"second life"))
+        assert await waiting
+        assert [r.value for r in (await log.read(topic, 0, start=0, stop=1)).records] == [b"second life"]
+        await log.delete_topic(topic)
+
+
+async def test_a_read_behind_the_end_of_a_shorter_life_says_what_was_lost(
+    kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str
+) -> None:
+    async with open_log(f"kafka://{kafka_bootstrap}") as log, open_log(f"kafka://{kafka_bootstrap}") as other:
+        await log.create_topic(topic, 1)
+        for _ in range(5):
+            await log.append(Outgoing(topic, 0, b"k", b"first life"))
+        assert await log.end(topic, 0) == 5
+        await other.delete_topic(topic)
+        await other.create_topic(topic, 1)
+        await other.append(Outgoing(topic, 0, b"k", b"second life"))
+        assert await log.end(topic, 0) == 1
+        with pytest.raises(LogLost) as caught:
+            await log.read(topic, 0, start=5, stop=6)
+        assert (caught.value.first, caught.value.last) == (1, 4)
+        await other.delete_topic(topic)
