@@ -7,9 +7,6 @@ from typing import assert_never
 from tidebook.sql.migrate import outbox_mysql, outbox_postgres, outbox_sqlite
 from tidebook.sql.port.dialect import Dialect
 
-#: What `kafka_outbox.version` holds once all statements have run.
-VERSION = 1
-
 
 def create_statements(dialect: Dialect) -> tuple[str, ...]:
     """What makes the tables where they are missing; running it again changes nothing."""

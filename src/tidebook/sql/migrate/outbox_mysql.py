@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS kafka_topic_info (
     locked_by BINARY(16),
     locked_at DATETIME(6),
     owner VARCHAR(200),
+    previous_owner VARCHAR(200),
     error SMALLINT NOT NULL DEFAULT 0,
     retries INT NOT NULL DEFAULT 0,
     retry_at DATETIME(6),
@@ -69,7 +70,8 @@ CREATE TABLE IF NOT EXISTS kafka_parked (
     retry_at DATETIME(6),
     reason TEXT NOT NULL,
     PRIMARY KEY (topic, id),
-    KEY kafka_parked_state (topic, state, id)
+    KEY kafka_parked_state (topic, state, id),
+    KEY kafka_parked_due (state, retry_at)
 ) ENGINE=InnoDB CHARACTER SET utf8mb4"""
 
 _SLOTS = ", ".join(f"({slot})" for slot in range(ORDER_SLOTS))

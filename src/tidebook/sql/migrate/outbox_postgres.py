@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS kafka_topic_info (
     locked_by uuid,
     locked_at timestamptz,
     owner text,
+    previous_owner text,
     error smallint NOT NULL DEFAULT 0,
     retries integer NOT NULL DEFAULT 0,
     retry_at timestamptz,
@@ -91,6 +92,7 @@ STATEMENTS = (
     _TOPIC_OFFSET,
     _PARKED,
     "CREATE INDEX IF NOT EXISTS kafka_parked_state ON kafka_parked (topic, state, id)",
+    "CREATE INDEX IF NOT EXISTS kafka_parked_due ON kafka_parked (state, retry_at)",
     "CREATE TABLE IF NOT EXISTS kafka_outbox (one smallint PRIMARY KEY CHECK (one = 1), uuid uuid NOT NULL, "
     "version integer NOT NULL)",
     "INSERT INTO kafka_outbox (one, uuid, version) VALUES (1, gen_random_uuid(), 1) ON CONFLICT (one) DO NOTHING",

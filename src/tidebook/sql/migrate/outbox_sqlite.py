@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS kafka_topic_info (
     locked_by BLOB,
     locked_at INTEGER,
     owner TEXT,
+    previous_owner TEXT,
     error INTEGER NOT NULL DEFAULT 0,
     retries INTEGER NOT NULL DEFAULT 0,
     retry_at INTEGER,
@@ -74,6 +75,7 @@ STATEMENTS = (
     _TOPIC_OFFSET,
     _PARKED,
     "CREATE INDEX IF NOT EXISTS kafka_parked_state ON kafka_parked (topic, state, id)",
+    "CREATE INDEX IF NOT EXISTS kafka_parked_due ON kafka_parked (state, retry_at)",
     "CREATE TABLE IF NOT EXISTS kafka_outbox (one INTEGER PRIMARY KEY CHECK (one = 1), uuid BLOB NOT NULL, "
     "version INTEGER NOT NULL)",
     "INSERT OR IGNORE INTO kafka_outbox (one, uuid, version) VALUES (1, randomblob(16), 1)",

@@ -1,0 +1,189 @@
+"""A Kafka producer that sends a relay's batches in order, without gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial as bound
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tidebook.log.kafka.relay_partition import partition_of
+from tidebook.log.relay_port import Outcome, Refused, Relayed, Sent, TargetTopic, Unsure
+
+#: What a broker says of a message that it will never take, whoever sends it and whenever.
+REFUSALS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD})
+#: By the key.
+ANY_PARTITION = -1
+BATCH_BYTES_MAX = 1_000_000
+#: A batch's own bytes in the broker's count.
+BATCH_OVERHEAD_BYTES = 1_000
+QUEUE_MESSAGES_MAX = 1_000_000
+QUEUE_KIB_MAX = 2_000_000
+CLOSE_S_MAX = 1.0
+#: How long one call to end a transaction may take; a commit is called again, between heartbeats.
+STEP_S = 1.0
+END_S_MAX = 10.0
+
+
+def transaction_settings(name: str, *, timeout_ms: int) -> dict[str, Any]:
+    """What a transactional producer adds: a name by which a newer one fences it."""
+    return {"transactional.id": name, "transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms}
+
+
+def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compression: str) -> dict[str, Any]:
+    """Settings that keep the order: one session, no gaps, and no timeout of a message's own."""
+    return {
+        **client,
+        "enable.idempotence": True,
+        "enable.gapless.guarantee": True,
+        "acks": "all",
+        "message.timeout.ms": 0,
+        "partitioner": "murmur2_random",
+        "compression.type": compression,
+        "linger.ms": 5,  # flush does not wait for it
+        # One message too many would fail its whole batch: a batch never passes the topic's limit.
+        "message.max.bytes": max(limit_bytes, BATCH_BYTES_MAX),
+        "batch.size": max(1, min(BATCH_BYTES_MAX, limit_bytes - BATCH_OVERHEAD_BYTES)),
+        "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
+        "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
+    }
+
+
+class KafkaChannel:
+    """One idempotent producer, used by one thread: it sends a batch, and tells how it ended.
+
+    `singly` sends message by message, so that a refusal names its message.
+    """
+
+    def __init__(
+        self, producer: Producer, topic: TargetTopic, forget: Callable[[], None], *, singly: bool = False
+    ) -> None:
+        self.topic = topic
+        self._producer = producer
+        self._forget = forget
+        self._singly = singly
+        self._messages: Sequence[Relayed] = ()
+        self._timestamp_ms = 0
+        self._next = 0
+        self._open = 0
+        self._acknowledged: list[int] = []
+        self._offsets: dict[int, int] = {}
+        self._failures: dict[int, KafkaError] = {}
+        self._broken: KafkaError | None = None
+
+    def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
+        """Hand the batch to the producer, or its first message where it goes singly."""
+        self._messages = messages
+        self._timestamp_ms = timestamp_ms
+        self._next = self._open = 0
+        self._acknowledged, self._offsets, self._failures = [], {}, {}
+        self._produce(1 if self._singly else len(messages))
+
+    def _produce(self, count: int) -> None:
+        topic, partitions = self.topic.topic, self.topic.partitions
+        produce = self._producer.produce
+        for index in range(self._next, min(self._next + count, len(self._messages))):
+            message = self._messages[index]
+            chosen = message.partition_key
+            partition = ANY_PARTITION if chosen is None else partition_of(chosen, partitions)
+            try:
+                produce(
+                    topic,
+                    message.value,
+                    message.key,
+                    partition,
+                    on_delivery=bound(self._delivered, index),
+                    timestamp=self._timestamp_ms,
+                    headers=message.headers,
+                )
+            except KafkaException as error:
+                self._broken = error.args[0]
+                return
+            except BufferError:
+                # Full: what is in the queue goes first, and the rest follows from `wait`.
+                return
+            self._next = index + 1
+            self._open += 1
+
+    def _delivered(self, index: int, error: KafkaError | None, message: Any) -> None:
+        self._open -= 1
+        if error is None:
+            self._acknowledged.append(index)
+            self._offsets[message.partition()] = message.offset() + 1
+        else:
+            self._failures[index] = error
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """Serve the producer until the batch has ended, at most for so long."""
+        if self._broken is None:
+            try:
+                self._producer.flush(timeout_s)
+            except KafkaException as error:
+                self._broken = error.args[0]
+        if self._failures or self._broken is not None:
+            return self._failed()
+        if self._open:
+            return None
+        if self._next < len(self._messages):
+            self._produce(1 if self._singly else len(self._messages))
+            return None
+        return self._complete()
+
+    def _complete(self) -> Outcome | None:
+        return Sent(dict(self._offsets))
+
+    def _failed(self) -> Outcome:
+        """What the first failure means. What is still on its way may yet arrive: only a scan tells."""
+        first = min(self._failures, default=None)
+        error = self._failures[first] if first is not None else self._broken
+        assert error is not None
+        if error.code() in REFUSALS:
+            if self._singly and first is not None:
+                sent = tuple(self._messages[index].id for index in self._acknowledged)
+                return Refused(self._messages[first].id, error.str(), sent, dict(self._offsets))
+            return Unsure(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
+        late = error.code() == KafkaError.INVALID_TIMESTAMP
+        return Unsure(f"{error.name()}: {error.str()}", late=late)
+
+    def drop(self) -> None:
+        """Forget what is not acknowledged, and close."""
+        self._forget()
+        try:
+            self._producer.purge()
+            self._producer.flush(CLOSE_S_MAX)
+        except KafkaException:
+            pass  # it is past use; closing it is all that is left
+        self._messages = ()
+
+
+class KafkaTransactionChannel(KafkaChannel):
+    """A batch is one transaction: a newer channel of the topic fences this one."""
+
+    def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            self._broken = error.args[0]
+        super().start(messages, timestamp_ms=timestamp_ms)
+
+    def _complete(self) -> Outcome | None:
+        try:
+            self._producer.commit_transaction(STEP_S)
+        except KafkaException as error:
+            failure: KafkaError = error.args[0]
+            if failure.retriable() and not failure.fatal():
+                return None
+            return Unsure(f"{failure.name()}: {failure.str()}")
+        return super()._complete()
+
+    def _failed(self) -> Outcome:
+        """An aborted transaction leaves nothing behind, so that a refused message can be told at once."""
+        outcome = super()._failed()
+        if isinstance(outcome, Refused):
+            try:
+                self._producer.abort_transaction(END_S_MAX)
+            except KafkaException:
+                return Unsure(outcome.reason, suspect=True)
+            return Refused(outcome.id, outcome.reason, (), {})
+        return outcome

@@ -1,0 +1,78 @@
+"""Reading a topic for the messages of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tidebook.core.errors import Unavailable
+from tidebook.log.relay_port import SESSION_HEADER, Found, Scan
+
+READ_MAX = 1000
+STEP_S = 0.2
+
+
+def scan_settings(client: Mapping[str, Any]) -> dict[str, Any]:
+    """By assignment, committed messages only (those outside of transactions too), and never past a lost offset."""
+    return {
+        **client,
+        "group.id": "tidebook-outbox-scan",  # the client insists on one; nothing is committed
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "fetch.wait.max.ms": 100,
+    }
+
+
+def scan_range(
+    client: Mapping[str, Any],
+    topic: str,
+    scan: Scan,
+    *,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+    on_step: Callable[[], None],
+) -> Found:
+    """Look through `scan_from` (or the log's start) up to `ends`; stops early when all are found."""
+    first = {p: max(scan.scan_from.get(p, 0), start) for p, start in starts.items()}
+    gone = sorted(p for p, start in starts.items() if scan.scan_from.get(p, start) < start)
+    lost = f"the log of partition {gone[0]} now begins behind the session's first offset" if gone else None
+    left = {p: end for p, end in ends.items() if first[p] < end}
+    found: set[int] = set()
+    if not left:
+        return Found(frozenset(), lost)
+    consumer = Consumer(scan_settings(client))
+    try:
+        consumer.assign([TopicPartition(topic, p, first[p]) for p in left])
+        while left and len(found) < len(scan.ids):
+            on_step()
+            read: list[Any] = consumer.consume(READ_MAX, STEP_S)
+            for message in read:
+                error = message.error()
+                if error is None:
+                    _look(message, scan, found)
+                    position = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    position = message.offset()
+                else:
+                    raise Unavailable(f"reading topic {topic!r}: {error.str()}")
+                partition = message.partition()
+                if partition in left and position >= left[partition]:
+                    del left[partition]
+    except KafkaException as error:
+        raise Unavailable(f"reading topic {topic!r}: {error}") from error
+    finally:
+        consumer.close()
+    return Found(frozenset(found), lost if len(found) < len(scan.ids) else None)
+
+
+def _look(message: Any, scan: Scan, found: set[int]) -> None:
+    for name, value in message.headers() or ():
+        if name == SESSION_HEADER and value is not None and value[:16] == scan.session:
+            id = int.from_bytes(value[16:24], "big")
+            if id in scan.ids:
+                found.add(id)

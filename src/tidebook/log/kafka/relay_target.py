@@ -1,0 +1,217 @@
+"""Kafka as the target of the outbox's relay."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+)
+
+from tidebook.core.errors import NotFound, Unavailable
+from tidebook.log.kafka.relay_channel import (
+    KafkaChannel,
+    KafkaTransactionChannel,
+    producer_settings,
+    transaction_settings,
+)
+from tidebook.log.kafka.relay_scan import scan_range
+from tidebook.log.relay_port import Found, Scan, TargetTopic
+
+T = TypeVar("T")
+
+REQUEST_S_MAX = 10.0
+TOPIC_KEPT_S = 60.0
+BEFORE_MAX = "message.timestamp.before.max.ms"
+TYPE = "message.timestamp.type"
+_PASSING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+    }
+)
+_UNKNOWN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})
+TRIES_MAX = 20
+TRY_AGAIN_S = 0.1
+PRODUCERS_MAX = 64
+TRANSACTION_MS_LEAST = 10_000
+
+
+class KafkaTarget:
+    """One cluster, for all threads of a relay.
+
+    `fence_ms` is what a topic's `message.timestamp.before.max.ms` is set to, `fence_ms_most` what it may be at most.
+    """
+
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        *,
+        outbox: bytes,
+        fence: Literal["timestamp", "transaction", "none"],
+        fence_ms: int,
+        fence_ms_most: int,
+        configure_topics: bool = True,
+        compression: str = "none",
+    ) -> None:
+        self._client = dict(client)
+        self._outbox = outbox
+        self._fence = fence
+        self._fence_ms = fence_ms
+        self._fence_ms_most = fence_ms_most
+        self._configure = configure_topics
+        self._compression = compression
+        self._admin = AdminClient(self._client)
+        self._topics: dict[str, tuple[float, TargetTopic]] = {}
+        self._mine = threading.local()
+
+    # ---- topics
+
+    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+        """The topic, with its timestamps set up where the fence needs that and it is allowed."""
+        known = self._topics.get(topic)
+        if known is not None and not fresh and known[0] > time.monotonic():
+            return known[1]
+        found = self._describe(topic)
+        self._topics[topic] = (time.monotonic() + TOPIC_KEPT_S, found)
+        return found
+
+    def _describe(self, topic: str) -> TargetTopic:
+        described = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]))[topic], topic)
+        config = self._config(topic)
+        fence, fence_ms, weak = self._fence, self._fence_ms, None
+        if fence == "timestamp":
+            weak, fence_ms = self._prepare(topic, config)
+            fence = "none" if weak is not None else fence
+        elif fence == "none":
+            weak = "fence = 'none': a relay that stops for longer than the lock limit may send its batch again"
+        return TargetTopic(
+            topic=topic,
+            uuid=str(described.topic_id),
+            partitions=len(described.partitions),
+            limit_bytes=int(config["max.message.bytes"]),
+            needs_key="compact" in config["cleanup.policy"],
+            fence=fence,
+            fence_ms=fence_ms,
+            weak=weak,
+        )
+
+    def _config(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        found = self._ask(lambda: next(iter(self._admin.describe_configs([resource]).values())), topic)
+        return {name: str(entry.value) for name, entry in found.items()}
+
+    def _prepare(self, topic: str, config: Mapping[str, str]) -> tuple[str | None, int]:
+        """Why the broker cannot fence by timestamp, and the age from which on it refuses a message."""
+        if config.get(TYPE) != "CreateTime":
+            return f"{TYPE} is {config.get(TYPE)}: late messages are not refused; set it to CreateTime", 0
+        before_ms = int(config.get(BEFORE_MAX, 0))
+        if 0 < before_ms <= self._fence_ms_most:
+            return None, before_ms
+        remedy = f"set {BEFORE_MAX} of the topic to at most {self._fence_ms_most}"
+        if not self._configure:
+            return f"{BEFORE_MAX} is {before_ms} and configure_topics is off: {remedy}", 0
+        entry = ConfigEntry(BEFORE_MAX, str(self._fence_ms), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        try:
+            self._ask(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())), topic)
+        except Unavailable as error:
+            return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
+        return None, self._fence_ms
+
+    def ends(self, topic: TargetTopic) -> dict[int, int]:
+        """Where the next messages will stand."""
+        return self._offsets(topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def _offsets(self, topic: TargetTopic, which: OffsetSpec) -> dict[int, int]:
+        asked = {TopicPartition(topic.topic, p): which for p in range(topic.partitions)}
+
+        def ask() -> dict[int, int]:
+            futures = self._admin.list_offsets(asked, request_timeout=REQUEST_S_MAX)
+            return {p.partition: f.result(REQUEST_S_MAX).offset for p, f in futures.items()}
+
+        return self._again(ask, topic.topic)
+
+    # ---- sending
+
+    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> KafkaChannel:
+        """This thread's producer: one for all topics of a limit, or one a topic where it is transactional."""
+        producers = self._producers()
+        transaction = topic.fence == "transaction"
+        name = f"{topic.topic}:{topic.limit_bytes}" if transaction else str(topic.limit_bytes)
+        producer = None if transaction and fresh else producers.get(name)
+        if producer is None:
+            producers.pop(name, None)
+            producer = self._transactional(topic) if transaction else Producer(self._settings(topic))
+            producers[name] = producer
+            while len(producers) > PRODUCERS_MAX:
+                del producers[next(iter(producers))]
+        kind = KafkaTransactionChannel if transaction else KafkaChannel
+        return kind(producer, topic, lambda: _forget(producers, name), singly=singly)
+
+    def _settings(self, topic: TargetTopic) -> dict[str, Any]:
+        return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
+
+    def _transactional(self, topic: TargetTopic) -> Producer:
+        """Fences every older producer of the topic, and ends what it had begun, before it returns."""
+        name = f"tidebook-outbox-{self._outbox.hex()}-{topic.topic}"
+        settings = transaction_settings(name, timeout_ms=max(TRANSACTION_MS_LEAST, self._fence_ms_most))
+        producer = Producer(self._settings(topic) | settings)
+        self._again(lambda: producer.init_transactions(REQUEST_S_MAX), topic.topic)
+        return producer
+
+    def _producers(self) -> dict[str, Producer]:
+        found: dict[str, Producer] | None = getattr(self._mine, "producers", None)
+        if found is None:
+            found = self._mine.producers = {}
+        return found
+
+    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
+        """Read what the topic holds now."""
+        if scan.topic_uuid is not None and scan.topic_uuid != topic.uuid:
+            return Found(frozenset(), f"the topic was made anew (it was {scan.topic_uuid}, it is {topic.uuid})")
+        starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return scan_range(self._client, topic.topic, scan, starts=starts, ends=self.ends(topic), on_step=on_step)
+
+    def close(self) -> None:
+        """Producers go with their threads."""
+        self._topics.clear()
+
+    # ---- asking
+
+    def _ask(self, request: Callable[[], Future[T]], topic: str) -> T:
+        return self._again(lambda: request().result(REQUEST_S_MAX), topic)
+
+    def _again(self, ask: Callable[[], T], topic: str) -> T:
+        """Ask, and ask again while a leader is on the move."""
+        for tries_left in range(TRIES_MAX - 1, -1, -1):
+            try:
+                return ask()
+            except KafkaException as error:
+                failure: KafkaError = error.args[0]
+                if failure.code() in _UNKNOWN:
+                    raise NotFound(f"topic {topic!r} does not exist: create it, and the relay goes on") from error
+                if not tries_left or not (failure.code() in _PASSING or failure.retriable()):
+                    raise Unavailable(f"topic {topic!r}: Kafka: {failure.name()}: {failure.str()}") from error
+                time.sleep(TRY_AGAIN_S)
+            except TimeoutError as error:
+                raise Unavailable(f"topic {topic!r}: Kafka did not answer for {REQUEST_S_MAX:g} s") from error
+        raise AssertionError("the last try returns or raises")
+
+
+def _forget(producers: dict[str, Producer], name: str) -> None:
+    producers.pop(name, None)

@@ -1,0 +1,128 @@
+"""What the outbox's relay asks of a log: sending in order, fencing a late sender, and looking for what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+#: 16 bytes of session and 8 bytes of id: by it a scan knows what is in the log.
+SESSION_HEADER = "tidebook-session"
+#: 16 bytes of outbox and 8 bytes of id: by it a consumer knows a message that it has seen.
+ID_HEADER = "tidebook-id"
+
+#: How a late sender is kept out. `lock`: an embedded log's file lock, which a stopped process keeps.
+Fence = Literal["timestamp", "transaction", "none", "lock"]
+
+
+class Relayed(msgspec.Struct, frozen=True, gc=False):
+    """A message on its way."""
+
+    id: int
+    key: bytes | None
+    partition_key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, str | bytes | None]]
+
+
+class TargetTopic(msgspec.Struct, frozen=True):
+    """A topic as the log has it now."""
+
+    topic: str
+    #: Tells the lives of a topic apart.
+    uuid: str
+    partitions: int
+    #: What one message may take, with its key, headers and overhead.
+    limit_bytes: int
+    #: Compacted: a message without a key is refused.
+    needs_key: bool
+    #: The fence in force.
+    fence: Fence
+    #: How long after a session was opened its messages are still taken (`timestamp`).
+    fence_ms: int
+    #: Why a message may be sent twice after a pause; None where that cannot be.
+    weak: str | None = None
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """All of a batch is in the log; the offsets behind it by partition."""
+
+    next_offsets: dict[int, int]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The log will never take one message of the batch. Only `sent` of the batch is in the log, for certain."""
+
+    id: int
+    reason: str
+    sent: tuple[int, ...]
+    next_offsets: dict[int, int]
+
+
+class Unsure(msgspec.Struct, frozen=True):
+    """Some of the batch may be in the log: only a scan tells. `late`: the log refused it as too old."""
+
+    reason: str
+    late: bool = False
+    #: One message of the batch was refused, but which of them cannot be told: send singly the next time.
+    suspect: bool = False
+
+
+Outcome = Sent | Refused | Unsure
+
+
+class Channel(Protocol):
+    """Sends one batch at a time. After anything but `Sent` it is dropped, and another one opened."""
+
+    def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
+        """Begin to send a batch, in order."""
+        ...
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """Wait for the outcome; None while it is open."""
+        ...
+
+    def drop(self) -> None:
+        """Forget what is not acknowledged, and close."""
+        ...
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """What to look for: messages of one session, from these offsets on."""
+
+    session: bytes
+    ids: frozenset[int]
+    scan_from: Mapping[int, int]
+    topic_uuid: str | None
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Which of them are in the log; `lost` says why some may have been there and be gone."""
+
+    ids: frozenset[int]
+    lost: str | None = None
+
+
+class RelayTarget(Protocol):
+    """A log, for all threads of a relay. Failures are Unavailable; a missing topic is NotFound."""
+
+    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+        """The topic, prepared for the fence; remembered for a while unless `fresh`."""
+        ...
+
+    def ends(self, topic: TargetTopic) -> dict[int, int]:
+        """The offsets that the next messages get, or earlier ones."""
+        ...
+
+    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> Channel:
+        """This thread's channel to the topic. With `transaction`, a `fresh` one has fenced every older one."""
+        ...
+
+    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
+        """Read the log up to its present end. `on_step` is called now and then, and may raise to stop it."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+        ...

@@ -1,0 +1,234 @@
+"""One topic, held by one thread: settle what the last owner left open, then send batch after batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import assert_never
+
+import msgspec
+
+from tidebook.core.clock import Ids
+from tidebook.core.errors import NotFound, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.relay_port import Channel, Outcome, Refused, RelayTarget, Scan, Sent, TargetTopic, Unsure
+from tidebook.outbox import plan
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.stop import Stop
+from tidebook.sql.port.outbox import Batch, BatchLimit, Finished, Hold, NewSession, OutboxStore, Session
+
+LOGGER = logging.getLogger("tidebook.outbox")
+
+#: Signs of life in a lock limit.
+BEATS = 6
+#: How much of the fence's time a batch may use.
+USABLE = 0.9
+STEP_S_MOST = 0.5
+
+
+class _Stopped(Exception):
+    """The relay was asked to end while it looked for what was sent."""
+
+
+class Held:
+    """A hold at work. `suspects` are topics that are sent singly until the message that Kafka refused is found."""
+
+    def __init__(
+        self,
+        hold: Hold,
+        store: OutboxStore,
+        target: RelayTarget,
+        settings: OutboxSettings,
+        *,
+        outbox: bytes,
+        ids: Ids,
+        metrics: Metrics,
+        stop: Stop,
+        suspects: set[str],
+    ) -> None:
+        self._hold = hold
+        self._store = store
+        self._target = target
+        self._settings = settings
+        self._outbox = outbox
+        self._ids = ids
+        self._metrics = metrics
+        self._stop = stop
+        self._suspects = suspects
+        self._beat_s = settings.lock_limit_s / BEATS
+        self._beat_at = time.monotonic() + self._beat_s
+        self._sent = 0
+        #: A channel that another relay has fenced meanwhile is of no use.
+        self._fresh = hold.previous_owner != hold.owner or hold.dirty is not None
+
+    def relay(self) -> int:
+        """Send what waits and let go of the topic; how many messages went.
+
+        Raises Fenced where the lock was lost, and Unavailable where the database does not answer.
+        """
+        name, dirty = self._hold.topic, self._hold.dirty
+        try:
+            topic = self._target.topic(name, fresh=dirty is not None)
+            self._say_weak(topic)
+            if dirty is not None and not self._settle(topic, dirty):
+                return 0
+            self._batches(topic)
+        except _Stopped:
+            self._store.unlock(self._hold)
+        except (NotFound, Unavailable) as error:
+            # Where it is the database that does not answer, this raises again.
+            self._rest(str(error))
+        return self._sent
+
+    # ---- what the last owner left open
+
+    def _settle(self, topic: TargetTopic, session: Session) -> bool:
+        """Look for an open session's messages, once none of them can still arrive; False if it is too early."""
+        self._metrics.count("outbox_sessions_open", topic=topic.topic)
+        if session.fence == "transaction":
+            fenced = msgspec.structs.replace(topic, fence="transaction")
+            self._target.channel(fenced, fresh=True)
+            self._fresh = topic.fence != "transaction"
+        elif session.fence != "lock" and session.age_ms < self._settings.lock_limit_ms:
+            early_ms = self._settings.lock_limit_ms - session.age_ms
+            reason = "a batch was left open: it is looked for once it can no longer arrive"
+            self._store.rest(self._hold, reason=reason, rest_ms=early_ms, failed=False)
+            return False
+        scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid)
+        found = self._target.scan(topic, scan, self._step)
+        self._metrics.count("outbox_found", len(found.ids), topic=topic.topic)
+        if found.lost is not None:
+            self._say(f"{len(session.ids) - len(found.ids)} messages may be sent twice: {found.lost}", "lost")
+        self._store.finish(self._hold, Finished(sorted(found.ids), {}), unlock=False)
+        return True
+
+    def _step(self) -> None:
+        if self._stop.asked() and self._stop.overdue():
+            raise _Stopped
+        self._beat()
+
+    # ---- batches
+
+    def _batches(self, topic: TargetTopic) -> None:
+        settings = self._settings
+        self._target.channel(topic, fresh=self._fresh)
+        ends: dict[int, int] | None = self._target.ends(topic)
+        finished: Finished | None = None
+        limit = BatchLimit(settings.batch_rows, settings.batch_bytes)
+        for number in range(1, settings.hold_batches_max + 1):
+            session = NewSession(self._ids.new(), topic.fence, topic.uuid, ends)
+            batch = self._store.begin(
+                self._hold, session, lambda rows, held: plan.choose(rows, held, topic, settings), limit, finished
+            )
+            self._beat_at = time.monotonic() + self._beat_s
+            finished, ends = None, None
+            self._count_aside(topic, batch)
+            if not batch.messages:
+                if batch.more or batch.set_aside:
+                    continue
+                break
+            outcome = self._send(topic, batch)
+            if not isinstance(outcome, Sent):
+                if not self._failed(topic, batch, outcome):
+                    return
+                continue
+            self._count_sent(topic, batch)
+            finished = Finished([row.id for row in batch.messages], outcome.next_offsets)
+            if not batch.more or self._stop.asked() or number == settings.hold_batches_max:
+                self._store.finish(self._hold, finished, unlock=True)
+                return
+        self._store.unlock(self._hold)
+
+    def _send(self, topic: TargetTopic, batch: Batch) -> Outcome:
+        channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._suspects)
+        started = time.monotonic()
+        try:
+            channel.start(
+                plan.relayed(batch.messages, session=batch.session, outbox=self._outbox), timestamp_ms=batch.opened_ms
+            )
+            outcome = self._await(channel, started + self._settings.fence_ms / 1000 * USABLE)
+        except BaseException:
+            channel.drop()
+            raise
+        if not isinstance(outcome, Sent):
+            channel.drop()
+        self._metrics.time("outbox_send", time.monotonic() - started)
+        return outcome
+
+    def _await(self, channel: Channel, deadline: float) -> Outcome:
+        step_s = min(STEP_S_MOST, self._beat_s)
+        while (outcome := channel.wait(step_s)) is None:
+            self._beat()
+            if time.monotonic() > deadline:
+                return Unsure("Kafka did not acknowledge the batch in time")
+            if self._stop.overdue():
+                return Unsure("the relay was stopped before Kafka had acknowledged the batch")
+        return outcome
+
+    def _failed(self, topic: TargetTopic, batch: Batch, outcome: Refused | Unsure) -> bool:
+        """Act on a batch that did not go; True to go on with the next one."""
+        name = topic.topic
+        match outcome:
+            case Refused(id=id, reason=reason, sent=sent, next_offsets=offsets):
+                self._store.finish(self._hold, Finished(sorted(sent), offsets), unlock=False)
+                [row] = [row for row in batch.messages if row.id == id]
+                refused = plan.aside(row, f"Kafka refused it: {reason}", self._settings)
+                self._store.set_aside(self._hold, [refused])
+                LOGGER.warning("outbox: message %s of topic %r was set aside: %s", id, name, refused.reason)
+                self._metrics.count("outbox_set_aside", topic=name)
+                self._sent += len(sent)
+                self._suspects.discard(name)
+                return True
+            case Unsure(reason=reason, late=late, suspect=suspect):
+                if suspect:
+                    self._suspects.add(name)
+                if self._stop.asked():
+                    self._store.unlock(self._hold)
+                    return False
+                rest_ms = 0 if late or suspect else round(self._settings.rest_s * 1000)
+                if topic.fence != "transaction":
+                    rest_ms = max(rest_ms, self._settings.lock_limit_ms)
+                self._rest(_late(reason, topic) if late else reason, rest_ms)
+                return False
+            case _:
+                assert_never(outcome)
+
+    # ---- signs of life, and what is told
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self._beat_at:
+            self._store.heartbeat(self._hold)
+            self._beat_at = time.monotonic() + self._beat_s
+
+    def _rest(self, reason: str, rest_ms: int | None = None) -> None:
+        LOGGER.warning("outbox: topic %r rests: %s", self._hold.topic, reason)
+        self._metrics.count("outbox_rests", topic=self._hold.topic)
+        chosen_ms = round(self._settings.rest_s * 1000) if rest_ms is None else rest_ms
+        self._store.rest(self._hold, reason=reason, rest_ms=chosen_ms)
+
+    def _say_weak(self, topic: TargetTopic) -> None:
+        self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=topic.topic)
+        if topic.weak is not None:
+            self._say(f"messages may be sent twice after a pause: {topic.weak}", "weak")
+
+    def _say(self, text: str, cause: str) -> None:
+        LOGGER.warning("outbox: topic %r is at least once: %s", self._hold.topic, text)
+        self._metrics.count("outbox_at_least_once", topic=self._hold.topic, cause=cause)
+        self._store.notice(self._hold.topic, text)
+
+    def _count_sent(self, topic: TargetTopic, batch: Batch) -> None:
+        self._sent += len(batch.messages)
+        self._metrics.count("outbox_sent", len(batch.messages), topic=topic.topic)
+        self._metrics.count("outbox_batches", topic=topic.topic)
+
+    def _count_aside(self, topic: TargetTopic, batch: Batch) -> None:
+        if batch.set_aside:
+            LOGGER.warning("outbox: %s messages of topic %r were set aside", batch.set_aside, topic.topic)
+            self._metrics.count("outbox_set_aside", batch.set_aside, topic=topic.topic)
+
+
+def _late(reason: str, topic: TargetTopic) -> str:
+    return (
+        f"{reason}: the batch was over {topic.fence_ms:,} ms old when it came to the broker; "
+        "where this goes on, the clocks of database and brokers differ by more than that"
+    )

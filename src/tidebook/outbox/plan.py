@@ -1,0 +1,80 @@
+"""What the relay decides: which messages of a batch go, which are set aside, and how a message looks in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER, Relayed, TargetTopic
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.sql.port.outbox import Aside, Chosen, SetAside, Waiting, unpack_headers
+
+#: A batch's header, a record's own lengths, and the relay's two headers, at most.
+OVERHEAD_BYTES = 61 + 40 + len(SESSION_HEADER) + len(ID_HEADER) + 2 * 24
+HEADER_OVERHEAD_BYTES = 10
+
+
+def order_key(row: Waiting) -> bytes | None:
+    """What order is kept by: messages that share it also share a partition."""
+    return row.key if row.partition_key is None else row.partition_key
+
+
+def size_bytes(row: Waiting) -> int:
+    """The most that a message can take in the log, uncompressed."""
+    size = len(row.payload or b"") + len(row.key or b"") + OVERHEAD_BYTES
+    if row.headers:
+        size += sum(len(n.encode()) + len(v or b"") + HEADER_OVERHEAD_BYTES for n, v in unpack_headers(row.headers))
+    return size
+
+
+def refusal(row: Waiting, topic: TargetTopic) -> str | None:
+    """Why the log will never take this message, as far as can be told before it is sent."""
+    size = size_bytes(row)
+    if size > topic.limit_bytes:
+        return (
+            f"it takes {size:,} bytes and the topic's max.message.bytes is {topic.limit_bytes:,}: "
+            "raise that and retry, or drop the message"
+        )
+    if topic.needs_key and row.key is None:
+        return "it has no key and the topic is compacted: Kafka refuses it; drop it, or change the topic and retry"
+    return None
+
+
+def aside(row: Waiting, reason: str, settings: OutboxSettings) -> SetAside:
+    """A refused message: tried again later, or parked once it was tried often enough."""
+    tries = row.tries + 1
+    if tries >= settings.park_after_tries:
+        return SetAside(row.id, Aside.PARKED, order_key(row), tries, reason)
+    return SetAside(row.id, Aside.RETRYING, order_key(row), tries, reason, round(settings.rest_s * 1000))
+
+
+def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, settings: OutboxSettings) -> Chosen:
+    """Everything goes but what cannot, and what would pass by an earlier message of its own key."""
+    send: list[Waiting] = []
+    off: list[SetAside] = []
+    stopped = set(held)
+    for row in rows:
+        key = order_key(row)
+        if key is not None and key in stopped:
+            off.append(SetAside(row.id, Aside.HELD, key, row.tries, ""))
+            continue
+        reason = refusal(row, topic)
+        if reason is None:
+            send.append(row)
+            continue
+        refused = aside(row, reason, settings)
+        off.append(refused)
+        if key is not None and (refused.state is Aside.RETRYING or settings.parked == "hold_key"):
+            stopped.add(key)
+    return Chosen(tuple(send), tuple(off))
+
+
+def relayed(rows: Sequence[Waiting], *, session: bytes, outbox: bytes) -> list[Relayed]:
+    """Messages with two identities: the session's, by which a scan finds them, and the outbox's, for consumers."""
+    made = []
+    for row in rows:
+        id = row.id.to_bytes(8, "big")
+        headers: list[tuple[str, str | bytes | None]] = [(SESSION_HEADER, session + id), (ID_HEADER, outbox + id)]
+        if row.headers:
+            headers += unpack_headers(row.headers)
+        made.append(Relayed(row.id, row.key, row.partition_key, row.payload, headers))
+    return made

@@ -1,0 +1,234 @@
+"""The relay: one thread looks for topics with work, N threads relay one topic each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+
+from tidebook.core.clock import Ids, RandomIds
+from tidebook.core.errors import Fenced, TidebookError, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.relay_port import RelayTarget
+from tidebook.outbox.hold import Held
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.stop import Stop
+from tidebook.outbox.wake import Wake
+from tidebook.sql.port.outbox import OutboxDatabase, OutboxStore
+
+LOGGER = logging.getLogger("tidebook.outbox")
+
+#: How long a relay waits before it asks a database again that did not answer.
+AGAIN_S = 1.0
+#: How often it looks after a nudge, which may come before the commit that it tells of.
+SOON_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
+#: How long publishers are asked to call, and how often that is renewed.
+ASLEEP_S = 60.0
+LISTEN_S = 1.0
+
+
+class Relay:
+    """Relays until it is asked to stop. `target` makes the log's side, given the outbox's uuid."""
+
+    def __init__(
+        self,
+        database: OutboxDatabase,
+        target: Callable[[bytes], RelayTarget],
+        settings: OutboxSettings | None = None,
+        *,
+        ids: Ids | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._database = database
+        self._make_target = target
+        self._settings = settings or OutboxSettings()
+        self._ids = ids or RandomIds()
+        self.metrics = metrics or Metrics()
+        self._uuid = self._ids.new()
+        self._stop = Stop()
+        self._wake = Wake()
+        self._work: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._busy: set[str] = set()
+        self._lost: dict[str, bytes] = {}
+        self._suspects: set[str] = set()
+        self._sent = 0
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+
+    def stop(self) -> None:
+        """Ask it to end: the batches in hand are finished, or let go of. Safe in a signal handler."""
+        self._stop.ask(self._settings.stop_s)
+        self._wake.set()
+
+    def run(self, *, once: bool = False) -> int:
+        """Relay until `stop`, or, `once`, until nothing is left that can be sent now; how many messages went."""
+        store = self._connect()
+        if store is None:
+            return 0
+        outbox = store.identity()
+        target = self._make_target(outbox)
+        workers = [
+            threading.Thread(target=self._worker, args=(n, outbox, target), name=f"tidebook-outbox-{n}", daemon=True)
+            for n in range(self._settings.threads)
+        ]
+        listening = threading.Thread(target=self._listen, name="tidebook-outbox-listener", daemon=True)
+        for thread in workers:
+            thread.start()
+        if not once:
+            listening.start()
+        try:
+            self._watch(store, once)
+        finally:
+            self.stop()
+            for _ in workers:
+                self._work.put(None)
+            for thread in workers:
+                thread.join()
+            if not once:
+                listening.join()
+            target.close()
+        if self._failure is not None:
+            raise self._failure
+        return self._sent
+
+    # ---- looking for work
+
+    def _watch(self, store: OutboxStore | None, once: bool) -> None:
+        looks = 0
+        while not self._stop.asked():
+            try:
+                store = store or self._connect()
+                if store is None:
+                    break
+                offered = self._offer(store.topics_waiting())
+            except TidebookError as error:
+                if once:
+                    raise
+                self._again(store, error)
+                store = None
+                continue
+            if once and not offered and not self._busy:
+                break
+            looks = 0 if offered else looks
+            looks = self._sleep(looks)
+        if store is not None:
+            store.close()
+
+    def _offer(self, topics: list[str]) -> int:
+        """Give topics to the workers, each to one at a time."""
+        with self._lock:
+            fresh = [topic for topic in topics if topic not in self._busy]
+            self._busy.update(fresh)
+        for topic in fresh:
+            self._work.put(topic)
+        return len(fresh)
+
+    def _sleep(self, looks: int) -> int:
+        """Sleep until something is published or done; after a nudge, look several times in short order."""
+        if self._wake.nudged and looks < len(SOON_S):
+            self._wake.wait(SOON_S[looks])
+            return looks + 1
+        self._wake.nudged = False
+        self._wake.wait(self._settings.poll_s)
+        return 0
+
+    def _connect(self) -> OutboxStore | None:
+        """A connection, however long it takes; None if the relay is asked to stop first."""
+        first = True
+        while not self._stop.asked():
+            try:
+                return self._database.connect()
+            except Unavailable as error:
+                if first:
+                    LOGGER.warning("outbox: %s", error)
+                first = False
+                self._stop.wait(AGAIN_S)
+        return None
+
+    def _again(self, store: OutboxStore | None, error: TidebookError) -> None:
+        LOGGER.warning("outbox: %s", error)
+        self.metrics.count("outbox_database_failures")
+        if store is not None:
+            store.close()
+        self._stop.wait(AGAIN_S)
+
+    def _listen(self) -> None:
+        """Be called by the database where it can call; else the relay looks every `poll_s`."""
+        while not self._stop.asked():
+            try:
+                listener = self._database.listen()
+                if listener is None:
+                    return
+                try:
+                    while not self._stop.asked():
+                        # Publishers call only while a worker is free: under load nobody pays for calls.
+                        free = len(self._busy) < self._settings.threads
+                        listener.asleep(self._uuid, ASLEEP_S if free else 0)
+                        if listener.wait(LISTEN_S):
+                            self._wake.set()
+                    listener.asleep(self._uuid, 0)
+                finally:
+                    listener.close()
+            except TidebookError as error:
+                LOGGER.info("outbox: not listening: %s", error)
+                self._stop.wait(AGAIN_S)
+
+    # ---- working
+
+    def _worker(self, number: int, outbox: bytes, target: RelayTarget) -> None:
+        owner = f"{socket.gethostname()}:{os.getpid()}:{number}:{self._uuid.hex()[:8]}"
+        store: OutboxStore | None = None
+        try:
+            while (topic := self._work.get()) is not None:
+                if not self._stop.asked():
+                    store = store or self._connect()
+                    if store is not None:
+                        store = self._relay(store, topic, owner, outbox, target)
+                with self._lock:
+                    self._busy.discard(topic)
+                self._wake.set()
+        except BaseException as error:
+            LOGGER.exception("outbox: a relay thread ended")
+            self._failure = error
+            self.stop()
+        finally:
+            if store is not None:
+                store.close()
+
+    def _relay(
+        self, store: OutboxStore, topic: str, owner: str, outbox: bytes, target: RelayTarget
+    ) -> OutboxStore | None:
+        """Hold a topic once; the store to go on with, or None where its connection is broken."""
+        uuid = self._ids.new()
+        held: Held | None = None
+        try:
+            hold = store.try_lock(topic, hold=uuid, owner=owner, again=self._lost.get(topic))
+            if hold is None:
+                return store
+            self._lost.pop(topic, None)
+            held = Held(
+                hold,
+                store,
+                target,
+                self._settings,
+                outbox=outbox,
+                ids=self._ids,
+                metrics=self.metrics,
+                stop=self._stop,
+                suspects=self._suspects,
+            )
+            sent = held.relay()
+            with self._lock:
+                self._sent += sent
+        except Fenced as error:
+            LOGGER.warning("outbox: %s", error)
+            self.metrics.count("outbox_locks_lost", topic=topic)
+        except Unavailable as error:
+            if held is not None:
+                self._lost[topic] = uuid
+            self._again(store, error)
+            return None
+        return store

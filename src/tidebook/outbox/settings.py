@@ -1,0 +1,79 @@
+"""The `[outbox]` section of `tidebook.toml`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.outbox.backend import BackendName
+
+
+class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How messages are published and relayed.
+
+    >>> OutboxSettings(lock_limit_s=60).fence_ms
+    20000
+    """
+
+    #: Where `book.outbox.publish` puts messages: `db`, `kafka`, `kafka_async` or `test`.
+    backend: BackendName = "db"
+
+    #: How Kafka keeps out a relay that was stopped and comes back late.
+    fence: Literal["timestamp", "transaction", "none"] = "timestamp"
+    #: A relay that has given no sign for so long has lost its topic.
+    lock_limit_s: float = 60.0
+    #: How old a batch may be when Kafka takes it (`timestamp`); None: a third of the lock limit. What lies between
+    #: the two is how far the clocks of database and brokers may differ.
+    fence_s: float | None = None
+    #: Whether the relay may set `message.timestamp.before.max.ms` of the topics it sends to.
+    configure_topics: bool = True
+
+    threads: int = 1
+    batch_rows: int = 1000
+    batch_bytes: int = 16_000_000
+    #: After so many full batches a topic lets others have their turn.
+    hold_batches_max: int = 100
+    #: How long a topic rests after an error.
+    rest_s: float = 60.0
+    #: How often a relay looks where nothing wakes it.
+    poll_s: float = 0.5
+    #: How long a relay that is asked to stop may take to finish the batch in hand.
+    stop_s: float = 15.0
+
+    #: How often a message that Kafka can never take is tried before it is parked.
+    park_after_tries: int = 1
+    #: Whether later messages of a parked message's key wait for it, or pass.
+    parked: Literal["hold_key", "skip"] = "hold_key"
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    #: Whether tables that are missing are made when a book's outbox is opened.
+    create_tables: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _ABOVE_ZERO:
+            if getattr(self, name) <= 0:
+                raise InvalidInput(f"[outbox] {name} must be above 0")
+        if self.fence_s is not None and not 0 < self.fence_s <= self.lock_limit_s / 2:
+            raise InvalidInput("[outbox] fence_s must be above 0 and at most half of lock_limit_s")
+
+    @property
+    def lock_limit_ms(self) -> int:
+        return round(self.lock_limit_s * 1000)
+
+    @property
+    def fence_ms(self) -> int:
+        return round((self.fence_s or self.lock_limit_s / 3) * 1000)
+
+
+_ABOVE_ZERO = (
+    "lock_limit_s",
+    "threads",
+    "batch_rows",
+    "batch_bytes",
+    "hold_batches_max",
+    "rest_s",
+    "poll_s",
+    "stop_s",
+    "park_after_tries",
+)

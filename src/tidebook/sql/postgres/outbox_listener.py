@@ -1,0 +1,49 @@
+"""Woken by NOTIFY: publishers call only while a relay sleeps."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from tidebook.core.errors import Unavailable
+
+_ASLEEP = (
+    "INSERT INTO kafka_wake (relay, asleep_until) VALUES (%s, clock_timestamp() + %s * interval '1 second') "
+    "ON CONFLICT (relay) DO UPDATE SET asleep_until = excluded.asleep_until"
+)
+
+
+class PostgresListener:
+    """A connection that listens. `asleep` and `wait` belong to one thread."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        connection.execute("SET synchronous_commit TO off")
+        connection.execute("LISTEN tidebook_outbox")
+        self._schema = str(connection.execute("SELECT current_schema()").fetchone()[0])  # type: ignore[index]
+
+    def asleep(self, relay: bytes, seconds: float) -> None:
+        """Ask publishers to call."""
+        try:
+            if seconds > 0:
+                self._connection.execute(_ASLEEP, (UUID(bytes=relay), seconds))
+            else:
+                self._connection.execute("DELETE FROM kafka_wake WHERE relay = %s", (UUID(bytes=relay),))
+        except psycopg.Error as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a call."""
+        try:
+            called = False
+            for call in self._connection.notifies(timeout=timeout_s, stop_after=1):
+                called = called or call.payload == self._schema
+            return called
+        except psycopg.Error as error:
+            raise Unavailable(f"PostgreSQL: {error}") from error
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._connection.close()

@@ -1,0 +1,82 @@
+"""Where the three databases' SQL differs in words, for the statements that they share."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """Fragments of one dialect. `{0}` stands for a column or a number of milliseconds."""
+
+    #: The database's clock, read when the statement runs.
+    now: str
+    #: So many milliseconds from now.
+    later: str
+    #: So many milliseconds before now.
+    ago: str
+    #: Milliseconds since a column's time.
+    age: str
+    #: A column's time in milliseconds since 1970.
+    epoch: str
+    #: Minutes since 1970.
+    minute: str
+    #: The column `key`, quoted.
+    key: str
+    #: The column `partition`, quoted.
+    partition: str
+    #: How an INSERT of rows that may be there begins and ends.
+    insert_new: tuple[str, str]
+    #: How an INSERT of offsets ends.
+    upsert_offset: str
+    #: Locks the rows that a SELECT finds.
+    for_update: str
+    #: How long a column of bytes is.
+    size: str
+
+
+POSTGRES = Words(
+    now="clock_timestamp()",
+    later="(clock_timestamp() + {0} * interval '1 millisecond')",
+    ago="(clock_timestamp() - {0} * interval '1 millisecond')",
+    age="(extract(epoch FROM clock_timestamp() - {0}) * 1000)::bigint",
+    epoch="(extract(epoch FROM {0}) * 1000)::bigint",
+    minute="(extract(epoch FROM clock_timestamp()) / 60)::bigint",
+    key="key",
+    partition="partition",
+    insert_new=("INSERT", "ON CONFLICT DO NOTHING"),
+    upsert_offset="ON CONFLICT (topic, partition) DO UPDATE SET scan_from = excluded.scan_from",
+    for_update="FOR UPDATE",
+    size="octet_length({0})",
+)
+
+MYSQL = Words(
+    now="UTC_TIMESTAMP(6)",
+    later="(UTC_TIMESTAMP(6) + INTERVAL {0} * 1000 MICROSECOND)",
+    ago="(UTC_TIMESTAMP(6) - INTERVAL {0} * 1000 MICROSECOND)",
+    age="(TIMESTAMPDIFF(MICROSECOND, {0}, UTC_TIMESTAMP(6)) DIV 1000)",
+    epoch="(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0}) DIV 1000)",
+    minute="(TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP()) DIV 60)",
+    key="`key`",
+    partition="`partition`",
+    insert_new=("INSERT IGNORE", ""),
+    upsert_offset="ON DUPLICATE KEY UPDATE scan_from = VALUES(scan_from)",
+    for_update="FOR UPDATE",
+    size="OCTET_LENGTH({0})",
+)
+
+_SQLITE_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
+SQLITE = Words(
+    now=_SQLITE_NOW,
+    later=f"({_SQLITE_NOW} + {{0}})",
+    ago=f"({_SQLITE_NOW} - {{0}})",
+    age=f"({_SQLITE_NOW} - {{0}})",
+    epoch="{0}",
+    minute=f"({_SQLITE_NOW} / 60000)",
+    key='"key"',
+    partition="partition",
+    insert_new=("INSERT OR IGNORE", ""),
+    upsert_offset="ON CONFLICT (topic, partition) DO UPDATE SET scan_from = excluded.scan_from",
+    for_update="",  # the transaction holds the only write lock
+    size="length({0})",
+)
