@@ -17,7 +17,7 @@ from tidebook.outbox.hold import Held
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.stop import Stop
 from tidebook.outbox.wake import Wake
-from tidebook.sql.port.outbox import OutboxDatabase, OutboxStore
+from tidebook.sql.port.outbox import Listener, OutboxDatabase, OutboxStore
 
 LOGGER = logging.getLogger("tidebook.outbox")
 
@@ -28,6 +28,7 @@ SOON_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 #: How long publishers are asked to call, and how often that is renewed.
 ASLEEP_S = 60.0
 LISTEN_S = 1.0
+BUSY_LOOKS = 3
 
 
 class Relay:
@@ -163,18 +164,22 @@ class Relay:
                 if listener is None:
                     return
                 try:
-                    while not self._stop.asked():
-                        # Publishers call only while a worker is free: under load nobody pays for calls.
-                        free = len(self._busy) < self._settings.threads
-                        listener.asleep(self._uuid, ASLEEP_S if free else 0)
-                        if listener.wait(LISTEN_S):
-                            self._wake.set()
-                    listener.asleep(self._uuid, 0)
+                    self._answer(listener)
                 finally:
                     listener.close()
             except TidebookError as error:
                 LOGGER.info("outbox: not listening: %s", error)
                 self._stop.wait(AGAIN_S)
+
+    def _answer(self, listener: Listener) -> None:
+        """Publishers call only while a worker is free now and then: under load nobody pays for calls."""
+        busy_looks = 0
+        while not self._stop.asked():
+            busy_looks = busy_looks + 1 if len(self._busy) >= self._settings.threads else 0
+            listener.asleep(self._uuid, ASLEEP_S if busy_looks < BUSY_LOOKS else 0)
+            if listener.wait(LISTEN_S):
+                self._wake.set()
+        listener.asleep(self._uuid, 0)
 
     # ---- working
 

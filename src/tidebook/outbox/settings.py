@@ -46,7 +46,6 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     park_after_tries: int = 1
     #: Whether later messages of a parked message's key wait for it, or pass.
     parked: Literal["hold_key", "skip"] = "hold_key"
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
     #: Whether tables that are missing are made when a book's outbox is opened.
     create_tables: bool = True
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.outbox.databases import Database, mysql_database, postgres_database, sqlite_database
+from tests.integration.outbox.relaying import Cluster
 from tidebook import outbox
 
 EVERY_DATABASE = [
@@ -48,3 +49,9 @@ def postgres(postgres_url: str) -> Iterator[Database]:
             outbox.create_tables(connection)
             connection.commit()
         yield database
+
+
+@pytest.fixture(scope="session")
+def cluster(kafka_bootstrap: str) -> Cluster:
+    """The real Kafka."""
+    return Cluster(kafka_bootstrap)

@@ -17,7 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
-from tidebook.core.errors import NotFound, Unavailable
+from tidebook.core.errors import InvalidInput, NotFound, Unavailable
+from tidebook.log.kafka.client import common_config
+from tidebook.log.kafka.faults import PASSING, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.log.kafka.relay_channel import (
     KafkaChannel,
     KafkaTransactionChannel,
@@ -25,6 +27,7 @@ from tidebook.log.kafka.relay_channel import (
     transaction_settings,
 )
 from tidebook.log.kafka.relay_scan import scan_range
+from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.relay_port import Found, Scan, TargetTopic
 
 T = TypeVar("T")
@@ -33,18 +36,7 @@ REQUEST_S_MAX = 10.0
 TOPIC_KEPT_S = 60.0
 BEFORE_MAX = "message.timestamp.before.max.ms"
 TYPE = "message.timestamp.type"
-_PASSING = frozenset(
-    {
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-    }
-)
-_UNKNOWN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})
+_TRY_AGAIN = PASSING | {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.CONCURRENT_TRANSACTIONS}
 TRIES_MAX = 20
 TRY_AGAIN_S = 0.1
 PRODUCERS_MAX = 64
@@ -59,22 +51,21 @@ class KafkaTarget:
 
     def __init__(
         self,
-        client: Mapping[str, Any],
+        settings: KafkaSettings,
         *,
         outbox: bytes,
         fence: Literal["timestamp", "transaction", "none"],
         fence_ms: int,
         fence_ms_most: int,
         configure_topics: bool = True,
-        compression: str = "none",
     ) -> None:
-        self._client = dict(client)
+        self._client = common_config(settings)
+        self._compression = settings.compression
         self._outbox = outbox
         self._fence = fence
         self._fence_ms = fence_ms
         self._fence_ms_most = fence_ms_most
         self._configure = configure_topics
-        self._compression = compression
         self._admin = AdminClient(self._client)
         self._topics: dict[str, tuple[float, TargetTopic]] = {}
         self._mine = threading.local()
@@ -129,7 +120,7 @@ class KafkaTarget:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
         try:
             self._ask(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())), topic)
-        except Unavailable as error:
+        except (Unavailable, InvalidInput) as error:
             return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
         return None, self._fence_ms
 
@@ -198,19 +189,19 @@ class KafkaTarget:
 
     def _again(self, ask: Callable[[], T], topic: str) -> T:
         """Ask, and ask again while a leader is on the move."""
-        for tries_left in range(TRIES_MAX - 1, -1, -1):
+        for _ in range(TRIES_MAX):
             try:
                 return ask()
             except KafkaException as error:
-                failure: KafkaError = error.args[0]
-                if failure.code() in _UNKNOWN:
+                failure = kafka_error(error)
+                if failure.code() in UNKNOWN_TOPIC:
                     raise NotFound(f"topic {topic!r} does not exist: create it, and the relay goes on") from error
-                if not tries_left or not (failure.code() in _PASSING or failure.retriable()):
-                    raise Unavailable(f"topic {topic!r}: Kafka: {failure.name()}: {failure.str()}") from error
+                if failure.code() not in _TRY_AGAIN:
+                    raise failed(failure, f"topic {topic!r}") from error
                 time.sleep(TRY_AGAIN_S)
             except TimeoutError as error:
                 raise Unavailable(f"topic {topic!r}: Kafka did not answer for {REQUEST_S_MAX:g} s") from error
-        raise AssertionError("the last try returns or raises")
+        raise Unavailable(f"topic {topic!r}: its leader is on the move")
 
 
 def _forget(producers: dict[str, Producer], name: str) -> None:

@@ -1,0 +1,155 @@
+"""The outbox on MariaDB and MySQL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.constants import CLIENT, ER
+
+from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.sql.migrate.outbox import create_statements
+from tidebook.sql.port.outbox import BatchLimit, Hold, Waiting
+from tidebook.sql.queries.outbox_operation import OperatedOutboxStore
+from tidebook.sql.queries.outbox_relay import RelayStatements
+from tidebook.sql.queries.outbox_store import Row
+from tidebook.sql.queries.outbox_words import MYSQL
+
+CONNECT_S_MAX = 10
+#: How long a statement may wait for a row that somebody else's transaction has changed.
+LOCK_S_MAX = 2
+PORT = 3306
+_STATEMENTS = RelayStatements(MYSQL)
+
+# DISTINCT jumps from topic to topic in the primary key: a probe a topic, however many rows wait.
+_TOPICS_IN_USE = "SELECT DISTINCT topic FROM kafka_messages"
+_TOPICS = f"""\
+SELECT m.topic FROM ({_TOPICS_IN_USE}) m LEFT JOIN kafka_topic_info i ON i.topic = m.topic
+WHERE i.topic IS NULL OR {_STATEMENTS.lockable}
+UNION
+SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable} AND EXISTS (
+    SELECT 1 FROM kafka_parked p WHERE p.topic = i.topic AND p.state = 1 AND p.retry_at <= UTC_TIMESTAMP(6)
+)"""
+
+
+class MysqlOutboxStore(OperatedOutboxStore):
+    """One connection in autocommit, reading what is committed."""
+
+    def __init__(self, connection: Any, *, lock_limit_ms: int, hold_parked: bool) -> None:
+        super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+        self._connection = connection
+        self._run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self._run(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S_MAX}")
+        if "mariadb" in str(connection.get_server_info()).lower():
+            # A relay that stops in the middle of a transaction must not keep the topic's row locked.
+            self._run(f"SET SESSION idle_transaction_timeout = {math.ceil(lock_limit_ms / 1000)}")
+
+    def create_tables(self) -> None:
+        for statement in create_statements("mysql"):
+            self._run(statement)
+
+    def topics_waiting(self) -> list[str]:
+        rows = self._rows(_TOPICS, (self._lock_limit_ms, self._lock_limit_ms))
+        return [str(topic) for (topic,) in rows]
+
+    def _topics_in_use(self) -> list[str]:
+        return [str(topic) for (topic,) in self._rows(_TOPICS_IN_USE)]
+
+    def close(self) -> None:
+        try:
+            self._connection.close()
+        except pymysql.err.Error:
+            pass  # it was closed by the other side
+
+    # ---- the driver's primitives
+
+    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with _translated(), self._connection.cursor() as cursor:
+            cursor.execute(sql, tuple(parameters) or None)
+            return list(cursor.fetchall())
+
+    def _run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        with _translated(), self._connection.cursor() as cursor:
+            return int(cursor.execute(sql, tuple(parameters) or None))
+
+    @contextmanager
+    def _transaction(self, *, durable: bool) -> Iterator[None]:
+        with _translated():
+            self._connection.begin()
+            try:
+                yield
+            except BaseException:
+                self._connection.rollback()
+                raise
+            self._connection.commit()
+
+    def _uuid(self, value: bytes | None) -> bytes | None:
+        return value
+
+    def _select(self, hold: Hold, limit: BatchLimit, rewinds: int) -> list[Waiting]:
+        rows = self._rows(_STATEMENTS.batch, (hold.topic, 0, limit.rows, limit.size_bytes))
+        return [Waiting(*row) for row in rows]
+
+
+class MysqlOutboxDatabase:
+    """Opens connections to one database."""
+
+    def __init__(self, url: str, *, lock_limit_ms: int, hold_parked: bool) -> None:
+        self._parameters = connect_parameters(url)
+        self._lock_limit_ms = lock_limit_ms
+        self._hold_parked = hold_parked
+
+    def connect(self) -> MysqlOutboxStore:
+        with _translated():
+            connection = pymysql.connect(
+                **self._parameters,
+                autocommit=True,
+                binary_prefix=True,
+                charset="utf8mb4",
+                client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it found, changed or not
+                connect_timeout=CONNECT_S_MAX,
+            )
+        return MysqlOutboxStore(connection, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
+
+    def listen(self) -> None:
+        """These databases call nobody: the relay looks."""
+
+
+def connect_parameters(url: str) -> dict[str, Any]:
+    """`mysql://user:password@host:port/database` as pymysql takes it."""
+    parts = urlsplit(url)
+    if parts.scheme.split("+")[0] not in {"mysql", "mariadb"} or not parts.hostname:
+        raise InvalidInput(f"{parts.scheme[:20]!r} is no URL of MySQL: it looks like mysql://user@host:3306/database")
+    parameters: dict[str, Any] = {
+        "host": parts.hostname,
+        "port": parts.port or PORT,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")),
+    }
+    if ca := dict(parse_qsl(parts.query)).get("ssl_ca"):
+        parameters["ssl"] = {"ca": ca}
+    return parameters
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except pymysql.err.Error as error:
+        raise translate(error) from error
+
+
+def translate(error: Exception) -> TidebookError:
+    """What pymysql reports, as Tidebook's own error. A commit whose outcome is unknown is safe: the next hold looks."""
+    code = error.args[0] if error.args else 0
+    told = str(error.args[1]) if len(error.args) > 1 else str(error)
+    if code in {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR}:
+        return Unavailable(f"the outbox's tables are missing or old ({told}): run 'tidebook outbox migrate'")
+    if code in {ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.BAD_DB_ERROR}:
+        return InvalidInput(f"MySQL refused: {told}: check the URL and the rights of its user")
+    return Unavailable(f"MySQL: {told or type(error).__name__}")

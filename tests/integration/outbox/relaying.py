@@ -1,0 +1,177 @@
+"""Relays, topics and what a consumer sees of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.integration.outbox.databases import Database
+from tidebook import outbox
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka.relay_target import KafkaTarget
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.outbox import Message
+from tidebook.outbox.relay import Relay
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.sql.mysql.outbox import MysqlOutboxDatabase
+from tidebook.sql.port.outbox import OutboxDatabase, OutboxStore
+from tidebook.sql.postgres.outbox import PostgresOutboxDatabase
+from tidebook.sql.sqlite.outbox import SqliteOutboxDatabase
+
+WAIT_S_MAX = 60.0
+
+
+class Seen(NamedTuple):
+    """A message as a consumer gets it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: dict[str, Any]
+    timestamp_ms: int
+
+
+class Cluster:
+    """The real Kafka, as tests use it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def topic(self, partitions: int = 3, **config: str) -> str:
+        """A new topic."""
+        name = f"outbox-{uuid.uuid4().hex[:12]}"
+        self.make(name, partitions, **config)
+        return name
+
+    def make(self, name: str, partitions: int = 3, **config: str) -> None:
+        """A topic of this name."""
+        wanted = {key.replace("_", "."): value for key, value in config.items()}
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)])[name].result(30)
+        until(lambda: self._led(name, partitions), "the topic has leaders")
+
+    def _led(self, name: str, partitions: int) -> bool:
+        topic = self.admin.list_topics(name, timeout=10).topics[name]
+        return len(topic.partitions) == partitions and all(p.leader >= 0 for p in topic.partitions.values())
+
+    def read(self, topic: str) -> list[Seen]:
+        """Everything that a reader of committed messages gets, in order within each partition."""
+        config: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "group.id": "test", "enable.auto.commit": False}
+        config |= {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        consumer = Consumer(config)
+        try:
+            partitions = set(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+            ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in partitions}
+            consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+            left = {p for p in partitions if ends[p] > 0}
+            seen: list[Seen] = []
+            while left:
+                batch: list[Any] = consumer.consume(1000, 0.5)
+                for message in batch:
+                    error = message.error()
+                    if error is None:
+                        seen.append(_seen(message))
+                    elif error.code() != KafkaError._PARTITION_EOF:
+                        raise AssertionError(error.str())
+                    elif message.offset() >= ends[message.partition()]:
+                        left.discard(message.partition())
+            return sorted(seen)
+        finally:
+            consumer.close()
+
+    def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
+        """What a relay sends to."""
+        return KafkaTarget(
+            KafkaSettings.read(f"kafka://{self.bootstrap}"),
+            outbox=identity,
+            fence=settings.fence,
+            fence_ms=settings.fence_ms,
+            fence_ms_most=settings.lock_limit_ms // 2,
+            configure_topics=settings.configure_topics,
+        )
+
+    def relay(self, database: Database, settings: OutboxSettings | None = None) -> Relay:
+        """A relay from this database to this cluster."""
+        chosen = settings or OutboxSettings()
+        return Relay(
+            relay_database(database, chosen),
+            lambda identity: self.target(chosen, identity),
+            chosen,
+            metrics=Metrics(),
+        )
+
+
+def _seen(message: Any) -> Seen:
+    headers = dict(message.headers() or ())
+    return Seen(message.partition(), message.offset(), message.key(), message.value(), headers, message.timestamp()[1])
+
+
+def relay_database(database: Database, settings: OutboxSettings) -> OutboxDatabase:
+    """The relay's side of a test's database."""
+    options: dict[str, Any] = {
+        "lock_limit_ms": settings.lock_limit_ms,
+        "hold_parked": settings.parked == "hold_key",
+    }
+    match database.kind:
+        case "postgresql":
+            return PostgresOutboxDatabase(database.url, **options)
+        case "mysql":
+            return MysqlOutboxDatabase(database.url, **options)
+        case _:
+            return SqliteOutboxDatabase(Path(database.url.removeprefix("sqlite:///")), **options)
+
+
+@contextmanager
+def opened_store(database: Database, settings: OutboxSettings | None = None) -> Iterator[OutboxStore]:
+    """One connection of the relay's side."""
+    store = relay_database(database, settings or OutboxSettings()).connect()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def running(relay: Relay) -> Iterator[Relay]:
+    """A relay at work in a thread; stopped, and its failure raised, at the end."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            relay.run()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        thread.join(WAIT_S_MAX)
+        assert not thread.is_alive()
+        assert not failures
+
+
+def publish(database: Database, topic: str, *messages: tuple[bytes | None, bytes]) -> None:
+    """Publish (key, payload) pairs in one committed transaction."""
+    with database.connect() as connection:
+        outbox.publish_list(connection, [Message(topic, payload, key=key) for key, payload in messages])
+        connection.commit()
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX) -> None:
+    """Wait for something that another process or thread does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
