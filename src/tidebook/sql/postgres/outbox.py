@@ -13,6 +13,7 @@ from psycopg import errors
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.sql.migrate.outbox import create_statements
 from tidebook.sql.port.outbox import BatchLimit, Hold, Waiting
+from tidebook.sql.postgres.connect import plain_url
 from tidebook.sql.postgres.outbox_floor import Floors
 from tidebook.sql.postgres.outbox_listener import PostgresListener
 from tidebook.sql.queries.outbox_operation import OperatedOutboxStore
@@ -125,10 +126,7 @@ class PostgresOutboxDatabase:
     """Opens connections to one database."""
 
     def __init__(self, url: str, *, lock_limit_ms: int, hold_parked: bool) -> None:
-        scheme, separator, rest = url.partition("://")
-        if not separator or scheme.split("+")[0] not in {"postgresql", "postgres"}:
-            raise InvalidInput(f"{scheme[:20]!r} is no scheme of PostgreSQL: the URL begins with postgresql://")
-        self._url = f"postgresql://{rest}"
+        self._url = plain_url(url)
         self._lock_limit_ms = lock_limit_ms
         self._hold_parked = hold_parked
         self._floors = Floors()
