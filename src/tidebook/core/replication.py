@@ -59,6 +59,8 @@ class TagRow(msgspec.Struct, frozen=True, gc=False):
 
     place: TagPlace
     id: str
+    #: The life of the journal that the number counts in.
+    incarnation: Position
     tag_seq_nr: int
     event: EventRow
 
@@ -191,7 +193,8 @@ def plan_key(
                 new = _rows(placed, change)
                 rows += new
                 if placed.action.tagged:  # type: ignore[union-attr]
-                    tags += _tag_rows(key, partition, before, new)
+                    assert now is not None
+                    tags += _tag_rows(key, partition, before, now.incarnation, new)
                 dirty = True
             case Deleted():
                 dirty = clear = True
@@ -215,14 +218,16 @@ def plan_key(
     return tuple(writes)
 
 
-def _tag_rows(key: Key, partition: int, before: Head | None, rows: Iterable[EventRow]) -> Iterator[TagRow]:
+def _tag_rows(
+    key: Key, partition: int, before: Head | None, life: Position, rows: Iterable[EventRow]
+) -> Iterator[TagRow]:
     counts = dict(before.tag_counts) if before is not None and before.live else {}
     for row in rows:
         for tag in decode_event(row.kept).tags:
             counts[tag] = counts.get(tag, 0) + 1
             at = row.position
             place = TagPlace(tag, row.time_ms, key.topic, partition, at.offset, row.index, at.epoch)
-            yield TagRow(place, key.id, counts[tag], row)
+            yield TagRow(place, key.id, life, counts[tag], row)
 
 
 def _rows(placed: Placed, change: Appended) -> list[EventRow]:

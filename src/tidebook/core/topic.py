@@ -19,3 +19,5 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
     #: How many partitions the store's `metajournal` table has for the topic.
     segments: int = 512
     limit_bytes: int = 1_000_000
+    #: False from the topic's registration until its log's time was raised to the greatest one of the book.
+    admitted: bool = True

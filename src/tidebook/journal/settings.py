@@ -41,4 +41,5 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             segment_size=self.segment_size,
             segments=self.segments,
             limit_bytes=self.limit_bytes,
+            admitted=False,
         )

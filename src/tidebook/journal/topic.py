@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
+from tidebook.core.action import Mark
 from tidebook.core.errors import Corrupt
 from tidebook.core.key import partition_of
 from tidebook.core.metrics import Metrics
+from tidebook.core.record import encode_record
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
-from tidebook.log.port import Log
+from tidebook.log.port import Log, Outgoing
 from tidebook.store.port import StoreWriter
 
 
@@ -74,7 +78,24 @@ async def open_topic(
             state = await log.create_topic(topic, settings.partitions, limit_bytes=settings.limit_bytes)
         facts = await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
     await check_topic(log, store, topic, facts)
+    if not facts.admitted:
+        facts = await _admit(log, store, topic, facts)
     return OpenTopic(log, store, topic, facts, settings, metrics)
+
+
+async def _admit(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> TopicFacts:
+    """Raise the time of a new topic to the greatest one of the book before anything is appended to it.
+
+    It is registered by now, and holds the horizon of tag queries back. One that did not see it registered has read
+    its pointers before this does, so nothing appended from here on can lie below what it delivered.
+    """
+    pointers = [await store.pointers(each) for each in await store.topics()]
+    most_ms = max((pointer.time_ms for of_topic in pointers for pointer in of_topic.values()), default=0)
+    if most_ms:
+        value = encode_record(Mark(facts.epoch, most_ms), limit_bytes=facts.limit_bytes)
+        numbers = range(facts.partitions)
+        await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
+    return await store.set_facts(topic, msgspec.structs.replace(facts, admitted=True), expected=facts)
 
 
 async def check_topic(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
@@ -113,12 +134,5 @@ async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: Journa
         return await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
     if state.partitions < facts.partitions:
         raise Corrupt(f"topic {topic}: {facts.partitions} partitions are needed and the log has {state.partitions}")
-    wanted = TopicFacts(
-        topic_id=state.topic_id,
-        partitions=facts.partitions,
-        epoch=facts.epoch + 1,
-        segment_size=facts.segment_size,
-        segments=facts.segments,
-        limit_bytes=facts.limit_bytes,
-    )
+    wanted = msgspec.structs.replace(facts, topic_id=state.topic_id, epoch=facts.epoch + 1)
     return await store.set_facts(topic, wanted, expected=facts)

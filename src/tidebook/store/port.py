@@ -10,7 +10,7 @@ import msgspec
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites
+from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
 from tidebook.core.topic import TopicFacts
 
 
@@ -66,7 +66,32 @@ class StoreReader(Protocol):
         ...
 
 
-class StoreWriter(StoreReader, Protocol):
+class TagReader(Protocol):
+    """What queries by tag read."""
+
+    async def tag_rows(
+        self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
+    ) -> Sequence[TagRow]:
+        """The next rows of a tag behind `after`, with from_ms ≤ time < until_ms, in order of their place.
+
+        At most `limit`; empty only where there are none at all. Buckets are the adapter's business.
+        """
+        ...
+
+    def tags(self) -> AsyncIterator[str]:
+        """The tags that have rows, each once, in order."""
+        ...
+
+    async def pointers(self, topic: str) -> Mapping[int, Pointer]:
+        """How far each partition of a topic is replicated; those that never were are absent."""
+        ...
+
+    async def wait_any(self, *, timeout_s: float) -> None:
+        """Wait until some pointer may have moved, or the time ran out."""
+        ...
+
+
+class StoreWriter(StoreReader, TagReader, Protocol):
     """What the pipeline, and the few explicit acts of an app, write."""
 
     async def apply(self, writes: SliceWrites) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tidebook.queue.queues import Queues
     from tidebook.sql.port.queue import QueueSettings
     from tidebook.store.port import StoreWriter
+    from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
 
 
@@ -43,6 +44,7 @@ class Book:
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
+        self._tags: Tags | None = None
         self._wals: dict[str, Wal] = {}
         self._queues: Queues | None = None
 
@@ -74,6 +76,17 @@ class Book:
                 metrics=self.metrics,
             )
         return found
+
+    @property
+    def tags(self) -> Tags:
+        """Streams of events by tag."""
+        from tidebook.tags.settings import TagSettings
+        from tidebook.tags.tags import Tags
+
+        if self._tags is None:
+            settings = options_as(self.settings.section("tags"), "tags", TagSettings)
+            self._tags = Tags(store=self.store, clock=self.clock, settings=settings, metrics=self.metrics)
+        return self._tags
 
     def wal(self, namespace: str) -> Wal:
         """The write-ahead logs of a namespace."""
@@ -133,8 +146,7 @@ class Book:
         await self._stack.aclose()
         self._journals.clear()
         self._wals.clear()
-        self._log = self._store = None
-        self._queues = None
+        self._log = self._store = self._tags = self._queues = None
 
 
 def open(where: str | Path = "./tidebook-data") -> Book:

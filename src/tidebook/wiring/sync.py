@@ -13,6 +13,7 @@ from tidebook.wiring.book import Book, open
 from tidebook.wiring.settings import Settings
 
 if TYPE_CHECKING:
+    from tidebook.tags.sync import SyncTags
     from tidebook.wal.sync import SyncWal
 
 
@@ -38,6 +39,12 @@ class SyncBook:
         from tidebook.wal.sync import SyncWal
 
         return SyncWal(self._portal_open(), self._book.wal(namespace))
+
+    @property
+    def tags(self) -> SyncTags:
+        from tidebook.tags.sync import SyncTags
+
+        return SyncTags(self._portal_open(), self._book.tags)
 
     def _portal_open(self) -> Portal:
         if self._portal is None:

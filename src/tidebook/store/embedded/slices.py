@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from tidebook.core.errors import Fenced
@@ -24,6 +24,9 @@ from tidebook.folder.inbox import Session
 from tidebook.folder.rows import put_rows
 
 POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
+
+#: The wake-up channel of all pointers.
+ANY_POINTER = "store"
 
 
 def channel_of(topic: str, partition: int) -> str:
@@ -60,7 +63,7 @@ def _apply(session: Session, writes: SliceWrites) -> Fenced | None:
     session.connection.execute(
         "INSERT OR REPLACE INTO pointer VALUES (?, ?, ?, ?, ?)", (*at, *position, writes.pointer.time_ms)
     )
-    session.channels.add(channel_of(*at))
+    session.channels.update((channel_of(*at), ANY_POINTER))
     return None
 
 
@@ -69,9 +72,12 @@ def _put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
     # they clear is cleared before it: a clear of a journal takes back the rows before it, and one of events lies
     # below all rows that are still put.
     events: list[Any] = []
+    tags: list[Any] = []
+    progress: list[Any] = []
     heads: list[Any] = []
     for writes in keys:
         rows: list[PutEvents] = []
+        tagged: list[PutTags] = []
         last: PutHead | None = None
         for write in writes:
             match write:
@@ -80,11 +86,13 @@ def _put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
                 case PutHead():
                     last = write
                 case PutTags():
-                    pass  # there are no tag views yet
+                    tagged.append(write)
                 case ClearEvents():
                     _clear_events(session, write)
                 case ClearJournal():
                     rows.clear()
+                    if write.clear_tags:
+                        tagged.clear()
                     _clear_journal(session, write)
                 case _:
                     assert_never(write)
@@ -92,10 +100,15 @@ def _put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
             topic, id = put.key
             for row in put.rows:
                 epoch, offset = row.position
-                events += (topic, id, row.seq_nr, row.timestamp_ms, epoch, offset, row.index, row.kept)
+                events += (topic, id, row.seq_nr, row.timestamp_ms, epoch, offset, row.index, row.time_ms, row.kept)
+        for put_tags in tagged:
+            tags += _tag_values(put_tags)
+            progress += _progress_values(put_tags)
         if last is not None:
             heads += _head(last.key, last.head)
-    put_rows(session.connection, "INSERT OR REPLACE INTO journal VALUES {}", 8, events)
+    put_rows(session.connection, "INSERT OR REPLACE INTO journal VALUES {}", 9, events)
+    put_rows(session.connection, "INSERT OR REPLACE INTO tag_views VALUES {}", 14, tags)
+    put_rows(session.connection, "INSERT OR REPLACE INTO tag_views_progress VALUES {}", 7, progress)
     put_rows(session.connection, "INSERT OR REPLACE INTO metajournal VALUES {}", 5, heads)
 
 
@@ -104,14 +117,34 @@ def _clear_events(session: Session, write: ClearEvents) -> None:
         "DELETE FROM journal WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ?",
         (*write.key, write.above, write.head.delete_to),
     )
+    if write.clear_tags:
+        session.connection.execute(
+            "DELETE FROM tag_views WHERE topic = ? AND id = ? AND seq_nr <= ?", (*write.key, write.head.delete_to)
+        )
 
 
 def _clear_journal(session: Session, write: ClearJournal) -> None:
     session.connection.execute("DELETE FROM journal WHERE topic = ? AND id = ?", write.key)
+    if write.clear_tags:
+        session.connection.execute("DELETE FROM tag_views WHERE topic = ? AND id = ?", write.key)
+        session.connection.execute("DELETE FROM tag_views_progress WHERE topic = ? AND id = ?", write.key)
     session.connection.execute(
         'DELETE FROM snapshot WHERE topic = ? AND id = ? AND (epoch, "offset") <= (?, ?)',
         (*write.key, *write.head.incarnation),
     )
+
+
+def _tag_values(put: PutTags) -> Iterator[Any]:
+    for row in put.rows:
+        at, event = row.place, row.event
+        yield from (at.tag, at.time_ms, at.topic, at.partition, at.offset, at.index, at.epoch, row.id)
+        yield from (*row.incarnation, row.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept)
+
+
+def _progress_values(put: PutTags) -> Iterator[Any]:
+    last = {row.place.tag: row for row in put.rows}
+    for tag, row in last.items():
+        yield from (*put.key, tag, row.tag_seq_nr, row.event.seq_nr, *row.event.position)
 
 
 def _head(key: Key, head: Head) -> tuple[Any, ...]:

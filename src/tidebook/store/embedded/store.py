@@ -15,20 +15,21 @@ from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites
+from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
 from tidebook.core.topic import TopicFacts
 from tidebook.folder.inbox import Run, nothing
 from tidebook.folder.opened import File
 from tidebook.folder.rows import each_row
 from tidebook.store.embedded import changes
-from tidebook.store.embedded.slices import POINTER, apply, channel_of, pointer_of
+from tidebook.store.embedded.slices import ANY_POINTER, POINTER, apply, channel_of, pointer_of
 from tidebook.store.embedded.tables import FILE, SCHEMA
+from tidebook.store.embedded.tag_rows import tag_page
 from tidebook.store.port import Snapshot
 
 PAGE_MAX = 1_000
 PAGE_BYTES_MAX = 8_000_000
 
-_EVENTS = """SELECT seq_nr, kept, time_ms, epoch, "offset", "index" FROM journal
+_EVENTS = """SELECT seq_nr, kept, time_ms, epoch, "offset", "index", log_ms FROM journal
     WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"""
 _SNAPSHOTS = """SELECT seq_nr, payload_type, payload, time_ms FROM snapshot
     WHERE topic = ? AND id = ? AND epoch = ? AND "offset" = ? ORDER BY seq_nr DESC"""
@@ -45,6 +46,7 @@ class EmbeddedStore:
         self._file = File.open(folder, FILE, SCHEMA, metrics=metrics)
         self._database = self._file.database
         self._closed = False
+        self._heard = 0
 
     # What apps read
 
@@ -72,8 +74,8 @@ class EmbeddedStore:
         size_bytes = 0
         try:
             rows = self._database.reader().execute(_EVENTS, (*key, after, to, limit))
-            for seq_nr, kept, time_ms, epoch, offset, index in rows:
-                page.append(EventRow(seq_nr, kept, time_ms, Position(epoch, offset), index))
+            for seq_nr, kept, time_ms, epoch, offset, index, log_ms in rows:
+                page.append(EventRow(seq_nr, kept, time_ms, Position(epoch, offset), index, log_ms))
                 size_bytes += len(kept)
                 if size_bytes > PAGE_BYTES_MAX:
                     break
@@ -118,6 +120,34 @@ class EmbeddedStore:
             if left_s <= 0:
                 return False
             await pings.wait(channel, since=heard, timeout_s=left_s)
+
+    # What queries by tag read
+
+    async def tag_rows(
+        self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
+    ) -> Sequence[TagRow]:
+        """The next rows of a tag behind `after`, in order of their place."""
+        return tag_page(self._database, tag, after, from_ms, until_ms, limit)
+
+    async def tags(self) -> AsyncIterator[str]:
+        """The tags that have rows, each once, in order."""
+        last = ""
+        while rows := self._select("SELECT min(tag) FROM tag_views WHERE tag > ?", (last,)):
+            (last,) = rows[0]
+            if last is None:
+                return
+            yield last
+
+    async def pointers(self, topic: str) -> Mapping[int, Pointer]:
+        """How far each partition of a topic is replicated."""
+        sql = 'SELECT partition, epoch, "offset", time_ms FROM pointer WHERE topic = ?'
+        return {row[0]: Pointer(Position(row[1], row[2]), row[3]) for row in self._select(sql, (topic,))}
+
+    async def wait_any(self, *, timeout_s: float) -> None:
+        """Wait until some pointer may have moved, or the time ran out."""
+        pings = self._file.pings
+        await pings.wait(ANY_POINTER, since=self._heard, timeout_s=timeout_s)
+        self._heard = pings.count(ANY_POINTER)
 
     # What the pipeline, and the few explicit acts of an app, write
 

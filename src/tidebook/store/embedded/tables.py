@@ -32,8 +32,40 @@ SCHEMA: Final = Schema(
             epoch INTEGER NOT NULL,
             "offset" INTEGER NOT NULL,
             "index" INTEGER NOT NULL,
+            log_ms INTEGER NOT NULL,
             kept BLOB NOT NULL,
             PRIMARY KEY (topic, id, seq_nr)
+        ) WITHOUT ROWID;
+
+        -- One stream a tag, ordered by the log's time and then by where the log has the record.
+        CREATE TABLE tag_views (
+            tag TEXT NOT NULL,
+            log_ms INTEGER NOT NULL,
+            topic TEXT NOT NULL,
+            partition INTEGER NOT NULL,
+            "offset" INTEGER NOT NULL,
+            "index" INTEGER NOT NULL,
+            epoch INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            life_epoch INTEGER NOT NULL,
+            life_offset INTEGER NOT NULL,
+            tag_seq_nr INTEGER NOT NULL,
+            seq_nr INTEGER NOT NULL,
+            time_ms INTEGER NOT NULL,
+            kept BLOB NOT NULL,
+            PRIMARY KEY (tag, log_ms, topic, partition, "offset", "index", epoch)
+        ) WITHOUT ROWID;
+        CREATE INDEX tag_views_by_journal ON tag_views (topic, id, seq_nr);
+
+        CREATE TABLE tag_views_progress (
+            topic TEXT NOT NULL,
+            id TEXT NOT NULL,
+            tag TEXT NOT NULL,
+            tag_seq_nr INTEGER NOT NULL,
+            seq_nr INTEGER NOT NULL,
+            epoch INTEGER NOT NULL,
+            "offset" INTEGER NOT NULL,
+            PRIMARY KEY (topic, id, tag)
         ) WITHOUT ROWID;
 
         CREATE TABLE pointer (

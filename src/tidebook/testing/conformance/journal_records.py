@@ -87,7 +87,7 @@ def truth_of(steps: Sequence[Step], facts: TopicFacts, *, start: int = 0) -> dic
             case Appended(first=first):
                 assert isinstance(action, Append)
                 for i, event in enumerate(unpack_events(action.body)):
-                    kept[first + i] = EventRow(first + i, event, record.timestamp_ms, at, i)
+                    kept[first + i] = EventRow(first + i, event, record.timestamp_ms, at, i, record.timestamp_ms)
             case _:
                 pass
     return {id: Truth(head, _visible(head, rows[id])) for id, head in heads.items()}

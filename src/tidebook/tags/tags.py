@@ -1,0 +1,76 @@
+"""Events by tag: live, ordered, gap-free streams across journals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
+
+from tidebook.core.clock import Clock
+from tidebook.core.errors import InvalidInput
+from tidebook.core.metrics import Metrics
+from tidebook.core.replication import TagPlace
+from tidebook.store.port import StoreWriter
+from tidebook.tags.event import TaggedEvent, tagged_event
+from tidebook.tags.horizon import read_horizon
+from tidebook.tags.offset import beginning
+from tidebook.tags.settings import TagSettings
+
+
+class Tags:
+    """Streams by tag over all topics of a book."""
+
+    def __init__(
+        self, *, store: StoreWriter, clock: Clock, settings: TagSettings | None = None, metrics: Metrics | None = None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings or TagSettings()
+        self._metrics = metrics or Metrics()
+        self._first_ms = _moment_ms(self._settings.first_time_bucket)
+
+    def read(
+        self,
+        tag: str,
+        *,
+        after: str | datetime | None = None,
+        follow: bool = False,
+        topics: Iterable[str] | None = None,
+    ) -> AsyncIterator[TaggedEvent]:
+        """The events of a tag behind `after`, in one order for everybody; with `follow` it goes on as they come.
+
+        `after` is an event's `tag_offset`, a moment, or None for the beginning. Only what is below the horizon is
+        delivered, so nothing can arrive late; `topics` narrows both the stream and the horizon.
+        """
+        if type(tag) is not str or not tag:
+            raise InvalidInput("a tag is a text that is not empty")
+        place, from_ms = beginning(tag, after, self._first_ms)
+        return self._below_horizon(tag, place, from_ms, follow, None if topics is None else frozenset(topics))
+
+    async def _below_horizon(
+        self, tag: str, place: TagPlace | None, from_ms: int, follow: bool, topics: frozenset[str] | None
+    ) -> AsyncIterator[TaggedEvent]:
+        while True:
+            horizon = await read_horizon(self._store, topics)
+            self._metrics.gauge("tags_horizon_lag_seconds", (self._clock.now_ms() - horizon.time_ms) / 1000, tag=tag)
+            while rows := await self._store.tag_rows(
+                tag, after=place, from_ms=from_ms, until_ms=horizon.time_ms, limit=self._settings.page_events
+            ):
+                for row in rows:
+                    place = row.place
+                    if topics is None or place.topic in topics:
+                        yield tagged_event(row)
+            if not follow:
+                return
+            await self._store.wait_any(timeout_s=self._settings.poll_s)
+
+    def list(self) -> AsyncIterator[str]:
+        """The tags that have events, each once, in order."""
+        return self._store.tags()
+
+
+def _moment_ms(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(f"[tags] first_time_bucket: {text!r} is no ISO date") from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
