@@ -70,7 +70,7 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
             case PutTags():
                 pass  # the tables of tags come with the tags' own part
             case PutTags():
-                pass  # there are no tag views yet
+                pass  # by tag and bucket, over all journals: `tag_batches`
             case ClearEvents():
                 yield from clear_events(write)
             case ClearJournal():
@@ -90,7 +90,7 @@ def event_batches(write: PutEvents) -> Iterator[Batch]:
             cell = encode_row(row)
             values = [id, topic, segment, row.seq_nr, cell, write_stamp(row.position)]
             statements.append((len(cell) + len(id) + _ROW_BYTES, Statement(cql.PUT_EVENT, values)))
-        yield from _bounded(statements)
+        yield from bounded(statements)
 
 
 def head_batches(writes: Iterable[PutHead], segments: int) -> Iterator[Batch]:
@@ -103,7 +103,7 @@ def head_batches(writes: Iterable[PutHead], segments: int) -> Iterator[Batch]:
         statement = Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data))
         by_segment.setdefault((topic, segment), []).append((len(data) + len(id) + _HEAD_ROW_BYTES, statement))
     for sized in by_segment.values():
-        yield from _bounded(sized)
+        yield from bounded(sized)
 
 
 def _head_values(key: Key, segment: int, head: Head, data: bytes) -> list[Any]:
@@ -163,7 +163,8 @@ def unpark(parked: Parked) -> Statement:
     return Statement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
 
 
-def _bounded(sized: Iterable[tuple[int, Statement]]) -> Iterator[Batch]:
+def bounded(sized: Iterable[tuple[int, Statement]]) -> Iterator[Batch]:
+    """Statements of one partition in batches that are bounded by bytes and rows."""
     batch: Batch = []
     batch_bytes = 0
     for size, statement in sized:

@@ -50,4 +50,18 @@ MIGRATIONS: Final = (
             f"PRIMARY KEY ((topic, partition), epoch, log_offset)) WITH {_TIERED} AND {_GRACE}",
         ),
     ),
+    Migration(
+        "tags",
+        (
+            "CREATE TABLE IF NOT EXISTS tag_views ("
+            "tag text, bucket bigint, log_ms bigint, topic text, partition int, log_offset bigint, idx int, epoch int, "
+            "event blob, PRIMARY KEY ((tag, bucket), log_ms, topic, partition, log_offset, idx, epoch)) "
+            f"WITH {_TIERED} AND {_GRACE}",
+            "CREATE TABLE IF NOT EXISTS tag_buckets ("
+            f"tag text, bucket bigint, PRIMARY KEY ((tag), bucket)) WITH {_LEVELED} AND {_GRACE}",
+            "CREATE TABLE IF NOT EXISTS tag_views_progress ("
+            "topic text, id text, tag text, tag_seq_nr bigint, seq_nr bigint, epoch int, log_offset bigint, "
+            f"PRIMARY KEY ((topic, id), tag)) WITH {_LEVELED} AND {_GRACE}",
+        ),
+    ),
 )

@@ -22,10 +22,32 @@ EVENTS: Final = (
 CLEAR_EVENTS: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr <= ?"
 CLEAR_SEGMENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ?"
 
+# Tag rows.
+PUT_TAG: Final = (
+    "INSERT INTO tag_views (tag, bucket, log_ms, topic, partition, log_offset, idx, epoch, event) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+_TAG_ROW: Final = "tag = ? AND bucket = ? AND log_ms = ? AND topic = ? AND partition = ? AND log_offset = ? AND idx = ?"
+CLEAR_TAG: Final = f"DELETE FROM tag_views USING TIMESTAMP ? WHERE {_TAG_ROW} AND epoch = ?"
+_TAG_PLACE: Final = "log_ms, topic, partition, log_offset, idx, epoch"
+TAG_ROWS: Final = (
+    f"SELECT {_TAG_PLACE}, event FROM tag_views WHERE tag = ? AND bucket = ? "
+    f"AND ({_TAG_PLACE}) > (?, ?, ?, ?, ?, ?) AND (log_ms) < (?) LIMIT ?"
+)
+PUT_TAG_BUCKET: Final = "INSERT INTO tag_buckets (tag, bucket) VALUES (?, ?) USING TIMESTAMP ?"
+TAG_BUCKETS: Final = "SELECT bucket FROM tag_buckets WHERE tag = ? AND bucket > ? LIMIT ?"
+TAGS: Final = "SELECT DISTINCT tag FROM tag_buckets"
+PUT_TAG_PROGRESS: Final = (
+    "INSERT INTO tag_views_progress (topic, id, tag, tag_seq_nr, seq_nr, epoch, log_offset) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+CLEAR_TAG_PROGRESS: Final = "DELETE FROM tag_views_progress USING TIMESTAMP ? WHERE topic = ? AND id = ?"
+
 # Pointers.
 PUT_POINTER: Final = (
     "INSERT INTO pointer (topic, partition, epoch, log_offset, time_ms) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
+POINTERS: Final = "SELECT partition, epoch, log_offset, time_ms FROM pointer WHERE topic = ?"
 POINTER: Final = "SELECT epoch, log_offset, time_ms FROM pointer WHERE topic = ? AND partition = ?"
 
 # Snapshots. Saved and deleted by the clock, cleared for good by the log: a derived stamp lies above every clock.

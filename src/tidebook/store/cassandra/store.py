@@ -13,7 +13,7 @@ from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites
+from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
 from tidebook.core.segments import head_segment
 from tidebook.core.topic import TopicFacts
 from tidebook.store.cassandra import statements as cql
@@ -23,6 +23,7 @@ from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpa
 from tidebook.store.cassandra.scan import EventPages, each_segment
 from tidebook.store.cassandra.session import SINGLES_PER_BATCH, Session, connect
 from tidebook.store.cassandra.settings import CassandraSettings
+from tidebook.store.cassandra.tag_views import TagViews
 from tidebook.store.port import Snapshot
 
 FACTS: Final = "facts"
@@ -61,6 +62,7 @@ class CassandraStore:
         self._metrics = metrics
         self._pages = EventPages(session, metrics)
         self._segments: dict[str, int] = {}
+        self._tags = TagViews(session, self._pages, self.setting, metrics)
         #: The one way in which slices are written; tests put themselves between to hold single writes.
         self.write: Callable[[Batch], Awaitable[None]] = session.write
 
@@ -144,6 +146,25 @@ class CassandraStore:
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, POLL_MAX_S)
 
+    async def tag_rows(
+        self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
+    ) -> Sequence[TagRow]:
+        return await self._tags.rows(tag, after, from_ms, until_ms, limit)
+
+    async def tags(self) -> AsyncIterator[str]:
+        for tag in await self._tags.names():
+            yield tag
+
+    async def pointers(self, topic: str) -> Mapping[int, Pointer]:
+        found = {}
+        for row in await self._session.read(cql.POINTERS, [topic]):
+            partition, epoch, offset, time_ms = row.as_tuple()
+            found[partition] = Pointer(Position(epoch, offset), time_ms)
+        return found
+
+    async def wait_any(self, *, timeout_s: float) -> None:
+        await self._tags.pause(timeout_s)
+
     # Writing
 
     async def apply(self, writes: SliceWrites) -> None:
@@ -151,8 +172,11 @@ class CassandraStore:
         if segments is None:
             raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
         began = asyncio.get_running_loop().time()
+        at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
+        for batches in await self._tags.rounds_of(writes):
+            await each(self.write, batches, at_once=at_once)
         for batches in rounds_of(writes, segments):
-            await each(self.write, batches, at_once=self._settings.in_flight_max * SINGLES_PER_BATCH)
+            await each(self.write, batches, at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:

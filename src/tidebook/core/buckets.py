@@ -1,0 +1,57 @@
+"""Time buckets: how a tag's stream is cut into partitions of the store, and how that cut may change."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import msgspec
+
+from tidebook.core.errors import Corrupt, InvalidInput
+
+SIZES_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
+#: A change takes effect at least this far ahead of all that was written.
+LEAD_MS: Final = 60_000
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """From this time of the log on, buckets have this size."""
+
+    from_ms: int
+    size: str
+
+
+class Buckets(msgspec.Struct, frozen=True):
+    """The history of bucket sizes; the first one holds from the beginning of time."""
+
+    changes: tuple[Change, ...] = (Change(0, "hour"),)
+
+    def start(self, time_ms: int) -> int:
+        """The bucket of a time, named by when it begins. Buckets of growing times never go back."""
+        change = self.changes[max(0, bisect_right(self.changes, time_ms, key=lambda each: each.from_ms) - 1)]
+        size_ms = SIZES_MS[change.size]
+        return max(time_ms // size_ms * size_ms, change.from_ms)
+
+    def changed(self, size: str, *, from_ms: int) -> Buckets:
+        """The same with another size from a time on, which must lie behind all changes so far."""
+        if size not in SIZES_MS:
+            raise InvalidInput(f"a bucket is one {', one '.join(SIZES_MS)}, not {size!r}")
+        if from_ms <= self.changes[-1].from_ms:
+            raise InvalidInput(f"a change at {from_ms} must come after the last one, at {self.changes[-1].from_ms}")
+        return Buckets((*self.changes, Change(from_ms, size)))
+
+
+def encode_buckets(buckets: Buckets) -> str:
+    """The history as the setting has it."""
+    return msgspec.json.encode(buckets.changes).decode()
+
+
+def decode_buckets(text: str) -> Buckets:
+    """Undo `encode_buckets`."""
+    try:
+        changes = msgspec.json.decode(text, type=tuple[Change, ...])
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the history of bucket sizes is damaged: {error}") from error
+    if not changes or any(each.size not in SIZES_MS for each in changes):
+        raise Corrupt(f"the history of bucket sizes is damaged: {text[:200]}")
+    return Buckets(changes)
