@@ -82,7 +82,11 @@ class Queue:
 
     def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
         """Add an entry inside your own sync transaction, without await; the queue must have been opened before."""
-        return self._service.put_in(transaction, self.name, [Entry(data=data, **entry)])
+        return self.put_many_in(transaction, [Entry(data=data, **entry)])
+
+    def put_many_in(self, transaction: object, entries: Sequence[Entry]) -> Put:
+        """Add entries inside your own sync transaction, without await; the queue must have been opened before."""
+        return self._service.put_in(transaction, self.name, entries)
 
     async def open(self) -> Queue:
         """Make the queue where it is missing, and return it."""

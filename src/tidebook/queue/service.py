@@ -14,7 +14,7 @@ from tidebook.queue.entry import Entry, merged, new_entry
 from tidebook.queue.hooks import Announcer, Hooks
 from tidebook.queue.keeper import Keeper
 from tidebook.queue.waker import Waker
-from tidebook.sql.port.queue import Claimed, Outcome, Put, QueueRef, QueueSettings, QueueStore
+from tidebook.sql.port.queue import ENTRIES_MAX, Claimed, Outcome, Put, QueueRef, QueueSettings, QueueStore
 
 OpenStore = Callable[[], Awaitable[QueueStore]]
 
@@ -93,10 +93,13 @@ class Service:
             raise InvalidInput(f"queue {name!r} is not open yet: await queue.open() once, then put into it")
         check = self.checker(name)
         new = merged([new_entry(entry, check(entry.data), self.ids) for entry in entries])
-        put = store.put_within(transaction, ref, new, inserted_at=self.clock.now_ms())
-        if not isinstance(put, Put):
-            raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
-        return put
+        inserted_at, total = self.clock.now_ms(), Put(0, 0, 0)
+        for at in range(0, len(new), ENTRIES_MAX):
+            put = store.put_within(transaction, ref, new[at : at + ENTRIES_MAX], inserted_at=inserted_at)
+            if not isinstance(put, Put):
+                raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
+            total = Put(total.inserted + put.inserted, total.merged + put.merged, put.now_ms)
+        return total
 
     def told(self, ref: QueueRef, at_ms: int, now_ms: int, asked_at: float) -> None:
         """Something was put here."""

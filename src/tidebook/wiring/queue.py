@@ -55,7 +55,9 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
 async def _open_store(settings: Settings, options: QueueOptions, *, clock: Clock, metrics: Metrics) -> QueueStore:
     section = settings.section("sql")
     if section.url is None:
-        raise InvalidInput("a queue needs [sql] url = 'postgresql://…' in tidebook.toml")
+        from tidebook.sql.sqlite.queue import SqliteQueues
+
+        return SqliteQueues(settings.folder, clock=clock, metrics=metrics)
     if scheme(section.url) in {"postgresql", "postgres"}:
         adapter = extra("tidebook.sql.postgres.queue", "postgres")
         store: QueueStore = await adapter.PostgresQueues.open(

@@ -13,6 +13,8 @@ from tidebook.wiring.book import Book, open
 from tidebook.wiring.settings import Settings
 
 if TYPE_CHECKING:
+    from tidebook.queue.sync import SyncQueue
+    from tidebook.sql.port.queue import QueueSettings
     from tidebook.tags.sync import SyncTags
     from tidebook.wal.sync import SyncWal
 
@@ -45,6 +47,11 @@ class SyncBook:
         from tidebook.tags.sync import SyncTags
 
         return SyncTags(self._portal_open(), self._book.tags)
+
+    def queue(self, name: str, *, settings: QueueSettings | None = None) -> SyncQueue:
+        from tidebook.queue.sync import SyncQueue
+
+        return SyncQueue(self._portal_open(), self._book.queue(name, settings=settings))
 
     def _portal_open(self) -> Portal:
         if self._portal is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tidebook.sql.port.queue import QueueStore
@@ -45,6 +47,13 @@ class LeaseCases(QueueBase):
         b = next(taken for taken in newer if taken.name == "b")
         assert await desk.finish(lost, b) == [False, True]
         assert (await desk.store.counts(desk.ref)).processing == 1
+
+    async def test_a_lost_done_and_a_held_one_at_one_time_are_told_apart(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k")
+        lost = await desk.take()
+        holder = await run_out(desk, advance)
+        results = tuple(await asyncio.gather(desk.finish(lost), desk.finish(holder), desk.finish(lost)))
+        assert results == ([False], [True], [False])
 
     async def test_a_lease_that_ran_out_is_handed_out_again_and_counted(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")

@@ -1,0 +1,84 @@
+"""Queues for threads without a loop: the same names, without await, over the one async body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from tidebook.core.portal import Portal
+from tidebook.queue.entry import Date, Entry
+from tidebook.queue.flag import DeadLetter
+from tidebook.queue.job import Job
+from tidebook.queue.listed import Listed, Status
+from tidebook.queue.priority import DEFAULT
+from tidebook.queue.queue import Queue
+from tidebook.sql.port.queue import Outcome, Put
+
+
+class SyncQueue:
+    """One queue of a book; see `Queue` for what each name does."""
+
+    def __init__(self, portal: Portal, queue: Queue) -> None:
+        self._portal = portal
+        self._queue = queue
+        self.name = queue.name
+
+    def put(
+        self,
+        data: Any,
+        *,
+        key: str | None = None,
+        priority: int = DEFAULT,
+        process_at: Date = None,
+        expires_at: Date = None,
+        transaction: object = None,
+    ) -> Put:
+        entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
+        return self.put_many([entry], transaction=transaction)
+
+    def put_many(self, entries: Iterable[Entry], *, transaction: object = None) -> Put:
+        if transaction is None:
+            return self._portal.run(self._queue.put_many(entries))
+        self._portal.run(self._queue.open())
+        # In the caller's own thread, where the connection belongs.
+        return self._queue.put_many_in(transaction, list(entries))
+
+    def open(self) -> SyncQueue:
+        self._portal.run(self._queue.open())
+        return self
+
+    def claim(self, limit: int = 1, lease: timedelta | float | None = None) -> list[Job]:
+        return self._portal.run(self._queue.claim(limit, lease))
+
+    def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
+        self._portal.run(self._queue.heartbeat(jobs, lease))
+
+    def done(self, jobs: Job | Sequence[Job]) -> None:
+        self._portal.run(self._queue.done(jobs))
+
+    def fail(
+        self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
+    ) -> list[Outcome]:
+        return self._portal.run(self._queue.fail(jobs, delay=delay, reason=reason))
+
+    def listen(self) -> Iterator[datetime]:
+        return self._portal.iterate(self._queue.listen())
+
+    def entries(self, limit: int = 100) -> list[Listed]:
+        return self._portal.run(self._queue.entries(limit))
+
+    def status(self) -> Status:
+        return self._portal.run(self._queue.status())
+
+    def flags(self, limit: int = 100) -> list[DeadLetter]:
+        return self._portal.run(self._queue.flags(limit))
+
+    def retry(self, flag: int) -> None:
+        self._portal.run(self._queue.retry(flag))
+
+    def edit(self, flag: int, data: Any) -> None:
+        self._portal.run(self._queue.edit(flag, data))
+
+    def drop(self, flag: int) -> None:
+        self._portal.run(self._queue.drop(flag))

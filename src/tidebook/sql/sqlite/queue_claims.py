@@ -1,0 +1,165 @@
+"""Claiming, heartbeats and finishing: what the writer does for those who work.
+
+Rows come out as one JSON value: each step of a statement lets go of the interpreter's lock, and a busy loop's thread
+gives it back late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import apsw
+import msgspec
+
+from tidebook.core.clock import Clock
+from tidebook.folder.writer import Session
+from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, Held, QueueRef
+from tidebook.sql.sqlite.queue_puts import channel_of
+from tidebook.sql.sqlite.queue_runouts import run_out
+
+_ROW = """json_array(e.id, hex(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at, e.process_at,
+    e.expires_at, e.kind, hex(e.data))"""
+_NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
+    ORDER BY priority LIMIT 1"""
+_PICK = f"""SELECT json_group_array(row) FROM (SELECT {_ROW} AS row FROM entry AS e INDEXED BY entry_order
+    WHERE e.queue = ?1 AND e.status = 'W' AND e.priority = ?2 AND e.process_at <= ?3 AND e.expires_at > ?3
+    AND (e.key IS NULL OR NOT ?4 OR NOT EXISTS (SELECT 1 FROM entry AS h INDEXED BY entry_held
+        WHERE h.queue = ?1 AND h.status = 'P' AND h.keyhash = e.keyhash))
+    ORDER BY e.process_at, e.id LIMIT ?5)"""
+_ANY_RUN_OUT = (
+    "SELECT 1 FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P' AND lease_until <= ? LIMIT 1"
+)
+_NEXT_RUN_OUT = """SELECT min(priority) FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND lease_until = 0 AND priority >= ?"""
+_PICK_RUN_OUT = f"""SELECT json_group_array(row) FROM (SELECT {_ROW} AS row FROM entry AS e INDEXED BY entry_lease
+    WHERE e.queue = ? AND e.status = 'P' AND e.lease_until = 0 AND e.priority = ? AND e.expires_at > ?
+    ORDER BY e.process_at, e.id LIMIT ?)"""
+_TAKE = """UPDATE entry SET status = 'P', token = ?, started_at = ?, lease_until = ?, serial = ?
+    WHERE id IN (SELECT value FROM json_each(?))"""
+# What is asked for, as [id, token, keyhash]: an id whose token is another's is left alone.
+_FIND = """SELECT json_group_array(asked.key), json_group_array(e.id), max(e.key IS NOT NULL AND EXISTS (
+        SELECT 1 FROM entry AS w INDEXED BY entry_waiting
+        WHERE w.queue = e.queue AND w.status = 'W' AND w.keyhash = e.keyhash))
+    FROM json_each(?) AS asked CROSS JOIN entry AS e ON e.id = asked.value ->> 0
+    WHERE e.status = 'P' AND e.token = unhex(asked.value ->> 1) AND e.keyhash = unhex(asked.value ->> 2)"""
+_DELETE = "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))"
+_EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
+
+_encode = msgspec.json.Encoder().encode
+_Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str]
+_decode_row = msgspec.json.Decoder(_Row).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """Who wants how many, for how long."""
+
+    queue: QueueRef
+    limit: int
+    lease_ms: int
+    token: bytes
+
+
+class Hold(msgspec.Struct, frozen=True, gc=False):
+    """Entries that somebody says he holds."""
+
+    queue: QueueRef
+    held: Sequence[Held]
+    lease_ms: int = 0
+
+
+class Claims:
+    """Hands entries out, extends their leases and takes them back."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def claim(self, session: Session, claims: Sequence[Claim]) -> list[list[Claimed]]:
+        """Each claim in turn."""
+        return [self._claim(session.connection, claim) for claim in claims]
+
+    def _claim(self, connection: apsw.Connection, claim: Claim) -> list[Claimed]:
+        now_ms, ref = self._clock.now_ms(), claim.queue
+        any_run_out = connection.execute(_ANY_RUN_OUT, (ref.id, now_ms)).fetchone() is not None
+        if any_run_out:
+            run_out(connection, ref, now_ms)
+        found: list[Claimed] = []
+        lowest = 0
+        while len(found) < claim.limit:
+            left = claim.limit - len(found)
+            priority, here = _next(connection, ref.id, lowest, run_out=any_run_out)
+            if priority is None or (priority >= SLOW_PRIORITY and found and found[0].priority < SLOW_PRIORITY):
+                break
+            if here:
+                found += self._take(connection, claim, now_ms, _PICK_RUN_OUT, (ref.id, priority, now_ms, left))
+                left = claim.limit - len(found)
+            serial = not ref.settings.parallel_keys
+            found += self._take(connection, claim, now_ms, _PICK, (ref.id, priority, now_ms, serial, left))
+            lowest = priority + 1
+        found.sort(key=attrgetter("priority", "process_at", "id"))
+        return found
+
+    def _take(
+        self, connection: apsw.Connection, claim: Claim, now_ms: int, pick: str, parameters: tuple[Any, ...]
+    ) -> list[Claimed]:
+        text: str = connection.execute(pick, parameters).get
+        if text == "[]":
+            return []
+        rows = [_decode_row(each) for each in _decode_texts(text)]
+        until = now_ms + claim.lease_ms
+        serial = None if claim.queue.settings.parallel_keys else 1
+        ids = _encode([row[0] for row in rows]).decode()
+        connection.execute(_TAKE, (claim.token, now_ms, until, serial, ids))
+        return [
+            Claimed(id, id, bytes.fromhex(hash_), key, priority, timeouts, format, inserted_at, process_at, expires_at,
+                now_ms, until, kind, bytes.fromhex(data))
+            for id, hash_, key, priority, timeouts, format, inserted_at, process_at, expires_at, kind, data in rows
+        ]  # fmt: skip
+
+    def finish(self, session: Session, holds: Sequence[Hold]) -> list[set[Held]]:
+        """Delete what is held, many holds in one statement."""
+        connection = session.connection
+        asked = [each for hold in holds for each in hold.held]
+        places, ids, sibling = _find(connection, asked)
+        connection.execute(_DELETE, (ids,))
+        if sibling:  # somebody may sleep though work is due, since its key was held
+            session.channels.update(channel_of(hold.queue.id) for hold in holds)
+        gone = {asked[place] for place in _decode_ids(places)}
+        finished: list[set[Held]] = []
+        for hold in holds:
+            finished.append(gone.intersection(hold.held))
+            gone -= finished[-1]  # what is named twice was the first one's
+        return finished
+
+    def heartbeat(self, session: Session, holds: Sequence[Hold]) -> list[dict[Held, int]]:
+        """Extend what is held."""
+        now_ms = self._clock.now_ms()
+        kept: list[dict[Held, int]] = []
+        for hold in holds:
+            places, ids, _ = _find(session.connection, hold.held)
+            until = now_ms + hold.lease_ms
+            session.connection.execute(_EXTEND, (until, ids))
+            kept.append({hold.held[place]: until for place in _decode_ids(places)})
+        return kept
+
+
+def _next(connection: apsw.Connection, queue: int, lowest: int, *, run_out: bool) -> tuple[int | None, bool]:
+    """The next priority that has entries, and whether a lease that ran out is among them."""
+    waiting: int | None = connection.execute(_NEXT_PRIORITY, (queue, lowest)).get
+    if not run_out:
+        return waiting, False
+    out: int | None = connection.execute(_NEXT_RUN_OUT, (queue, lowest)).get
+    if out is None or (waiting is not None and waiting < out):
+        return waiting, False
+    return out, True
+
+
+def _find(connection: apsw.Connection, held: Sequence[Held]) -> tuple[str, str, int | None]:
+    """Which of them are held: their places and their ids, as JSON, and whether an entry waits for one of the keys."""
+    asked = _encode([(each.slot, each.token.hex(), each.keyhash.hex()) for each in held]).decode()
+    found: Any = connection.execute(_FIND, (asked,)).fetchone()
+    places, ids, sibling = found
+    return places, ids, sibling

@@ -1,0 +1,137 @@
+"""Leases that ran out, failed entries and expired ones: what goes back to wait, dies, or disappears."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from tidebook.core.clock import Clock
+from tidebook.folder.writer import Session
+from tidebook.sql.port.queue import NEVER_MS, Failure, Outcome, QueueRef, Swept
+from tidebook.sql.sqlite.queue_puts import channel_of
+
+RUN_OUTS_MAX = 500
+EXPIRED_MAX = 2_000
+
+_RUN_OUT = """SELECT id, timeouts, expires_at FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND lease_until BETWEEN 1 AND ? ORDER BY lease_until LIMIT ?"""
+_COUNTED = "UPDATE entry SET lease_until = 0, timeouts = timeouts + 1 WHERE id = ?"
+_DIE = """INSERT INTO dead (queue, raised_at, reason, keyhash, key, priority, timeouts, inserted_at, expires_at, format,
+    kind, data) SELECT queue, ?, ?, keyhash, key, priority, ?, inserted_at, expires_at, format, kind, data
+    FROM entry WHERE id = ?"""
+_SIBLING = """SELECT w.id FROM entry AS e JOIN entry AS w INDEXED BY entry_waiting
+    ON w.queue = e.queue AND w.status = 'W' AND w.keyhash = e.keyhash
+    WHERE e.id = ? AND e.key IS NOT NULL"""
+_PARTS = "SELECT priority, process_at, expires_at, inserted_at FROM entry WHERE id = ?"
+# The merged entry takes the older one's id, and with it its place among equals.
+_MERGE = """UPDATE entry SET id = ?, timeouts = ?, priority = min(priority, ?), process_at = max(process_at, ?),
+    expires_at = max(expires_at, ?), inserted_at = ? WHERE id = ?"""
+_WAIT = """UPDATE entry SET status = 'W', token = NULL, started_at = NULL, lease_until = NULL, serial = NULL,
+    timeouts = ?, process_at = ? WHERE id = ?"""
+_HELD = "SELECT timeouts, lease_until, expires_at, keyhash FROM entry WHERE id = ? AND status = 'P' AND token = ?"
+_EXPIRED = """DELETE FROM entry WHERE id IN (SELECT id FROM entry INDEXED BY entry_expiry
+    WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT ?)"""
+_NEXT_EXPIRY = """SELECT min(expires_at) FROM entry INDEXED BY entry_expiry
+    WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807"""
+_NEXT_LEASE = (
+    "SELECT min(lease_until) FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P' AND lease_until > 0"
+)
+
+
+class Failed(msgspec.Struct, frozen=True, gc=False):
+    """Entries that go back to wait."""
+
+    queue: QueueRef
+    failures: Sequence[Failure]
+
+
+def run_out(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> tuple[int, int, int]:
+    """Count leases that ran out: how many, how many of them died, how many had expired."""
+    execute = connection.execute
+    rows: list[Any] = execute(_RUN_OUT, (queue.id, now_ms, RUN_OUTS_MAX)).fetchall()
+    dead = expired = 0
+    for id, timeouts, expires_at in rows:
+        if expires_at <= now_ms:
+            expired += 1
+            _delete(connection, id)
+        elif timeouts >= queue.settings.max_timeouts:
+            dead += 1
+            execute(_DIE, (now_ms, "its lease ran out", timeouts + 1, id))
+            _delete(connection, id)
+        elif not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
+            execute(_COUNTED, (id,))
+    return len(rows), dead, expired
+
+
+class RunOuts:
+    """Sweeps, and takes back what failed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def sweep(self, session: Session, queues: Sequence[QueueRef]) -> list[Swept]:
+        """Notice what ran out and what expired."""
+        return [self._sweep(session, queue) for queue in queues]
+
+    def fail(self, session: Session, calls: Sequence[Failed]) -> list[list[Outcome]]:
+        """Return entries to wait, merge them, or make dead letters of them."""
+        outcomes = []
+        for call in calls:
+            outcomes.append([self._fail(session.connection, call.queue, failure) for failure in call.failures])
+            session.channels.add(channel_of(call.queue.id))
+        return outcomes
+
+    def _sweep(self, session: Session, queue: QueueRef) -> Swept:
+        connection, now_ms = session.connection, self._clock.now_ms()
+        out, dead, gone = run_out(connection, queue, now_ms)
+        connection.execute(_EXPIRED, (queue.id, now_ms, EXPIRED_MAX))
+        expired = gone + connection.changes()
+        dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]
+        next_at = min((date for date in dates if date is not None), default=NEVER_MS)
+        return Swept(expired, out, dead, next_at, now_ms)
+
+    def _fail(self, connection: apsw.Connection, queue: QueueRef, failure: Failure) -> Outcome:
+        now_ms, id = self._clock.now_ms(), failure.held.slot
+        found: Any = connection.execute(_HELD, (id, failure.held.token)).fetchone()
+        if found is None or found[3] != failure.held.keyhash:
+            return "lost"
+        timeouts, lease_until, expires_at, _ = found
+        counted: int = timeouts if lease_until == 0 else timeouts + 1
+        if expires_at <= now_ms:
+            _delete(connection, id)
+            return "expired"
+        if counted > queue.settings.max_timeouts:
+            connection.execute(_DIE, (now_ms, failure.reason, counted, id))
+            _delete(connection, id)
+            return "dead"
+        at_ms = now_ms + failure.delay_ms
+        if _merge_into_sibling(connection, id, counted, now_ms, at_ms):
+            return "merged"
+        connection.execute(_WAIT, (counted, at_ms, id))
+        return "waiting"
+
+
+def _merge_into_sibling(
+    connection: apsw.Connection, id: int, timeouts: int, now_ms: int, process_at: int | None
+) -> bool:
+    """Merge an entry into the waiting one of its key; an expired one counts as absent, and is removed."""
+    sibling: int | None = connection.execute(_SIBLING, (id,)).get
+    if sibling is None:
+        return False
+    sibling_expires_at: Any = connection.execute("SELECT expires_at FROM entry WHERE id = ?", (sibling,)).get
+    if sibling_expires_at <= now_ms:
+        _delete(connection, sibling)
+        return False
+    parts: Any = connection.execute(_PARTS, (id,)).fetchone()
+    priority, was_at, expires_at, inserted_at = parts
+    _delete(connection, id)
+    at_ms = was_at if process_at is None else process_at
+    connection.execute(_MERGE, (id, timeouts, priority, at_ms, expires_at, inserted_at, sibling))
+    return True
+
+
+def _delete(connection: apsw.Connection, id: int) -> None:
+    connection.execute("DELETE FROM entry WHERE id = ?", (id,))

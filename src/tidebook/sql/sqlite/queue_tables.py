@@ -1,0 +1,72 @@
+"""The tables of `queue.db`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidebook.folder.schema import Schema
+
+FILE: Final = "queue.db"
+
+_FIRST = """
+CREATE TABLE queue (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    settings BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE declaration (
+    queue INTEGER NOT NULL REFERENCES queue,
+    format INTEGER NOT NULL,
+    fields BLOB NOT NULL,
+    declared_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, format)
+) STRICT, WITHOUT ROWID;
+
+-- lease_until: 0 where it ran out and that was counted. serial: 1 while it holds its key; null lets others of it run.
+CREATE TABLE entry (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue INTEGER NOT NULL,
+    keyhash BLOB NOT NULL,
+    status TEXT NOT NULL DEFAULT 'W',
+    priority INTEGER NOT NULL,
+    process_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    inserted_at INTEGER NOT NULL,
+    timeouts INTEGER NOT NULL DEFAULT 0,
+    format INTEGER NOT NULL DEFAULT 0,
+    kind INTEGER NOT NULL,
+    serial INTEGER,
+    started_at INTEGER,
+    lease_until INTEGER,
+    token BLOB,
+    key TEXT,
+    data BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX entry_waiting ON entry (queue, keyhash) WHERE status = 'W';
+CREATE UNIQUE INDEX entry_held ON entry (queue, keyhash, serial) WHERE status = 'P';
+CREATE INDEX entry_order ON entry (queue, priority, process_at, id) WHERE status = 'W';
+CREATE INDEX entry_lease ON entry (queue, lease_until) WHERE status = 'P';
+CREATE INDEX entry_expiry ON entry (queue, expires_at) WHERE status = 'W' AND expires_at < 9223372036854775807;
+
+CREATE TABLE dead (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue INTEGER NOT NULL,
+    raised_at INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    keyhash BLOB NOT NULL,
+    key TEXT,
+    priority INTEGER NOT NULL,
+    timeouts INTEGER NOT NULL,
+    inserted_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    format INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    announced_at INTEGER,
+    data BLOB NOT NULL
+) STRICT;
+CREATE INDEX dead_by_queue ON dead (queue, id);
+CREATE INDEX dead_to_announce ON dead (id) WHERE announced_at IS NULL;
+"""
+
+SCHEMA: Final = Schema("work queues", 0x7462_5155, (_FIRST,))

@@ -1,0 +1,49 @@
+"""SQLite in a folder is a queue store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tidebook.sql.port.queue import QueueStore
+from tidebook.sql.sqlite.queue import SqliteQueues
+from tidebook.testing.conformance.queue import Advance, OpenQueues, QueueContract
+from tidebook.testing.conformance.queue_base import START_MS
+
+
+class HandClock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class TestSqliteQueues(QueueContract):
+    takes_transactions = False
+
+    @pytest.fixture
+    def clock(self) -> HandClock:
+        return HandClock()
+
+    @pytest.fixture
+    def open_queues(self, tmp_path: Path, clock: HandClock) -> OpenQueues:
+        @asynccontextmanager
+        async def open_queues() -> AsyncIterator[QueueStore]:
+            store = SqliteQueues(tmp_path, clock=clock)
+            yield store
+            await store.close()
+
+        return open_queues
+
+    @pytest.fixture
+    def advance(self, clock: HandClock) -> Advance:
+        async def advance(by_ms: int) -> None:
+            clock.ms += by_ms
+
+        return advance
