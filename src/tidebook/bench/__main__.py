@@ -10,7 +10,9 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     """Run one benchmark by name."""
     names = sorted(
-        path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in {"__init__", "__main__", "timing"}
+        path.stem
+        for path in Path(__file__).parent.glob("*.py")
+        if path.stem not in {"__init__", "__main__", "replication", "timing"}
     )
     if not arguments or arguments[0] not in names:
         print(f"usage: bench NAME, one of: {', '.join(names)}", file=sys.stderr)

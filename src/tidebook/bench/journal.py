@@ -20,9 +20,9 @@ from uuid import UUID
 import apsw
 
 import tidebook
+from tidebook.bench.replication import replicate
 from tidebook.bench.timing import report, timed
 from tidebook.core.event import Event
-from tidebook.pipeline.slice import replicate_slice
 from tidebook.wiring.book import Book
 
 WRITERS = 64
@@ -240,20 +240,6 @@ class Bench:
         assert seen == count
         self.figures["tidebook_read_1m_per_s"] = watch.rate(count)
         self.figures["read_1m_memory_growth_mb"] = most - before
-
-
-async def replicate(book: Book, topic: str) -> None:
-    """Bring the whole log of a topic into the store, without Spark."""
-    facts = await book.store.facts(topic)
-    assert facts is not None
-    for partition in range(facts.partitions):
-        start, end = 0, await book.log.end(topic, partition)
-        while start < end:
-            batch = await book.log.read(topic, partition, start=start, stop=end, limit=10_000)
-            await replicate_slice(
-                book.store, topic, partition, batch.records, facts, start=start, stop=batch.next_offset
-            )
-            start = batch.next_offset
 
 
 def resident_mb() -> float:

@@ -1,0 +1,317 @@
+"""Journals on Kafka and Cassandra beside what the servers' own clients do: 200-byte events, one broker, one node.
+
+Needs running servers: `./dev servers start --only kafka,cassandra --profile bench`, or `--book tidebook.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import tidebook
+from tidebook.bench.replication import replicate
+from tidebook.bench.timing import percentile, report, timed
+from tidebook.core.event import Event
+from tidebook.journal.journal import Journal
+from tidebook.wiring.book import Book
+
+BYTES = b"x" * 200
+WRITERS = 256
+PAGE = 1000
+TARGETS = {
+    "appends_256_vs_best_async_client": 1.0,
+    "append_many_vs_produce_loop": 0.6,
+    "append_unconfirmed_p50_vs_produce": 1.3,
+    "append_confirmed_p50_vs_produce": 3.0,
+    "read_1k_vs_driver": 1.5,
+    "read_100k_vs_driver": 1.3,
+    "read_1k_in_100k_tail_vs_caught_up": 3.0,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Run all parts and print the ratios."""
+    parser = argparse.ArgumentParser(prog="bench kafka", description=__doc__)
+    parser.add_argument("--book", help="a tidebook.toml that names Kafka and Cassandra")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    options = parser.parse_args(argv)
+    home = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json").parent
+    bench = Bench(options.book or str(home / "tidebook.toml"), 10 if options.quick else 1)
+    asyncio.run(bench.run())
+    report("kafka", bench.ratios(), {name: round(value, 4) for name, value in bench.figures.items()}, TARGETS)
+
+
+class Bench:
+    """One run over topics of its own."""
+
+    def __init__(self, where: str, scale: int) -> None:
+        self.where = where
+        self.scale = scale
+        self.name = f"bench-{uuid.uuid4().hex[:8]}"
+        self.figures: dict[str, float] = {}
+
+    def ratios(self) -> dict[str, float]:
+        f = self.figures
+        client = max(f["aioproducer_256_per_s"], f["aiokafka_256_per_s"])
+        return {
+            "appends_256_vs_best_async_client": f["append_256_per_s"] / client,
+            "append_many_vs_produce_loop": f["append_many_per_s"] / f["produce_loop_per_s"],
+            "append_unconfirmed_p50_vs_produce": f["append_unconfirmed_p50_ms"] / f["produce_p50_ms"],
+            "append_confirmed_p50_vs_produce": f["append_confirmed_p50_ms"] / f["produce_p50_ms"],
+            "read_1k_vs_driver": f["read_1k_ms"] / f["driver_1k_ms"],
+            "read_100k_vs_driver": f["read_100k_s"] / f["driver_100k_s"],
+            "read_1k_in_100k_tail_vs_caught_up": f["read_1k_tail_ms"] / f["read_1k_ms"],
+        }
+
+    async def run(self) -> None:
+        async with tidebook.open(self.where) as book:
+            servers = str(book.settings.section("log").url).removeprefix("kafka://")
+            await self.concurrent(book, servers)
+            await self.many(book, servers)
+            await self.latency(book, servers)
+            await self.reads(book)
+            await self.tail(book)
+            for name in ("init", "seek", "poll"):
+                timing = book.metrics.timing(f"kafka_consumer_{name}")
+                if timing.count:
+                    self.figures[f"consumer_{name}_mean_ms"] = timing.total_s / timing.count * 1000
+                    self.figures[f"consumer_{name}_count"] = timing.count
+        self.cold_start()
+
+    # ---- writing
+
+    async def concurrent(self, book: Book, servers: str) -> None:
+        count = 51_200 // self.scale
+        journal = book.journal(f"{self.name}-w")
+        await journal.append("warm", [Event(BYTES)], confirm=False)
+
+        async def ours(n: int) -> None:
+            for _ in range(count // WRITERS):
+                await journal.append(f"j-{n}", [Event(BYTES)], confirm=False)
+
+        with timed("tidebook, 256 concurrent appends") as watch:
+            await asyncio.gather(*(ours(n) for n in range(WRITERS)))
+        self.figures["append_256_per_s"] = watch.rate(count)
+        await self._aiokafka(servers, count)
+        await self._aioproducer(servers, count)
+
+    async def _aiokafka(self, servers: str, count: int) -> None:
+        from aiokafka import AIOKafkaProducer
+
+        producer = AIOKafkaProducer(bootstrap_servers=servers, acks="all", enable_idempotence=True)
+        await producer.start()
+        topic = f"{self.name}-w"
+
+        async def theirs(n: int) -> None:
+            for _ in range(count // WRITERS):
+                await producer.send_and_wait(topic, BYTES, key=f"j-{n}".encode())
+
+        try:
+            await producer.send_and_wait(topic, BYTES)
+            with timed("aiokafka, the same") as watch:
+                await asyncio.gather(*(theirs(n) for n in range(WRITERS)))
+        finally:
+            await producer.stop()
+        self.figures["aiokafka_256_per_s"] = watch.rate(count)
+
+    async def _aioproducer(self, servers: str, count: int) -> None:
+        from confluent_kafka.aio import AIOProducer
+
+        producer = AIOProducer(
+            {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True},
+            batch_size=WRITERS,
+            buffer_timeout=0.005,
+        )
+        topic = f"{self.name}-w"
+
+        async def theirs(n: int) -> None:
+            for _ in range(count // WRITERS):
+                await (await producer.produce(topic, value=BYTES, key=f"j-{n}".encode()))
+
+        try:
+            with timed("confluent-kafka's AIOProducer, the same") as watch:
+                await asyncio.gather(*(theirs(n) for n in range(WRITERS)))
+        finally:
+            await producer.close()
+        self.figures["aioproducer_256_per_s"] = watch.rate(count)
+
+    async def many(self, book: Book, servers: str) -> None:
+        from confluent_kafka import Producer
+
+        count = 100_000 // self.scale
+        journal = book.journal(f"{self.name}-m")
+        await journal.append("warm", [Event(BYTES)], confirm=False)
+        items = [(f"k-{n % 1000}", [Event(BYTES)]) for n in range(count)]
+        with timed("tidebook, append_many") as watch:
+            for start in range(0, count, 10_000):
+                await journal.append_many(items[start : start + 10_000], confirm=False)
+        self.figures["append_many_per_s"] = watch.rate(count)
+        producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True})
+        done = 0
+
+        def delivered(error: object, _: object) -> None:
+            nonlocal done
+            assert error is None
+            done += 1
+
+        with timed("a bare produce loop with delivery callbacks") as watch:
+            for n in range(count):
+                while True:
+                    try:
+                        producer.produce(f"{self.name}-m", BYTES, f"k-{n % 1000}".encode(), on_delivery=delivered)
+                        break
+                    except BufferError:
+                        producer.poll(0.01)
+                producer.poll(0)
+            producer.flush()
+        assert done == count
+        self.figures["produce_loop_per_s"] = watch.rate(count)
+
+    async def latency(self, book: Book, servers: str) -> None:
+        from confluent_kafka import Producer
+
+        rounds = 2_000 // self.scale
+        journal = book.journal(f"{self.name}-l")
+        await journal.append("j", [Event(BYTES)])
+        producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
+
+        async def bare() -> None:
+            producer.produce(f"{self.name}-l", BYTES, b"other", partition=0)
+            producer.flush()
+
+        confirmed: list[float] = []
+        unconfirmed: list[float] = []
+        alone: list[float] = []
+        await bare()
+        for what, into in ((True, confirmed), (False, unconfirmed)):
+            for _ in range(rounds):
+                into.append(await _took(lambda what=what: journal.append("j", [Event(BYTES)], confirm=what)))  # type: ignore[misc]
+        for _ in range(rounds):
+            alone.append(await _took(bare))
+        self.figures["produce_p50_ms"] = percentile(alone, 0.5) * 1000
+        self.figures["append_unconfirmed_p50_ms"] = percentile(unconfirmed, 0.5) * 1000
+        self.figures["append_confirmed_p50_ms"] = percentile(confirmed, 0.5) * 1000
+        await self._latency_among_others(journal, rounds // 4)
+
+    async def _latency_among_others(self, journal: Journal, rounds: int) -> None:
+        """The same while others append 10,000 a second to the same partitions; printed, with no target."""
+        stop = asyncio.Event()
+
+        async def others() -> None:
+            while not stop.is_set():
+                began = time.perf_counter()
+                items = [(f"o-{n}", [Event(BYTES)]) for n in range(200)]
+                await journal.append_many(items, confirm=False)
+                await asyncio.sleep(max(0.0, 0.02 - (time.perf_counter() - began)))
+
+        task = asyncio.create_task(others())
+        took = [await _took(lambda: journal.append("j", [Event(BYTES)])) for _ in range(rounds)]
+        stop.set()
+        await task
+        self.figures["append_confirmed_among_others_p50_ms"] = percentile(took, 0.5) * 1000
+
+    # ---- reading
+
+    async def reads(self, book: Book) -> None:
+        topic = f"{self.name}-r"
+        journal = book.journal(topic)
+        long = 100_000 // self.scale
+        for _ in range(long // 1000):
+            await journal.append("long", [Event(BYTES)] * 1000)
+        await journal.append("short", [Event(BYTES)] * 1000)
+        with timed("replicating"):
+            await replicate(book, topic)
+        driver = await Driver.open(book, topic, (await journal.facts()).segment_size)
+        rounds = 100 // self.scale
+        try:
+            ours = [await _took(lambda: _count(journal, "short")) for _ in range(rounds)]
+            theirs = [await _took(lambda: driver.read("short", 1000)) for _ in range(rounds)]
+            self.figures["read_1k_ms"] = percentile(ours, 0.5) * 1000
+            self.figures["driver_1k_ms"] = percentile(theirs, 0.5) * 1000
+            self.figures["read_100k_s"] = min([await _took(lambda: _count(journal, "long")) for _ in range(3)])
+            self.figures["driver_100k_s"] = min([await _took(lambda: driver.read("long", long)) for _ in range(3)])
+        finally:
+            await driver.close()
+
+    async def tail(self, book: Book) -> None:
+        """A key's 1,000 unreplicated events among 100,000 of others, through the head cache."""
+        journal = book.journal(f"{self.name}-t")
+        others = 100_000 // self.scale
+        for start in range(0, others, 10_000):
+            some = range(start, min(others, start + 10_000))
+            await journal.append_many([(f"o-{n % 500}", [Event(BYTES)]) for n in some], confirm=False)
+            await journal.append_many([("mine", [Event(BYTES)])] * (1000 * len(some) // others), confirm=False)
+        with timed("first read of the tail"):
+            await _count(journal, "mine")
+        took = [await _took(lambda: _count(journal, "mine")) for _ in range(50 // min(self.scale, 5))]
+        self.figures["read_1k_tail_ms"] = percentile(took, 0.5) * 1000
+
+    def cold_start(self) -> None:
+        """A reader process, from nothing to its first event, split into its parts."""
+        script = (
+            "import asyncio, sys, time; t0 = time.perf_counter()\n"
+            "import tidebook; t1 = time.perf_counter()\n"
+            "async def main():\n"
+            "    async with tidebook.open(sys.argv[1]) as book:\n"
+            "        t2 = time.perf_counter()\n"
+            "        async for _ in book.journal(sys.argv[2]).read('short'):\n"
+            "            t3 = time.perf_counter(); print(t1 - t0, t2 - t1, t3 - t2); return\n"
+            "asyncio.run(main())\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, self.where, f"{self.name}-r"], capture_output=True, text=True, check=True
+        )
+        parts = [float(each) for each in done.stdout.split()]
+        for name, value in zip(("import", "open", "first_event"), parts, strict=True):
+            self.figures[f"cold_{name}_s"] = value
+
+
+class Driver:
+    """Cassandra's driver, reading the very rows that we read, with the same page size."""
+
+    def __init__(self, cluster: Any, session: Any, prepared: Any, topic: str, segment_size: int) -> None:
+        self._cluster = cluster
+        self._session = session
+        self._prepared = prepared
+        self._topic = topic
+        self._segment_size = segment_size
+
+    @classmethod
+    async def open(cls, book: Book, topic: str, segment_size: int) -> Driver:
+        import acsylla
+
+        address, keyspace = str(book.settings.section("store").url).removeprefix("cassandra://").split("/")
+        host, port = address.split(":")
+        cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
+        session = await cluster.create_session()
+        select = f"SELECT event FROM {keyspace}.journal WHERE id = ? AND topic = ? AND segment = ?"
+        return cls(cluster, session, await session.create_prepared(select), topic, segment_size)
+
+    async def read(self, id: str, count: int) -> None:
+        found = 0
+        for segment in range((count - 1) // self._segment_size + 1):
+            rows = await self._session.execute(self._prepared.bind([id, self._topic, segment], page_size=PAGE))
+            found += len([row.as_tuple() for row in rows])
+        assert found == count
+
+    async def close(self) -> None:
+        await self._session.close()
+        self._cluster.destroy()
+
+
+async def _count(journal: Journal, id: str) -> int:
+    return len([event async for event in journal.read(id)])
+
+
+async def _took(act: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await act()
+    return time.perf_counter() - began
