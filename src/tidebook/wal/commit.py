@@ -14,7 +14,7 @@ from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavaila
 from tidebook.core.metrics import Metrics
 from tidebook.log.port import Sent
 from tidebook.wal.entry import Written
-from tidebook.wal.flight import Call, Flight, Found
+from tidebook.wal.flight import Bundle, Call, Flight, Found
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import (
     Claim,
@@ -53,7 +53,7 @@ class Commits:
         self._labels = labels
         self._pack_bytes = min(settings.pack_bytes, settings.limit_bytes - record_bytes_max(0))
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[Call | Flight] = deque()
+        self._pending: deque[Call | Bundle | Flight] = deque()
         self._pending_bytes = 0
         self._flights: deque[Flight] = deque()
         #: Numbers that were given out but are not in the meta yet.
@@ -68,18 +68,27 @@ class Commits:
 
     # Taking writes
 
-    def write(self, payloads: Sequence[Payloads], size_bytes: int) -> asyncio.Future[list[Written]]:
-        """Take one call's payloads: they are written atomically and in order. See `has_room` first."""
-        answer: asyncio.Future[list[Written]] = self._loop.create_future()
+    def write(self, payloads: Payloads) -> asyncio.Future[Written]:
+        """Take a write to one table. See `has_room` first."""
+        answer: asyncio.Future[Written] = asyncio.Future(loop=self._loop)
+        self._take(Call(payloads, answer))
+        return answer
+
+    def write_many(self, payloads: Sequence[Payloads]) -> asyncio.Future[list[Written]]:
+        """Take a write to several tables. See `has_room` first."""
+        answer: asyncio.Future[list[Written]] = asyncio.Future(loop=self._loop)
+        self._take(Bundle(payloads, answer))
+        return answer
+
+    def _take(self, call: Call | Bundle) -> None:
         if self.fenced is not None:
-            answer.set_exception(Fenced(str(self.fenced)))
-            return answer
-        self._pending.append(Call(payloads, size_bytes, answer))
-        self._pending_bytes += size_bytes
+            call.answer.set_exception(Fenced(str(self.fenced)))
+            return
+        self._pending.append(call)
+        self._pending_bytes += call.size_bytes
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
-        return answer
 
     @property
     def has_room(self) -> bool:
@@ -142,14 +151,14 @@ class Commits:
         self._send(flight, value)
 
     def _send_calls(self) -> None:
-        calls: list[Call] = []
+        pending = self._pending
+        calls: list[Call | Bundle] = []
         size_bytes = 0
-        pack_bytes = self._pack_bytes
-        while self._pending:
-            call = self._pending[0]
-            if isinstance(call, Flight) or (calls and size_bytes + call.size_bytes > pack_bytes):
+        while pending:
+            call = pending[0]
+            if isinstance(call, Flight) or (calls and size_bytes + call.size_bytes > self._pack_bytes):
                 break
-            self._pending.popleft()
+            pending.popleft()
             self._pending_bytes -= call.size_bytes
             if not call.answer.done():  # else nobody waits for it any more, and it was never sent
                 size_bytes += call.size_bytes
@@ -159,24 +168,32 @@ class Commits:
             self._send(Flight(write, len(value), calls, None), value)
         self._changed.set()
 
-    def _numbered(self, calls: Sequence[Call]) -> list[tuple[int, Payloads]]:
-        """The record's parts: calls of one table each are joined by table, those of several keep their order."""
+    def _numbered(self, calls: Sequence[Call | Bundle]) -> list[tuple[int, Payloads]]:
+        """The record's parts: calls of one table are joined, bundles keep their order."""
+        tables: dict[int, list[Call]] = {}
+        bundles: list[Bundle] = []
+        for call in calls:
+            if isinstance(call, Bundle):
+                bundles.append(call)
+            elif (same := tables.get(call.payloads.table)) is not None:
+                same.append(call)
+            else:
+                tables[call.payloads.table] = [call]
         parts: list[tuple[int, Payloads]] = []
-        for table, same in _by_table(calls).items():
+        for table, same in tables.items():
             following = start = self._next_of(table)
             for call in same:
-                call.firsts = [following]
-                following += len(call.payloads[0].values)
+                call.first = following
+                following += len(call.payloads.values)
             self._next[table] = following
-            parts.append((start, same[0].payloads[0] if len(same) == 1 else _joined(table, same)))
-        for call in calls:
-            if len(call.payloads) > 1:
-                call.firsts = []
-                for each in call.payloads:
-                    first = self._next_of(each.table)
-                    self._next[each.table] = first + len(each.values)
-                    call.firsts.append(first)
-                    parts.append((first, each))
+            parts.append((start, join_payloads(table, [call.payloads for call in same])))
+        for bundle in bundles:
+            bundle.firsts = []
+            for each in bundle.payloads:
+                first = self._next_of(each.table)
+                self._next[each.table] = first + len(each.values)
+                bundle.firsts.append(first)
+                parts.append((first, each))
         return parts
 
     def _next_of(self, table: int) -> int:
@@ -281,7 +298,7 @@ class Commits:
     def _settle(self, found: Found) -> None:
         flights, self._flights = self._flights, deque()
         self._next = {}
-        again: list[Call] = []
+        again: list[Call | Bundle] = []
         for flight in flights:
             offset = found.offset_of(flight)
             if offset is not None:
@@ -300,7 +317,7 @@ class Commits:
         if self.fenced is not None:
             self._refuse_pending(self.fenced)
 
-    def _try_again(self, call: Call) -> None:
+    def _try_again(self, call: Call | Bundle) -> None:
         call.attempts += 1
         if call.attempts < self._settings.attempts_max:
             self._pending.appendleft(call)
@@ -337,18 +354,6 @@ class Commits:
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-
-def _by_table(calls: Sequence[Call]) -> dict[int, list[Call]]:
-    tables: dict[int, list[Call]] = {}
-    for call in calls:
-        if len(call.payloads) == 1:
-            tables.setdefault(call.payloads[0].table, []).append(call)
-    return tables
-
-
-def _joined(table: int, calls: Sequence[Call]) -> Payloads:
-    return join_payloads(table, [call.payloads[0] for call in calls])
 
 
 def _may_be_tried_again(outcome: Sent | TidebookError | None) -> bool:

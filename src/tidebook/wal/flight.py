@@ -13,15 +13,35 @@ from tidebook.wal.record import Damaged, DataRecord, Drop, Mark, Payloads, Write
 
 
 class Call:
-    """One write on its way: its payloads share a record, with those of other calls where they wait together."""
+    """A write to one table on its way: those that wait together share a record."""
+
+    __slots__ = ("answer", "attempts", "first", "payloads", "size_bytes")
+
+    def __init__(self, payloads: Payloads, answer: asyncio.Future[Written]) -> None:
+        self.payloads = payloads
+        self.size_bytes = payloads.size_bytes
+        self.answer = answer
+        #: The number of its first payload, once it is sent.
+        self.first = 0
+        self.attempts = 0
+
+    def settle(self, offset: int) -> None:
+        """It counts."""
+        if not self.answer.done():
+            first = self.first
+            self.answer.set_result(Written(first, first + len(self.payloads.values) - 1, offset))
+
+
+class Bundle:
+    """A write to several tables: all of it is in one record, in its order."""
 
     __slots__ = ("answer", "attempts", "firsts", "payloads", "size_bytes")
 
-    def __init__(self, payloads: Sequence[Payloads], size_bytes: int, answer: asyncio.Future[list[Written]]) -> None:
+    def __init__(self, payloads: Sequence[Payloads], answer: asyncio.Future[list[Written]]) -> None:
         self.payloads = payloads
-        self.size_bytes = size_bytes
+        self.size_bytes = sum([each.size_bytes for each in payloads])
         self.answer = answer
-        #: The number that each one's first payload gets, once it is sent.
+        #: The number of each one's first payload, once it is sent.
         self.firsts: list[int] = []
         self.attempts = 0
 
@@ -38,7 +58,11 @@ class Flight:
     __slots__ = ("answer", "calls", "outcome", "record", "size_bytes")
 
     def __init__(
-        self, record: Write | Mark | Drop, size_bytes: int, calls: list[Call], answer: asyncio.Future[int] | None
+        self,
+        record: Write | Mark | Drop,
+        size_bytes: int,
+        calls: Sequence[Call | Bundle],
+        answer: asyncio.Future[int] | None,
     ) -> None:
         self.record = record
         self.size_bytes = size_bytes
@@ -56,9 +80,11 @@ class Flight:
 
     def fail(self, error: TidebookError) -> None:
         """It does not count, or nobody knows."""
-        for answer in (*(call.answer for call in self.calls), self.answer):
-            if answer is not None and not answer.done():
-                answer.set_exception(error)
+        for call in self.calls:
+            if not call.answer.done():
+                call.answer.set_exception(error)
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class Found:

@@ -101,16 +101,16 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
 
 def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
     """Check payloads and take their size; all of them bytes is the case to be quick about."""
-    if set(map(type, payloads)) == _ALL_BYTES and type(payloads) is not str:
-        values: Sequence[bytes] = payloads  # type: ignore[assignment]
-        return Payloads(table, values, b"", sum(map(len, values)) + _SIZE_BYTES * len(values) + _PART_BYTES_MAX)
     if isinstance(payloads, bytes | bytearray | memoryview | str):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
-    pairs = [encode_payload(payload) for payload in payloads]
+    values: tuple[Any, ...] = tuple(payloads)
+    if set(map(type, values)) == _ALL_BYTES:
+        return Payloads(table, values, b"", sum(map(len, values)) + _SIZE_BYTES * len(values) + _PART_BYTES_MAX)
+    pairs = [encode_payload(payload) for payload in values]
     if not pairs:
         raise InvalidInput("payloads is empty: a write holds at least one")
-    values = [data for _, data in pairs]
-    kinds = bytes(kind for kind, _ in pairs)
+    values = tuple([data for _, data in pairs])
+    kinds = bytes([kind for kind, _ in pairs])
     size_bytes = sum(map(len, values)) + (_SIZE_BYTES + 1) * len(values) + _PART_BYTES_MAX
     return Payloads(table, values, kinds, size_bytes)
 
@@ -130,6 +130,8 @@ def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]
 
 def join_payloads(table: int, several: Sequence[Payloads]) -> Payloads:
     """The payloads of several writes of one table, one after the other."""
+    if len(several) == 1:
+        return several[0]
     kinds = b""
     if any(each.kinds for each in several):
         kinds = b"".join(each.kinds or bytes([BYTES]) * len(each.values) for each in several)

@@ -20,7 +20,7 @@ from tidebook.wal.commit import Commits
 from tidebook.wal.entry import Entry, Written
 from tidebook.wal.meta import RegionMeta, TableMeta
 from tidebook.wal.names import RegionId, table_id
-from tidebook.wal.record import Drop, Mark, Payloads, pack_payloads, record_bytes_max
+from tidebook.wal.record import Drop, Mark, pack_payloads, record_bytes_max
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.snapshot import Snapshot
 from tidebook.wal.takeover import recover, take_over
@@ -141,26 +141,29 @@ class Region:
         >>> async def example(region):
         ...     return await region.write(table=1, payloads=[b"a", b"b"])   # Written(first=1, last=2, offset=1)
         """
-        return (await self._write([pack_payloads(table_id(table), payloads)]))[0]
+        commits = self._commits
+        packed = pack_payloads(table_id(table), payloads)
+        if commits is None or packed.size_bytes > self._payloads_bytes_max or not commits.has_room:
+            commits = await self._taking(packed.size_bytes)
+        return await commits.write(packed)
 
     async def write_many(self, writes: Sequence[tuple[int, Sequence[Any]]]) -> list[Written]:
         """Write to several tables in one call: all of it or nothing, in the order given."""
         packed = [pack_payloads(table_id(table), payloads) for table, payloads in writes]
         if not packed:
             raise InvalidInput("writes is empty: give at least one pair of table and payloads")
-        return await self._write(packed)
+        commits = await self._taking(sum(each.size_bytes for each in packed))
+        return await commits.write_many(packed)
 
-    async def _write(self, packed: Sequence[Payloads]) -> list[Written]:
-        commits = self._commits
-        if commits is None:
+    async def _taking(self, payloads_bytes: int) -> Commits:
+        """The owner's side, as soon as it takes so much."""
+        if self._commits is None:
             raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
-        payloads_bytes = sum([each.size_bytes for each in packed])
         if payloads_bytes > self._payloads_bytes_max:
             size_bytes = record_bytes_max(payloads_bytes)
             raise TooLarge("the write", size_bytes=size_bytes, limit_bytes=self._settings.limit_bytes)
-        if not commits.has_room:
-            await commits.room()
-        return await commits.write(packed, payloads_bytes)
+        await self._commits.room()
+        return self._commits
 
     # Reading
 
