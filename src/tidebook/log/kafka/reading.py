@@ -58,6 +58,7 @@ class SliceReader:
         #: The partition it stands in, if any.
         self.place: tuple[str, int] | None = None
         self.next_offset = -1
+        self._known: set[str] = set()
         #: Taken from the client, and not yet asked for.
         self._ahead: Sequence[Message] = ()
         metrics.count("kafka_consumer_opened", kind="read")
@@ -105,6 +106,10 @@ class SliceReader:
         try:
             if self.place is not None:
                 self._client.unassign()
+            if wanted.topic not in self._known:
+                # A client learns of a further topic's leader only once a second, unless it is asked for.
+                self._client.list_topics(wanted.topic, timeout=self._timeout_s)
+                self._known.add(wanted.topic)
             self._client.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
         except KafkaException as error:
             self.place = None
