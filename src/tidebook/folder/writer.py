@@ -15,8 +15,10 @@ from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.folder.database import LOCK_S_MAX, Database
 from tidebook.folder.failures import from_commit, from_sqlite
-from tidebook.folder.inbox import Answer, Done, Inbox, Item, Run, Session, answer
+from tidebook.folder.inbox import Answer, Done, Inbox, Item, Run, Session, answer, nothing
 from tidebook.folder.ping import Pings
+
+__all__ = ["Done", "Run", "Session", "Writer", "nothing"]
 
 #: How long a transaction takes in new work, and how long the lock is kept while there is more of it.
 TURN_S_MAX = 0.05

@@ -72,4 +72,4 @@ def test_nobody_overtakes_who_waits(tmp_path: Path) -> None:
         each.stdin.write("go\n")
         each.stdin.flush()
     turns = sorted(int(each.communicate(timeout=60)[0]) for each in greedy)
-    assert turns[0] * 3 >= turns[-1], turns
+    assert turns[0] * 5 >= turns[-1], turns

@@ -136,9 +136,13 @@ class EmbeddedLog:
         """Finish what was sent, then let go."""
         if self._closed:
             return
-        await self._run(nothing, None)
         self._closed = True
-        await asyncio.to_thread(self._file.release)
+        try:
+            await self._writer.run(nothing, None)
+        except TidebookError:  # whoever sent something was told the same
+            pass
+        finally:
+            await asyncio.to_thread(self._file.release)
 
     async def _run(self, run: Run, argument: Any, size_bytes: int = 0) -> Any:
         if self._closed:

@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 
-from tidebook.core.errors import Unavailable
+from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
@@ -209,9 +209,13 @@ class EmbeddedStore:
         """Finish what was asked for, then let go."""
         if self._closed:
             return
-        await self._run(nothing, None)
         self._closed = True
-        await asyncio.to_thread(self._file.release)
+        try:
+            await self._file.writer.run(nothing, None)
+        except TidebookError:  # whoever asked for something was told the same
+            pass
+        finally:
+            await asyncio.to_thread(self._file.release)
 
     async def _run(self, run: Run, argument: Any) -> Any:
         if self._closed:
