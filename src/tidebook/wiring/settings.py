@@ -96,3 +96,14 @@ def options_as(section: Section, name: str, type_: type[Any]) -> Any:
         return msgspec.convert(section.options, type_)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"[{name}] in tidebook.toml: {error}") from error
+
+
+def settings_to_json(settings: Settings) -> str:
+    """Settings as text, for the workers of a cluster, which may not have the file. It may hold secrets."""
+    folder = str(settings.folder.resolve())
+    return msgspec.json.encode({"folder": folder, "sections": settings.sections}).decode()
+
+
+def settings_from_json(text: str) -> Settings:
+    """Undo `settings_to_json`."""
+    return msgspec.json.decode(text, type=Settings, dec_hook=lambda type_, value: type_(value))

@@ -1,0 +1,1 @@
+"""DataFrame → DataFrame, and pure functions over batches."""
