@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from tidebook.cli import doctor, journal, output, tags, up, wal
+from tidebook.cli import doctor, journal, output, pipeline, tags, up, wal
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
@@ -32,6 +32,7 @@ app.command()(up.up)
 app.add_typer(journal.app, name="journal")
 app.add_typer(tags.app, name="tags")
 app.add_typer(wal.app, name="wal")
+app.add_typer(pipeline.app, name="pipeline")
 app.command()(doctor.doctor)
 
 

@@ -1,4 +1,4 @@
-"""Spark sessions for the jobs: local by default, or whatever `spark-submit` has set up."""
+"""Spark sessions for the jobs: on this machine by default, or on the cluster that `spark-submit` was given."""
 
 from __future__ import annotations
 
@@ -8,34 +8,44 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-#: What every job wants, whoever starts it.
+from tidebook.pipeline.settings import PipelineSettings
+
+#: What every job wants, wherever it runs.
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
+    # One Arrow batch is one slice of a partition: as many records as make the store's round trips cheap, and never
+    # more bytes than a worker can hold.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
     # A second copy of a slow task would be a second replicator: harmless, and useless.
     "spark.speculation": "false",
     "spark.sql.streaming.stopTimeout": "60s",
-    "spark.sql.streaming.metricsEnabled": "false",
+    # Batches are never replayed from it: each run begins from the store's pointers.
+    "spark.sql.streaming.minBatchesToRetain": "10",
 }
 LOCAL = {
-    "spark.master": "local[*]",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "4",
 }
 
 
-def spark_session(name: str, options: Mapping[str, str] | None = None) -> SparkSession:
-    """The running session, or a new one: on the cluster that was submitted to, else on this machine."""
+def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str] | None = None) -> SparkSession:
+    """The running session, or a new one: on the cluster that was submitted to, else on the master of the settings."""
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    wanted = dict(DEFAULTS)
+    if not submitted:
+        wanted["spark.master"] = settings.master
+        if settings.master.startswith("local"):
+            wanted |= LOCAL
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    wanted |= settings.spark
+    wanted |= more or {}
     builder = SparkSession.builder.appName(name)
-    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
-    wanted = DEFAULTS | ({} if submitted else LOCAL) | dict(options or {})
-    if wanted.get("spark.master", "").startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for key, value in wanted.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

@@ -70,7 +70,7 @@ async def plan_slice(
     start, stop = _bounds(records, start, stop)
     if start >= stop:
         return Plan(began, None)
-    wanted = _next_offset(began, topic, partition, facts)
+    wanted = next_offset(began, topic, partition, facts)
     if start > wanted:
         raise LogLost(
             topic=topic, partition=partition, first=wanted, last=start - 1,
@@ -113,7 +113,7 @@ def _bounds(records: Sequence[Record], start: int | None, stop: int | None) -> t
     return start, stop
 
 
-def _next_offset(began: Pointer | None, topic: str, partition: int, facts: TopicFacts) -> int:
+def next_offset(began: Pointer | None, topic: str, partition: int, facts: TopicFacts) -> int:
     """The first offset that is not replicated yet. A new epoch starts over, unless its pointer was set by `adopt`."""
     if began is None or began.position.epoch < facts.epoch:
         return 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ClassVar, TypeVar
 
 from tidebook.core.clock import SystemClock
 from tidebook.core.metrics import Metrics
@@ -16,25 +17,35 @@ from tidebook.wiring.settings import Settings, settings_from_json
 
 T = TypeVar("T")
 
+#: How a worker gets its store: an argument, so that a test can stand between a task and its writes.
+OpenStore = Callable[[Settings], Awaitable[StoreWriter]]
+
+
+async def open_settings_store(settings: Settings) -> StoreWriter:
+    """The store that the settings name."""
+    return await open_store(settings, metrics=Metrics())
+
 
 class Worker:
-    """The open adapters of one process, for one book."""
+    """The open adapters of one process, for one book. They are opened after the fork, when they are first wanted."""
 
-    _open: dict[tuple[int, str], Worker] = {}
+    _open: ClassVar[dict[tuple[int, str, OpenStore], Worker]] = {}
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, opening: OpenStore) -> None:
+        self.settings = settings
+        self._opening = opening
         self._portal = Portal()
         self._log: Log | None = None
         self._store: StoreWriter | None = None
+        self._lock = asyncio.Lock()
 
     @classmethod
-    def of(cls, settings: str) -> Worker:
+    def of(cls, settings: str, opening: OpenStore = open_settings_store) -> Worker:
         """The worker of this process for settings that were sent as JSON; a fork begins anew."""
-        at = (os.getpid(), settings)
+        at = (os.getpid(), settings, opening)
         found = cls._open.get(at)
         if found is None:
-            found = cls._open[at] = cls(settings_from_json(settings))
+            found = cls._open[at] = cls(settings_from_json(settings), opening)
         return found
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -43,12 +54,14 @@ class Worker:
 
     async def store(self) -> StoreWriter:
         """The store, opened when it is first wanted."""
-        if self._store is None:
-            self._store = await open_store(self._settings, metrics=Metrics())
-        return self._store
+        async with self._lock:
+            if self._store is None:
+                self._store = await self._opening(self.settings)
+            return self._store
 
     async def log(self) -> Log:
         """The log, likewise."""
-        if self._log is None:
-            self._log = await open_log(self._settings, clock=SystemClock(), metrics=Metrics())
-        return self._log
+        async with self._lock:
+            if self._log is None:
+                self._log = await open_log(self.settings, clock=SystemClock(), metrics=Metrics())
+            return self._log

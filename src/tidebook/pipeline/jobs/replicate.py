@@ -6,95 +6,218 @@ so an old, a copied or a lost checkpoint means nothing.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import LogLost, TidebookError
+from tidebook.core.portal import Portal
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.topic import check_topic
-from tidebook.pipeline.source.records import NAME, Offsets, RecordsSource
-from tidebook.pipeline.transforms.replicate import RESULT, replicate_batches
+from tidebook.pipeline.failures import failure_of, may_pass
+from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
+from tidebook.pipeline.source.records import Offsets
+from tidebook.pipeline.source.stream import read_records
+from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
+from tidebook.pipeline.task import DONE, Done, replicate_task
+from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 
+#: How often a run that fails in the same place is started again before its error is told.
+FAILURES_MAX = 5
+RESTART_FIRST_S = 0.5
+RESTART_MAX_S = 15.0
+#: How long a stop waits for the batch under way.
+STOP_S = 60.0
+POLL_S = 0.1
 
-class Done(msgspec.Struct, frozen=True):
-    """What one slice came to."""
 
-    topic: str
-    partition: int
+class Progress(msgspec.Struct, frozen=True):
+    """How a run stands."""
+
+    batches: int
     records: int
-    offset: int | None
-    time_ms: int | None
-    stopped: str | None
+    seconds: float
+    partitions: tuple[PartitionStatus, ...]
+    #: Why a partition no longer moves, by topic/partition.
+    stopped: dict[str, str] = {}
+    #: What the run is waiting for, if anything.
+    waiting: str | None = None
+
+    @property
+    def lag(self) -> int:
+        """Records that are not replicated yet."""
+        return sum(each.lag for each in self.partitions)
 
 
-#: Told of each micro-batch: its number and its slices.
-OnBatch = Callable[[int, Sequence[Done]], None]
+class Replication:
+    """One run of the job. `run` blocks; `stop` may be called from anywhere."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        book: Book,
+        portal: Portal,
+        *,
+        topics: Sequence[str] = (),
+        tell: Callable[[Progress], None] = lambda progress: None,
+        on_batch: Callable[[int, Sequence[Done]], None] = lambda number, done: None,
+        opening: OpenStore = open_settings_store,
+        checkpoint: Path | None = None,
+    ) -> None:
+        self._spark = spark
+        self._book = book
+        self._portal = portal
+        self._topics = tuple(topics)
+        self._tell = tell
+        self._on_batch = on_batch
+        self._opening = opening
+        self._checkpoint = checkpoint
+        self._settings: PipelineSettings = pipeline_settings(book.settings)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._batches = self._records = 0
+        self._stopped: dict[str, str] = {}
+        self._partitions: tuple[PartitionStatus, ...] = ()
+        self._began = time.monotonic()
+
+    def stop(self) -> None:
+        """End after the batch under way."""
+        self._stop.set()
+
+    def progress(self, waiting: str | None = None) -> Progress:
+        """How the run stands."""
+        with self._lock:
+            seconds = time.monotonic() - self._began
+            return Progress(self._batches, self._records, seconds, self._partitions, dict(self._stopped), waiting)
+
+    def run(self, *, once: bool = False) -> Progress:
+        """Replicate until all that the log held at the start is done, or until `stop`."""
+        failures, wait_s = 0, RESTART_FIRST_S
+        while not self._stop.is_set():
+            before = self._records
+            try:
+                if self._run_query(once=once):
+                    break
+                failures, wait_s = 0, RESTART_FIRST_S
+            except TidebookError as error:
+                failures = failures + 1 if self._records == before else 1
+                endless = may_pass(error) and not once
+                if not endless and (failures >= FAILURES_MAX or not may_pass(error)):
+                    raise
+                self._tell(self.progress(waiting=str(error)))
+                self._stop.wait(wait_s)
+                wait_s = min(wait_s * 2, RESTART_MAX_S)
+        self._look(self._facts())
+        return self.progress()
+
+    def _facts(self) -> dict[str, TopicFacts]:
+        return self._portal.run(topic_facts(self._book, self._topics))
+
+    def _run_query(self, *, once: bool) -> bool:
+        """One query, from the pointers; False where it ended because there is something new to begin from."""
+        facts = self._facts()
+        starts = self._portal.run(find_starts(self._book, facts))
+        self._look(facts)
+        if not facts:
+            return once or self._stop.wait(self._settings.look_every_s)
+        scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
+        try:
+            query = self._start(facts, starts, self._checkpoint or scratch / "checkpoint", once=once)
+            return self._watch(query, facts, once=once)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _start(
+        self, facts: Mapping[str, TopicFacts], starts: Offsets, checkpoint: Path, *, once: bool
+    ) -> StreamingQuery:
+        records = read_records(self._spark, self._book.settings, starts, records_max=self._settings.records_max)
+        task = replicate_task(
+            settings_to_json(self._book.settings), dict(facts), wait_s=self._settings.wait_s, opening=self._opening
+        )
+
+        def each(batch: DataFrame, number: int) -> None:
+            rows = batch.mapInArrow(task, DONE).collect()
+            self._count(number, [Done(**row.asDict()) for row in rows])
+
+        writer = records.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+        if once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{self._settings.trigger_s} seconds").start()
+
+    def _count(self, number: int, done: Sequence[Done]) -> None:
+        with self._lock:
+            self._batches += 1
+            self._records += sum(each.records for each in done)
+            for each in done:
+                at = f"{each.topic}/{each.partition}"
+                if each.stopped is not None:
+                    self._stopped[at] = each.stopped
+        self._on_batch(number, done)
+
+    def _watch(self, query: StreamingQuery, facts: Mapping[str, TopicFacts], *, once: bool) -> bool:
+        looked = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                if _ended(query, POLL_S if once else min(POLL_S * 5, self._settings.look_every_s)):
+                    return once
+                if time.monotonic() - looked >= self._settings.look_every_s:
+                    now = self._facts()
+                    self._look(now)
+                    if now != facts and not once:
+                        return False
+                    looked = time.monotonic()
+            return True
+        finally:
+            _finish(query)
+
+    def _look(self, facts: Mapping[str, TopicFacts]) -> None:
+        found = tuple(self._portal.run(partition_statuses(self._book, facts)))
+        with self._lock:
+            self._partitions = found
+        self._tell(self.progress())
 
 
-class Start(msgspec.Struct, frozen=True):
-    """What a run is begun with: the facts of its topics, and the next offset of each partition."""
-
-    facts: dict[str, TopicFacts]
-    offsets: Offsets
-
-
-async def find_start(book: Book, topics: Sequence[str] = ()) -> Start:
-    """Read the facts and the pointers of the topics, or of all, and check the log against them."""
-    facts: dict[str, TopicFacts] = {}
-    offsets: Offsets = {}
-    for topic in topics or await book.topics():
-        found = await book.store.facts(topic)
-        if found is None:
-            raise NotFound(f"topic {topic}: nothing was ever appended to it")
-        await check_topic(book.log, book.store, topic, found)
-        facts[topic] = found
-        offsets[topic] = {}
-        for partition in range(found.partitions):
-            pointer = await book.store.pointer(topic, partition)
-            known = pointer is not None and pointer.position.epoch == found.epoch
-            offsets[topic][str(partition)] = pointer.position.offset + 1 if known and pointer is not None else 0
-    return Start(facts, offsets)
+def _ended(query: StreamingQuery, within_s: float) -> bool:
+    """Whether the query has ended by itself; its failure is raised as what caused it."""
+    try:
+        return bool(query.awaitTermination(within_s))  # type: ignore[arg-type]
+    except TidebookError:
+        raise
+    except Exception as error:
+        raise failure_of(error) from error
 
 
-def start_replication(
-    spark: SparkSession,
-    book: Book,
-    start: Start,
-    *,
-    once: bool,
-    on_batch: OnBatch,
-    rows_max: int = 500_000,
-    trigger_s: float = 0.2,
-) -> StreamingQuery:
-    """Start the stream; it ends by itself with `once`, else when it is stopped."""
-    settings = settings_to_json(book.settings)
-    records = _records(spark, settings, start, rows_max)
-    task = replicate_batches(settings, start.facts)
-
-    def each(batch: DataFrame, number: int) -> None:
-        rows = batch.mapInArrow(task, RESULT).collect()
-        on_batch(number, [Done(**row.asDict()) for row in rows])
-
-    writer = records.writeStream.foreachBatch(each).option(
-        "checkpointLocation", str(Path(tempfile.mkdtemp(prefix="tidebook-replicate-")) / "checkpoint")
-    )
-    writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{trigger_s} seconds")
-    return writer.start()
+def _finish(query: StreamingQuery) -> None:
+    """Let the batch under way finish, then stop."""
+    deadline = time.monotonic() + STOP_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    query.stop()
 
 
-def _records(spark: SparkSession, settings: str, start: Start, rows_max: int) -> DataFrame:
-    spark.dataSource.register(RecordsSource)
-    return (
-        spark.readStream.format(NAME)
-        .option("settings", settings)
-        .option("starts", msgspec.json.encode(start.offsets).decode())
-        .option("maxRows", str(rows_max))
-        .load()
-    )
+async def find_starts(book: Book, facts: Mapping[str, TopicFacts]) -> Offsets:
+    """The next offset of every partition by the store's pointers, checked against the log."""
+    for topic, each in facts.items():
+        await check_topic(book.log, book.store, topic, each)
+    starts: Offsets = {topic: {} for topic in facts}
+    for status in await partition_statuses(book, facts):
+        if status.start > status.replicated:
+            raise LogLost(
+                topic=status.topic,
+                partition=status.partition,
+                first=status.replicated,
+                last=status.start - 1,
+                remedy="lengthen the log's retention; to go on without them, "
+                f"run 'tidebook journal adopt {status.topic}', which begins a new epoch on what the store has",
+            )
+        starts[status.topic][str(status.partition)] = status.replicated
+    return starts

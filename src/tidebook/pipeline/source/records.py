@@ -1,4 +1,7 @@
-"""The embedded log as a Spark stream: one Spark partition a log partition, Arrow batches, bounded a trigger."""
+"""The log as a Spark stream through its port: one Spark partition a log partition, bounded a trigger.
+
+This is what the embedded log is read by. Kafka is read by Spark's own connector.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,19 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidebook.core.errors import InvalidInput
-from tidebook.log.port import Record
+from tidebook.core.errors import InvalidInput, LogLost
+from tidebook.log.port import Batch
+from tidebook.pipeline.records import SCHEMA, to_arrow
 from tidebook.pipeline.worker import Worker
 
 NAME = "tidebook_records"
-SCHEMA = "topic string, partition int, offset long, timestamp_ms long, key binary, value binary"
-ARROW = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp_ms", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
-BATCH_RECORDS = 10_000
+PAGE_RECORDS = 10_000
+RECORDS_MAX = 500_000
 
-#: Offsets of a stream: the next one to read, by topic and partition.
+#: The next offset to read, by topic and partition. Spark keeps it as JSON, so numbers of partitions are text.
 Offsets = dict[str, dict[str, int]]
 
 
@@ -44,7 +38,7 @@ class Slice(InputPartition):
 
 
 class RecordsSource(DataSource):
-    """`spark.readStream.format("tidebook_records")`, with the options `settings`, `starts` and `maxRows`."""
+    """`spark.readStream.format("tidebook_records")`, with the options `settings`, `starts` and `recordsMax`."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,15 +51,18 @@ class RecordsSource(DataSource):
         return RecordsStream(dict(self.options))
 
 
-class RecordsStream(DataSourceStreamReader):
+class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the log from where the job says the store stands."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        if "settings" not in options or "starts" not in options:
-            raise InvalidInput("a stream of records needs the options settings and starts")
-        self._settings = options["settings"]
-        self._starts: Offsets = msgspec.json.decode(options["starts"], type=Offsets)
-        self._rows = int(options.get("maxrows", options.get("maxRows", "500000")))
+        given = {name.lower(): value for name, value in options.items()}
+        try:
+            self._settings = given["settings"]
+            self._starts: Offsets = msgspec.json.decode(given["starts"], type=Offsets)
+        except KeyError as error:
+            raise InvalidInput(f"a stream of records needs the option {error}") from error
+        self._rows = int(given.get("recordsmax", RECORDS_MAX))
+        self._target: Offsets | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         return self._starts
@@ -73,23 +70,34 @@ class RecordsStream(DataSourceStreamReader):
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._rows)
 
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._ends(self._starts)
+
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """As far as the logs reach, within the limit shared evenly by the partitions that have something."""
-        ends = self._ends(start)
+        """As far as the log reaches, within the limit."""
+        ends = self._ends(start) if self._target is None else self._target
         if isinstance(limit, ReadAllAvailable):
             return ends
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows
-        return bounded(start, ends, rows)
+        return bounded(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return self._ends(self._starts)
 
     def _ends(self, of: Offsets) -> Offsets:
+        """The ends of the partitions; a start that the log no longer reaches back to is an error."""
         worker = Worker.of(self._settings)
 
         async def ends() -> Offsets:
             log = await worker.log()
-            return {topic: {number: await log.end(topic, int(number)) for number in all_} for topic, all_ in of.items()}
+            found: Offsets = {}
+            for topic, starts in of.items():
+                found[topic] = {}
+                for number, start in starts.items():
+                    first = await log.start(topic, int(number))
+                    if first > start:
+                        raise LogLost(topic=topic, partition=int(number), first=start, last=first - 1)
+                    found[topic][number] = max(start, await log.end(topic, int(number)))
+            return found
 
         return worker.run(ends())
 
@@ -101,49 +109,35 @@ class RecordsStream(DataSourceStreamReader):
             if start[topic][number] < stop
         ]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)
         worker = Worker.of(self._settings)
         start = partition.start
         while start < partition.stop:
-            batch = worker.run(_read(worker, partition, start))
-            start = batch.next_offset
-            if batch.records:
-                yield record_batch(partition.topic, partition.partition, batch.records)
+            page = worker.run(_read(worker, partition, start))
+            start = page.next_offset
+            if page.records:
+                yield to_arrow(partition.topic, partition.partition, page.records)
 
 
-async def _read(worker: Worker, slice_: Slice, start: int) -> Any:
+async def _read(worker: Worker, slice_: Slice, start: int) -> Batch:
     log = await worker.log()
-    return await log.read(slice_.topic, slice_.partition, start=start, stop=slice_.stop, limit=BATCH_RECORDS)
+    return await log.read(slice_.topic, slice_.partition, start=start, stop=slice_.stop, limit=PAGE_RECORDS)
 
 
-def record_batch(topic: str, partition: int, records: Sequence[Record]) -> pa.RecordBatch:
-    """Records as Arrow."""
-    n = len(records)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([topic] * n, pa.string()),
-            pa.array([partition] * n, pa.int32()),
-            pa.array([each.offset for each in records], pa.int64()),
-            pa.array([each.timestamp_ms for each in records], pa.int64()),
-            pa.array([each.key for each in records], pa.binary()),
-            pa.array([each.value for each in records], pa.binary()),
-        ],
-        schema=ARROW,
-    )
-
-
-def bounded(start: Offsets, ends: Offsets, rows: int) -> Offsets:
-    """The ends, cut so that at most `rows` offsets lie between, the partitions sharing them evenly."""
-    left = {(t, n): end - start[t][n] for t, all_ in ends.items() for n, end in all_.items() if end > start[t][n]}
-    cut = {topic: dict(start[topic]) for topic in ends}
-    while left and rows > 0:
-        share = max(1, rows // len(left))
-        for topic, number in list(left):
-            taken = min(share, left[topic, number], rows)
-            cut[topic][number] += taken
-            rows -= taken
-            left[topic, number] -= taken
-            if left[topic, number] == 0:
-                del left[topic, number]
-    return cut
+def bounded(start: Offsets, end: Offsets, rows: int) -> Offsets:
+    """At most `rows` offsets from `start` on, shared by the partitions in proportion to what each has."""
+    waiting = {
+        (topic, number): stop - start[topic][number] for topic, stops in end.items() for number, stop in stops.items()
+    }
+    total = sum(waiting.values())
+    if total <= rows:
+        return end
+    return {
+        topic: {
+            # Rounded up, so that the smallest partition moves too.
+            number: start[topic][number] + -(-waiting[topic, number] * rows // total)
+            for number in stops
+        }
+        for topic, stops in end.items()
+    }

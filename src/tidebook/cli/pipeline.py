@@ -1,0 +1,128 @@
+"""`tidebook pipeline`: replicate, status, parked."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+import tidebook
+from tidebook.cli import output
+from tidebook.cli.options import BookOption, JsonOption, chosen, run
+from tidebook.cli.pipeline_progress import ProgressShown
+from tidebook.core.errors import InvalidInput
+from tidebook.core.portal import Portal
+from tidebook.pipeline.status import partition_statuses, topic_facts
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.replicate import Replication
+
+app = typer.Typer(help="The data pipeline, on Spark: from the log to the store, and out of it.", no_args_is_help=True)
+
+TopicsOption = Annotated[list[str] | None, typer.Option("--topic", help="This topic alone; may be given again.")]
+
+
+@contextmanager
+def opened(book: str | None) -> Iterator[tuple[Book, Portal]]:
+    """A book for a job: jobs are threads, not coroutines."""
+    portal = Portal()
+    try:
+        each = tidebook.open(chosen(book))
+        portal.run(each.__aenter__())
+        try:
+            yield each, portal
+        finally:
+            portal.run(each.__aexit__(None, None, None))
+    finally:
+        portal.close()
+
+
+def session(book: Book, job: str) -> SparkSession:
+    """A Spark session for a job, or how to get Spark."""
+    if find_spec("pyspark") is None:
+        raise InvalidInput("pyspark is not installed: pip install 'tidebook[spark]' (it needs Java 17 or newer)")
+    from tidebook.pipeline.session import spark_session
+    from tidebook.pipeline.settings import pipeline_settings
+
+    return spark_session(f"tidebook {job}", pipeline_settings(book.settings))
+
+
+@app.command()
+def replicate(
+    once: Annotated[bool, typer.Option("--once", help="End when all that the log holds now is in the store.")] = False,
+    topic: TopicsOption = None,
+    until_input_ends: Annotated[bool, typer.Option(hidden=True)] = False,
+    book: BookOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replicate the log to the store, until Ctrl-C or SIGTERM, or until it is done with --once."""
+    output.choose(json=json)
+    with opened(book) as (each, portal):
+        spark = session(each, "replicate")
+        from tidebook.pipeline.jobs.replicate import Replication as Job
+
+        with ProgressShown() as shown:
+            job = Job(spark, each, portal, topics=topic or (), tell=shown)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: job.stop())
+            if until_input_ends:
+                threading.Thread(target=_stop_at_end_of_input, args=(job,), daemon=True).start()
+            try:
+                done = job.run(once=once)
+            finally:
+                spark.stop()
+            shown.finish(done)
+    if done.stopped:
+        raise typer.Exit(5)
+
+
+def _stop_at_end_of_input(job: Replication) -> None:
+    """Whoever started this process is gone: nobody would stop it."""
+    sys.stdin.read()
+    job.stop()
+
+
+@app.command()
+def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
+    """Show how far each partition is replicated."""
+
+    async def go() -> None:
+        async with tidebook.open(chosen(book)) as each:
+            facts = await topic_facts(each, tuple(topic or ()))
+            for found in await partition_statuses(each, facts):
+                text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
+                if found.lag:
+                    text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
+                output.emit(msgspec.to_builtins(found), text)
+
+    run(go, json=json)
+
+
+@app.command()
+def parked(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
+    """List the records that are void because nobody can read them, with the reason."""
+
+    async def go() -> None:
+        async with tidebook.open(chosen(book)) as each:
+            names: list[str | None] = [*topic] if topic else [None]
+            for name in names:
+                async for found in each.store.parked(name):
+                    row = msgspec.to_builtins(found)
+                    row["value_bytes"] = len(found.value)
+                    text = (
+                        f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}: "
+                        f"{found.reason}; {len(found.value):,} bytes"
+                    )
+                    output.emit(row, text)
+
+    run(go, json=json)

@@ -1,0 +1,76 @@
+"""How a running job tells how far it is: a bar on a terminal, one JSON object a line in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tidebook.cli import output
+
+if TYPE_CHECKING:
+    from tidebook.pipeline.jobs.replicate import Progress as Replicated
+
+
+class ProgressShown:
+    """Shows the progress of a replication; a stopped partition and a wait are told once each."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._told: set[str] = set()
+        self._last: bytes = b""
+
+    def __enter__(self) -> ProgressShown:
+        if output.human() and sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=output.aside)
+            self._bar.start()
+            self._task = self._bar.add_task("replicated")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: Replicated) -> None:
+        for at, reason in progress.stopped.items():
+            self._aside(f"{at} is stopped: {reason}")
+        if progress.waiting is not None:
+            self._aside(f"waiting: {progress.waiting}")
+        if self._bar is not None:
+            total = sum(each.end - each.start for each in progress.partitions)
+            self._bar.update(self._task, total=total, completed=total - progress.lag)
+        if not output.human():
+            self._emit(progress, done=False)
+
+    def finish(self, progress: Replicated) -> None:
+        """The last word."""
+        if output.human():
+            output.emit({}, f"{progress.records:,} records in {progress.batches:,} batches, {progress.lag:,} are left")
+        else:
+            self._last = b""
+            self._emit(progress, done=True)
+
+    def _emit(self, progress: Replicated, *, done: bool) -> None:
+        row = {
+            "batches": progress.batches,
+            "records": progress.records,
+            "lag": progress.lag,
+            "stopped": progress.stopped,
+            "waiting": progress.waiting,
+            "partitions": [msgspec.to_builtins(each) for each in progress.partitions],
+        }
+        seen = msgspec.json.encode(row)
+        if seen != self._last:  # an idle pipeline says nothing
+            self._last = seen
+            output.emit({"done": done, "seconds": round(progress.seconds, 3), **row})
+
+    def _aside(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            output.aside.print(f"tidebook: {text}", markup=False, soft_wrap=True)

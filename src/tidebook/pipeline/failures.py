@@ -1,0 +1,49 @@
+"""What made a Spark query fail, as one of our errors: they reach the driver as text, wrapped several times."""
+
+from __future__ import annotations
+
+import re
+
+from tidebook.core.errors import (
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    TidebookError,
+    Unavailable,
+)
+
+_OURS = re.compile(r"tidebook\.core\.errors\.(\w+): ([^\n]*)")
+_CLASSES: dict[str, type[TidebookError]] = {
+    each.__name__: each for each in (Corrupt, Fenced, InvalidInput, NotFound, OutcomeUnknown, Unavailable)
+}
+#: What Spark says where a worker or an executor died.
+_DIED = re.compile(r"exited unexpectedly|ExecutorLost|executor.*(lost|exited)|Connection reset|EOFException", re.I)
+_CHARS_MAX = 600
+
+
+def failure_of(error: BaseException) -> TidebookError:
+    """The cause that a query's error speaks of; Unavailable where the run may be tried again as it is."""
+    if isinstance(error, TidebookError):
+        return error
+    text = str(error)
+    found = _OURS.findall(text)
+    if found:
+        name, message = found[-1]
+        if name in _CLASSES:
+            return _CLASSES[name](message)
+        return Corrupt(f"{name}: {message}")
+    if _DIED.search(text):
+        return Unavailable(f"a worker of the Spark job died: {_short(text)}")
+    return Corrupt(f"the Spark job failed: {_short(text)}")
+
+
+def may_pass(error: TidebookError) -> bool:
+    """Whether another try may succeed with nothing changed by anybody."""
+    return isinstance(error, Unavailable | OutcomeUnknown | Fenced)
+
+
+def _short(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return " ".join(lines)[:_CHARS_MAX]

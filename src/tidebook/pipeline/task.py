@@ -1,0 +1,164 @@
+"""A task of the replication: the slice of one log partition, as Arrow batches, in a Python worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from tidebook.core.errors import Fenced, OutcomeUnknown, Unavailable, UnknownVersion
+from tidebook.core.replication import Pointer
+from tidebook.core.topic import TopicFacts
+from tidebook.log.port import Record
+from tidebook.pipeline.records import runs_of
+from tidebook.pipeline.slice import next_offset, replicate_slice
+from tidebook.pipeline.worker import OpenStore, Worker, open_settings_store
+from tidebook.store.port import StoreWriter
+
+#: How often a slice is planned again because another replicator was faster.
+FENCED_MAX = 50
+FENCED_WAIT_S = 0.02
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+#: Records that Spark did not bring are read from the log in pages of this size.
+PAGE_RECORDS = 5_000
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a task came to."""
+
+    topic: str
+    partition: int
+    #: How many records it was given, and how many of them are kept aside now.
+    records: int
+    #: How far the partition is replicated now; None: not at all.
+    offset: int | None
+    time_ms: int | None
+    seconds: float
+    #: Why the partition stops here, if it does.
+    stopped: str | None
+
+
+DONE = "topic string, partition int, records long, offset long, time_ms long, seconds double, stopped string"
+_DONE_ARROW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("records", pa.int64()),
+        ("offset", pa.int64()),
+        ("time_ms", pa.int64()),
+        ("seconds", pa.float64()),
+        ("stopped", pa.string()),
+    ]
+)
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def replicate_task(
+    settings: str, facts: dict[str, TopicFacts], *, wait_s: float, opening: OpenStore = open_settings_store
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow`: replicates what it is given, in order, and yields one row a partition."""
+    kept = msgspec.json.encode(facts)
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        known = msgspec.json.decode(kept, type=dict[str, TopicFacts])
+        worker = Worker.of(settings, opening)
+        tasks: dict[tuple[str, int], PartitionTask] = {}
+        for batch in batches:
+            for topic, partition, records in runs_of(batch):
+                at = (topic, partition)
+                if at not in tasks:
+                    tasks[at] = PartitionTask(worker, topic, partition, known[topic], wait_s=wait_s)
+                worker.run(tasks[at].replicate(records))
+        rows = [msgspec.to_builtins(task.done()) for task in tasks.values()]
+        yield pa.RecordBatch.from_pylist(rows, schema=_DONE_ARROW)
+
+    return run
+
+
+class PartitionTask:
+    """One log partition within one task."""
+
+    def __init__(self, worker: Worker, topic: str, partition: int, facts: TopicFacts, *, wait_s: float) -> None:
+        self._worker = worker
+        self._topic = topic
+        self._partition = partition
+        self._facts = facts
+        self._wait_s = wait_s
+        self._records = 0
+        self._next: int | None = None
+        self._pointer: Pointer | None = None
+        self._stopped: str | None = None
+        self._began = time.monotonic()
+
+    def done(self) -> Done:
+        """What it came to."""
+        at = self._pointer
+        return Done(
+            topic=self._topic,
+            partition=self._partition,
+            records=self._records,
+            offset=None if at is None else at.position.offset,
+            time_ms=None if at is None else at.time_ms,
+            seconds=time.monotonic() - self._began,
+            stopped=self._stopped,
+        )
+
+    async def replicate(self, records: Sequence[Record]) -> None:
+        """Replicate the next records; behind one of an unknown version nothing of this partition is."""
+        self._records += len(records)
+        if self._stopped is not None:
+            return
+        # Within a task one batch follows the other, so a gap between them is a hole in the log.
+        start = records[0].offset if self._next is None else self._next
+        first = self._next is None
+        self._next = records[-1].offset + 1
+        try:
+            await self._persevere(start, self._next, records, check=first)
+        except UnknownVersion as error:
+            self._stopped = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            self._pointer = await (await self._worker.store()).pointer(self._topic, self._partition)
+
+    async def _persevere(self, start: int, stop: int, records: Sequence[Record], *, check: bool) -> None:
+        """Try until it is done: a store that is away comes back, and another replicator may have been faster."""
+        deadline = time.monotonic() + self._wait_s
+        wait_s, fenced = RETRY_FIRST_S, 0
+        while True:
+            try:
+                store = await self._worker.store()
+                if check:
+                    await self._fetch_before(store, start)
+                self._pointer = await self._slice(store, records, start, stop)
+                return
+            except Fenced:
+                fenced += 1
+                if fenced > FENCED_MAX:
+                    raise
+                await asyncio.sleep(FENCED_WAIT_S)
+            except (Unavailable, OutcomeUnknown):
+                if time.monotonic() + wait_s > deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, RETRY_MAX_S)
+
+    async def _fetch_before(self, store: StoreWriter, start: int) -> None:
+        """Replicate what lies between the pointer and what Spark brought: holes mostly, or what a checkpoint left out.
+
+        Where the log no longer has it, it is lost, and this says so.
+        """
+        pointer = await store.pointer(self._topic, self._partition)
+        wanted = next_offset(pointer, self._topic, self._partition, self._facts)
+        if wanted >= start:
+            return
+        log = await self._worker.log()
+        while wanted < start:
+            page = await log.read(self._topic, self._partition, start=wanted, stop=start, limit=PAGE_RECORDS)
+            self._pointer = await self._slice(store, page.records, wanted, page.next_offset)
+            wanted = page.next_offset
+
+    async def _slice(self, store: StoreWriter, records: Sequence[Record], start: int, stop: int) -> Pointer | None:
+        return await replicate_slice(store, self._topic, self._partition, records, self._facts, start=start, stop=stop)
