@@ -8,7 +8,7 @@ from typing import Any
 
 from tidebook.core.event import Event
 from tidebook.core.key import Key, partition_of
-from tidebook.core.record import MAGIC, read_record
+from tidebook.core.record import MAGIC
 from tidebook.core.replication import EventRow
 from tidebook.log.port import Outgoing, read_all
 from tidebook.pipeline.slice import replicate_slice
@@ -85,7 +85,3 @@ async def expected_rows(book: Book, fresh: Book, topics: tuple[str, ...] = (TOPI
             if records:
                 await replicate_slice(fresh.store, topic, number, records, facts)
     return await rows_of(fresh.store, topics)
-
-
-def is_readable(value: bytes | None) -> bool:
-    return not isinstance(read_record(value, limit_bytes=1_000_000), type(None))
