@@ -152,7 +152,9 @@ class Reading:
                 except TidebookError as error:
                     end = repr(error)
                     break
-                assert question is not None
+                if question is None:  # it only gave others a turn
+                    answer = None
+                    continue
                 if not left:
                     step.close()
                     break

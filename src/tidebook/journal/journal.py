@@ -287,6 +287,7 @@ class Journal:
 
     async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
         """The newest snapshot at or below `to` of the journal as it lives now, or None."""
+        numbers.seq_nr(to, name="to")
         key, partition = await self._at(id)
         head = await partition.reader.head(key, self._settings.barrier)
         if head is None or not head.live:
@@ -296,6 +297,7 @@ class Journal:
 
     async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
         """Remove the snapshots at or below `to`."""
+        numbers.seq_nr(to, name="to")
         key, head = await self._live(id)
         await self._store.delete_snapshots(key, head.incarnation, to=to)
 

@@ -162,6 +162,7 @@ class Reader:
                     _check_rows(head, rows)
                 yield rows
                 after = reached
+                await asyncio.sleep(0)  # a store on this machine answers at once: others want their turn too
         finally:
             if ahead is not None:
                 ahead.cancel()

@@ -1,0 +1,186 @@
+"""What the cases of a journal share: books on the same data, either facade, and replication that comes along or not."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+
+from tidebook.core.event import Event, ReadEvent
+from tidebook.core.portal import Portal
+from tidebook.journal.journal import Journal
+from tidebook.journal.outcome import Appended
+from tidebook.journal.snapshots import Snapshot
+from tidebook.journal.sync import SyncJournal
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+
+#: Opens one more book on the same data, as another process would; `[journal]` options may be given by name.
+BookFactory = Callable[..., AbstractAsyncContextManager[Book]]
+Facade = Literal["async", "sync"]
+#: How much of what a case writes the store has: nothing, what came before the last write, everything.
+Lag = Literal["nothing", "some", "everything"]
+
+#: Small, so that the cases cross pages, segments and partitions.
+OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
+#: Far more than any case needs: a case that meets it has failed.
+PATIENCE_S = 60.0
+
+
+def events(*payloads: Any) -> list[Event]:
+    """An event a payload."""
+    return [Event(payload) for payload in payloads]
+
+
+def payloads(read: Sequence[ReadEvent]) -> list[Any]:
+    return [event.payload for event in read]
+
+
+def numbers(read: Sequence[ReadEvent]) -> list[int]:
+    return [event.seq_nr for event in read]
+
+
+class Desk:
+    """A topic's journals as a case uses them: the same names for either facade, with replication in its hands."""
+
+    def __init__(self, book: Book, topic: str, facade: Facade, lag: Lag) -> None:
+        self.book, self.topic, self.lag = book, topic, lag
+        self.journal: Journal = book.journal(topic)
+        self._facade = facade
+        self._portal: Portal | None = None
+
+    async def _do(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._facade == "async":
+            return await getattr(self.journal, name)(*args, **kwargs)
+        return await asyncio.to_thread(getattr(self._sync(), name), *args, **kwargs)
+
+    async def _each(self, name: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        if self._facade == "async":
+            async for item in getattr(self.journal, name)(*args, **kwargs):
+                yield item
+            return
+        items: Iterator[Any] = getattr(self._sync(), name)(*args, **kwargs)
+        end = object()
+        try:
+            while (item := await asyncio.to_thread(next, items, end)) is not end:
+                yield item
+        finally:
+            await asyncio.to_thread(items.close)  # type: ignore[attr-defined]
+
+    def _sync(self) -> SyncJournal:
+        """The sync facade, over a portal into the very loop that the book was opened in."""
+        if self._portal is None:
+            self._portal = _PortalHere(asyncio.get_running_loop())
+        return SyncJournal(self._portal, self.journal)
+
+    async def _written(self, answer: Any) -> Any:
+        if self.lag == "everything":
+            await self.replicate()
+        elif self.lag == "some":
+            await self.replicate(batches_max=1, batch_records=2)
+        return answer
+
+    async def replicate(self, *, batch_records: int = 1000, batches_max: int | None = None) -> None:
+        """Replicate, whatever the lag of this case is."""
+        await replicate(
+            self.book.log, self.book.store, self.topic, batch_records=batch_records, batches_max=batches_max
+        )
+
+    async def append(self, id: str, new: Sequence[Event], **how: Any) -> Appended:
+        done: Appended = await self._written(await self._do("append", id, new, **how))
+        return done
+
+    async def append_many(self, items: Sequence[tuple[str, Sequence[Event]]], **how: Any) -> list[Any]:
+        done: list[Any] = await self._written(await self._do("append_many", items, **how))
+        return done
+
+    async def delete(self, id: str, *, to: int) -> None:
+        await self._written(await self._do("delete", id, to=to))
+
+    async def purge(self, id: str) -> None:
+        await self._written(await self._do("purge", id))
+
+    async def read(self, id: str, **how: Any) -> list[ReadEvent]:
+        return [event async for event in self._each("read", id, **how)]
+
+    def reading(self, id: str, **how: Any) -> AsyncIterator[ReadEvent]:
+        return self._each("read", id, **how)
+
+    def tail(self, id: str, **how: Any) -> AsyncIterator[ReadEvent]:
+        return self._each("tail", id, **how)
+
+    async def pointer(self, id: str, **how: Any) -> int | None:
+        last: int | None = await self._do("pointer", id, **how)
+        return last
+
+    async def ids(self) -> list[str]:
+        return [id async for id in self._each("ids")]
+
+    async def save_snapshot(self, id: str, *, seq_nr: int, payload: Any) -> None:
+        await self._do("save_snapshot", id, seq_nr=seq_nr, payload=payload)
+
+    async def load_snapshot(self, id: str, **how: Any) -> Snapshot | None:
+        found: Snapshot | None = await self._do("load_snapshot", id, **how)
+        return found
+
+    async def delete_snapshots(self, id: str, **how: Any) -> None:
+        await self._do("delete_snapshots", id, **how)
+
+
+class _PortalHere(Portal):
+    """A portal into a loop that runs already."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+
+class JournalSuite:
+    """The fixtures that every case of a journal starts from."""
+
+    @pytest.fixture
+    def book_factory(self) -> BookFactory:
+        raise NotImplementedError("the subclass gives book_factory")
+
+    @pytest.fixture
+    def topic(self) -> str:
+        return f"t-{uuid.uuid4().hex[:12]}"
+
+    @pytest.fixture(
+        params=[("async", "nothing"), ("async", "everything"), ("sync", "some")],
+        ids=lambda param: "-".join(param),
+    )
+    def way(self, request: pytest.FixtureRequest) -> tuple[Facade, Lag]:
+        """Through which facade, and with how much of it in the store."""
+        way: tuple[Facade, Lag] = request.param
+        return way
+
+    @pytest_asyncio.fixture
+    async def desk(self, open_desk: Callable[..., AbstractAsyncContextManager[Desk]]) -> AsyncIterator[Desk]:
+        async with open_desk() as desk:
+            yield desk
+
+    @pytest_asyncio.fixture
+    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[Desk]:
+        """A desk for cases that are the same by every way."""
+        async with book_factory(**OPTIONS) as book:
+            yield Desk(book, topic, "async", "nothing")
+
+    @pytest_asyncio.fixture
+    async def open_desk(
+        self, book_factory: BookFactory, topic: str, way: tuple[Facade, Lag]
+    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[Desk]]]:
+        """Opens a desk of the same topic in one more book."""
+        async with AsyncExitStack() as stack:
+
+            @asynccontextmanager
+            async def open_desk(**options: Any) -> AsyncIterator[Desk]:
+                book = await stack.enter_async_context(book_factory(**{**OPTIONS, **options}))
+                facade, lag = way
+                yield Desk(book, topic, facade, lag)
+
+            yield open_desk

@@ -1,0 +1,128 @@
+"""Cases of several books on the same data: they see one another's appends, and log order decides between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from tidebook.core.errors import Conflict
+from tidebook.testing.conformance.journal_base import PATIENCE_S, Desk, JournalSuite, events, payloads
+
+OpenDesk = Callable[..., AbstractAsyncContextManager[Desk]]
+
+
+class RacingCases(JournalSuite):
+    """What several processes make of one journal."""
+
+    async def test_a_book_opened_again_has_everything(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as first:
+            await first.append("a", events(1, 2))
+            await first.delete("a", to=1)
+            await first.book.__aexit__(None, None, None)
+        async with open_desk() as second:
+            assert payloads(await second.read("a")) == [2]
+            assert (await second.append("a", events(3), expected=2)).first == 3
+
+    async def test_a_read_sees_what_another_book_was_acknowledged(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one, open_desk() as other:
+            for i in range(6):
+                writer, reader = (one, other) if i % 2 else (other, one)
+                await writer.append("a", events(i))
+                assert payloads(await reader.read("a")) == list(range(i + 1))
+                assert await reader.pointer("a") == i + 1
+
+    async def test_a_conflict_is_told_from_another_books_append(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one, open_desk() as other:
+            await one.append("a", events(1))
+            await other.append("a", events(2))
+            with pytest.raises(Conflict) as caught:
+                await one.append("a", events("lost"), expected=1)
+            assert caught.value.found == 2
+
+    async def test_a_purge_by_another_book_is_seen(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one, open_desk() as other:
+            await one.append("a", events(1, 2))
+            assert await other.pointer("a") == 2
+            await one.purge("a")
+            assert await other.pointer("a") is None
+            assert (await other.append("a", events("new"), expected=0)).first == 1
+            assert payloads(await one.read("a")) == ["new"]
+
+    async def test_of_two_books_that_race_exactly_one_wins_each_number(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one, open_desk() as other:
+            won: dict[int, str] = {}
+            lost: list[tuple[int, int]] = []
+
+            async def race(desk: Desk, name: str) -> None:
+                stands = 0
+                while stands < 15:
+                    try:
+                        done = await desk.append("a", events(name), expected=stands)
+                    except Conflict as conflict:
+                        lost.append((stands, conflict.found))
+                        stands = conflict.found
+                    else:
+                        assert done.last == stands + 1
+                        assert done.last not in won
+                        stands = done.last
+                        won[stands] = name
+
+            await asyncio.wait_for(asyncio.gather(race(one, "one"), race(other, "other")), PATIENCE_S)
+            assert all(found > expected for expected, found in lost)
+            read = await one.read("a")
+            assert payloads(read) == payloads(await other.read("a"))
+            assert {event.seq_nr: event.payload for event in read} == won
+
+    async def test_a_tail_is_woken_by_another_books_append(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one, open_desk() as other:
+            await one.append("a", events(1))
+            tail = other.tail("a")
+            assert (await asyncio.wait_for(anext(tail), PATIENCE_S)).payload == 1
+            coming = asyncio.ensure_future(anext(tail))
+            await one.append("a", events(2))
+            assert (await asyncio.wait_for(coming, PATIENCE_S)).payload == 2
+            await tail.aclose()  # type: ignore[attr-defined]
+
+    async def test_snapshots_are_shared(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one, open_desk() as other:
+            await one.append("a", events(1))
+            await one.save_snapshot("a", seq_nr=1, payload="state")
+            found = await other.load_snapshot("a")
+            assert found is not None
+            assert found.payload == "state"
+
+    async def test_the_facts_of_a_topic_are_those_it_was_made_with(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as one:
+            facts = await one.journal.facts()
+            await one.append("a", events(*range(7)))
+            async with open_desk(partitions=7, segment_size=2, limit_bytes=5000) as other:
+                assert await other.journal.facts() == facts
+                assert payloads(await other.read("a")) == list(range(7))
+
+    async def test_readers_see_whole_journals_while_others_write_and_replicate(self, open_desk: OpenDesk) -> None:
+        async with open_desk() as writer, open_desk() as reader, open_desk() as replicator:
+            over = asyncio.Event()
+
+            async def write() -> None:
+                for i in range(30):
+                    await writer.append("a", events(2 * i, 2 * i + 1))
+                over.set()
+
+            async def read() -> None:
+                while not over.is_set():
+                    seen = payloads(await reader.read("a"))
+                    assert seen == list(range(len(seen)))
+                    assert len(seen) % 2 == 0
+                    await asyncio.sleep(0)
+
+            async def copy() -> None:
+                while not over.is_set():
+                    await replicator.replicate(batch_records=3, batches_max=1)
+                    await asyncio.sleep(0)
+
+            await writer.append("b", events("so that the topic is there"))
+            await asyncio.wait_for(asyncio.gather(write(), read(), copy()), PATIENCE_S)
+            assert payloads(await reader.read("a")) == list(range(60))

@@ -1,0 +1,188 @@
+"""Cases of reading: ranges, gaps, pages, live tails, the ids of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tidebook.core.errors import Conflict, Truncated
+from tidebook.core.seq_nr import LAST
+from tidebook.testing.conformance.journal_base import PATIENCE_S, Desk, JournalSuite, events, numbers, payloads
+
+
+class ReadingCases(JournalSuite):
+    """What a read sees."""
+
+    async def test_no_journal_has_no_events_and_no_pointer(self, desk: Desk) -> None:
+        assert await desk.read("a") == []
+        assert await desk.pointer("a") is None
+
+    @pytest.mark.parametrize(
+        ("start", "end", "wanted"),
+        [
+            (1, LAST, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            (4, LAST, [4, 5, 6, 7, 8, 9]),
+            (1, 4, [1, 2, 3, 4]),
+            (3, 3, [3]),
+            (5, 6, [5, 6]),
+            (9, 99, [9]),
+            (10, LAST, []),
+            (7, 3, []),
+        ],
+    )
+    async def test_a_range_is_read_from_start_to_end(self, desk: Desk, start: int, end: int, wanted: list[int]) -> None:
+        for size in (4, 2, 3):
+            await desk.append("a", events(*range(size)))
+        assert numbers(await desk.read("a", start=start, end=end)) == wanted
+
+    async def test_a_gap_that_ends_a_segment_is_not_the_end(self, desk: Desk) -> None:
+        await desk.append("a", events(1, 2, 3))
+        await desk.append("a", events(11), at=11)
+        assert numbers(await desk.read("a")) == [1, 2, 3, 11]
+        assert numbers(await desk.read("a", start=4)) == [11]
+
+    async def test_a_jump_over_countless_segments_costs_nothing(self, desk: Desk) -> None:
+        await desk.append("a", events(1))
+        await desk.append("a", events(2, 3), at=10**15)
+        await desk.append("a", events(4), at=LAST)
+        assert numbers(await desk.read("a")) == [1, 10**15, 10**15 + 1, LAST]
+        assert numbers(await desk.read("a", start=2)) == [10**15, 10**15 + 1, LAST]
+
+    async def test_pages_do_not_show(self, desk: Desk) -> None:
+        await desk.append("a", events(*range(8)))
+        await desk.append("a", events(*range(8, 17)))
+        assert payloads(await desk.read("a")) == list(range(17))
+
+    async def test_a_read_sees_every_append_that_was_acknowledged_before_it(self, desk: Desk) -> None:
+        for i in range(10):
+            await desk.append("a", events(i))
+            assert payloads(await desk.read("a")) == list(range(i + 1))
+            assert await desk.pointer("a") == i + 1
+
+    async def test_the_offset_barrier_sees_this_process_own_appends(self, desk: Desk) -> None:
+        for i in range(5):
+            await desk.append("a", events(i))
+            assert payloads(await desk.read("a", barrier="offset")) == list(range(i + 1))
+            assert await desk.pointer("a", barrier="offset") == i + 1
+
+    async def test_the_time_of_events_never_goes_back_within_a_journal(self, desk: Desk) -> None:
+        for i in range(5):
+            await desk.append("a", events(i))
+        times = [event.timestamp_ms for event in await desk.read("a")]
+        assert times == sorted(times)
+
+    async def test_a_read_left_early_leaves_nothing_behind(self, desk: Desk) -> None:
+        await desk.append("a", events(*range(10)))
+        reading = desk.reading("a")
+        assert (await anext(reading)).seq_nr == 1
+        await reading.aclose()  # type: ignore[attr-defined]
+        assert numbers(await desk.read("a", start=9)) == [9, 10]
+
+    async def test_an_append_during_a_read_is_not_half_seen(self, desk: Desk) -> None:
+        await desk.append("a", events(*range(7)))
+        reading = desk.reading("a")
+        read = [await anext(reading)]
+        await desk.append("a", events("new"))
+        read += [event async for event in reading]
+        assert numbers(read) == [1, 2, 3, 4, 5, 6, 7]
+
+    async def test_a_purge_during_a_read_truncates_it_or_shows_the_whole(self, desk: Desk) -> None:
+        await desk.append("a", events(*range(9)))
+        await desk.replicate()
+        reading = desk.reading("a")
+        read = [await anext(reading)]
+        await desk.purge("a")
+        await desk.append("a", events("new life"))
+        await desk.replicate()
+        try:
+            read += [event async for event in reading]
+        except Truncated:
+            assert payloads(read) == list(range(len(read)))
+        else:
+            assert payloads(read) == list(range(9))
+
+    async def test_a_delete_of_events_still_owed_truncates_a_read_or_shows_the_whole(self, desk: Desk) -> None:
+        await desk.append("a", events(*range(9)))
+        await desk.replicate()
+        reading = desk.reading("a")
+        read = [await anext(reading)]
+        await desk.delete("a", to=8)
+        await desk.replicate()
+        try:
+            read += [event async for event in reading]
+        except Truncated:
+            assert payloads(read) == list(range(len(read)))
+        else:
+            assert payloads(read) == list(range(9))
+
+    # ---- ids
+
+    async def test_ids_lists_every_live_journal_once(self, desk: Desk) -> None:
+        for id in ("a", "b", "c", "d"):
+            await desk.append(id, events(1))
+        await desk.append("a", events(2))
+        await desk.purge("b")
+        await desk.delete("e", to=3)
+        assert sorted(await desk.ids()) == ["a", "c", "d", "e"]
+
+    async def test_ids_of_a_topic_without_journals_are_none(self, desk: Desk) -> None:
+        await desk.purge("a")
+        with pytest.raises(Conflict):
+            await desk.append("b", events(1), expected=9)
+        assert await desk.ids() == []
+
+    async def test_a_journal_purged_and_created_again_is_listed_once(self, desk: Desk) -> None:
+        await desk.append("a", events(1))
+        await desk.purge("a")
+        await desk.append("a", events(1))
+        assert await desk.ids() == ["a"]
+
+    # ---- live tails
+
+    async def test_a_tail_gives_what_is_there_and_then_what_comes(self, desk: Desk) -> None:
+        await desk.append("a", events(1, 2))
+        tail = desk.tail("a")
+        assert [(await _next(tail)).payload for _ in range(2)] == [1, 2]
+        coming = asyncio.create_task(_next(tail))
+        await desk.append("b", events("of another"))
+        await desk.append("a", events(3))
+        assert (await coming).payload == 3
+        await tail.aclose()  # type: ignore[attr-defined]
+
+    async def test_a_tail_may_begin_before_the_journal(self, desk: Desk) -> None:
+        tail = desk.tail("a")
+        coming = asyncio.create_task(_next(tail))
+        await desk.append("a", events(1))
+        assert (await coming).payload == 1
+        await tail.aclose()  # type: ignore[attr-defined]
+
+    async def test_a_tail_begins_where_it_is_told(self, desk: Desk) -> None:
+        await desk.append("a", events(1, 2, 3))
+        tail = desk.tail("a", start=3)
+        assert (await _next(tail)).seq_nr == 3
+        await tail.aclose()  # type: ignore[attr-defined]
+
+    async def test_a_tail_passes_over_what_is_deleted(self, desk: Desk) -> None:
+        await desk.append("a", events(1, 2, 3))
+        await desk.delete("a", to=2)
+        tail = desk.tail("a")
+        assert (await _next(tail)).seq_nr == 3
+        await tail.aclose()  # type: ignore[attr-defined]
+
+    async def test_a_tail_goes_on_with_the_next_life(self, desk: Desk) -> None:
+        await desk.append("a", events("old", "older"))
+        tail = desk.tail("a")
+        await _next(tail)
+        await _next(tail)
+        await desk.purge("a")
+        coming = asyncio.create_task(_next(tail))
+        await desk.append("a", events("new", "newer"))
+        new = [await coming, await _next(tail)]
+        assert [(event.seq_nr, event.payload) for event in new] == [(1, "new"), (2, "newer")]
+        await tail.aclose()  # type: ignore[attr-defined]
+
+
+async def _next(tail: Any) -> Any:
+    return await asyncio.wait_for(anext(tail), PATIENCE_S)

@@ -1,0 +1,40 @@
+"""Journals in a folder; and the same over a log that, like Kafka, has no index by key and no linearizable end."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from tidebook.core.clock import Clock
+from tidebook.core.metrics import Metrics
+from tidebook.log.embedded import EmbeddedLog
+from tidebook.testing.conformance.journal import BookFactory, JournalContract
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
+
+
+def books_in(folder: Path) -> BookFactory:
+    def open_book(**journal: int) -> AbstractAsyncContextManager[Book]:
+        return Book(Settings(folder, {"journal": Section(None, dict(journal))}))
+
+    return open_book
+
+
+class TestEmbeddedJournal(JournalContract):
+    @pytest.fixture
+    def book_factory(self, tmp_path: Path) -> BookFactory:
+        return books_in(tmp_path)
+
+
+class TestJournalOverALogLikeKafka(JournalContract):
+    @pytest.fixture
+    def book_factory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BookFactory:
+        async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> EmbeddedLog:
+            return EmbeddedLog(
+                settings.folder, clock=clock, metrics=metrics, indexed_by_key=False, end_is_linearizable=False
+            )
+
+        monkeypatch.setattr("tidebook.wiring.book.open_log", open_log)
+        return books_in(tmp_path)
