@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable, UnknownVersion
+from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, TidebookError, Unavailable, UnknownVersion
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.consistency import reads_see_writes, replicas_of
 from tidebook.store.cassandra.schema import BOOTSTRAP, MIGRATIONS, Migration
@@ -21,6 +21,9 @@ LOCK_S: Final = 60
 LOCK_WAIT_S_MAX: Final = 180
 LOCK_POLL_S: Final = 0.2
 REPLICAS_DEFAULT: Final = 3
+VISIBLE_S_MAX: Final = 10
+
+T = TypeVar("T")
 
 
 async def use_keyspace(session: Session, settings: CassandraSettings) -> None:
@@ -37,7 +40,7 @@ async def use_keyspace(session: Session, settings: CassandraSettings) -> None:
             f"reads at {settings.reading} can miss what was written at {settings.writing} with the replicas "
             f"{replicas} of keyspace {settings.keyspace}: choose levels that overlap, such as LOCAL_QUORUM for both"
         )
-    await session.use(settings.keyspace)
+    await _when_visible(lambda: session.use(settings.keyspace))
 
 
 async def _replication(session: Session, keyspace: str) -> dict[str, str] | None:
@@ -66,13 +69,27 @@ async def migrate(session: Session, keyspace: str, migrations: Sequence[Migratio
     if not {"setting", "locks"} <= names:
         for ddl in BOOTSTRAP:
             await session.define(ddl)
-    if await _version(session, migrations) == len(migrations):
+    if await _when_visible(lambda: _version(session, migrations)) == len(migrations):
         return
     async with _Lock(session) as lock:
         # Another may have done it while we waited.
         for number in range(await _version(session, migrations), len(migrations)):
             await lock.renew()
             await _run(session, number + 1, migrations[number])
+
+
+async def _when_visible(act: Callable[[], Awaitable[T]]) -> T:
+    """What another process is just making is listed a moment before it can be used."""
+    give_up = asyncio.get_running_loop().time() + VISIBLE_S_MAX
+    while True:
+        try:
+            return await act()
+        except UnknownVersion:
+            raise
+        except Corrupt:
+            if asyncio.get_running_loop().time() > give_up:
+                raise
+        await asyncio.sleep(LOCK_POLL_S)
 
 
 async def _version(session: Session, migrations: Sequence[Migration]) -> int:
@@ -111,7 +128,7 @@ class _Lock:
     async def __aenter__(self) -> _Lock:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + LOCK_WAIT_S_MAX
-        while not await self._take():
+        while not await _when_visible(self._take):
             if loop.time() > give_up:
                 raise Unavailable(
                     f"another process has held the schema's lock for {LOCK_WAIT_S_MAX} s: look at `locks`"

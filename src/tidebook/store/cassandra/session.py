@@ -187,31 +187,32 @@ class Session:
 
 async def connect(settings: CassandraSettings, metrics: Metrics) -> Session:
     """Reach the cluster; which keyspace is chosen later, for it may have to be made."""
-    cluster = acsylla.create_cluster(
-        list(settings.hosts),
-        port=settings.port,
-        username=settings.user,
-        password=None if settings.user is None else settings.secret() or "",
-        connect_timeout=settings.connect_timeout_s,
-        resolve_timeout=settings.connect_timeout_s,
-        request_timeout=settings.read_timeout_s,
-        # One log for the whole process, which outlives no cluster safely; each failure reaches its caller anyway.
-        log_level="disabled",
-        consistency=settings.reading,
-        serial_consistency=settings.serial_consistency,
-        constant_reconnect_delay_ms=RECONNECT_MS,
-        heartbeat_interval_sec=HEARTBEAT_S,
-        idle_timeout_sec=IDLE_S,
-        coalesce_delay_us=0,
-        load_balance_dc_aware=settings.local_dc,
-        hostname_resolution=settings.verify == "name",
-        ssl_enabled=settings.tls,
-        ssl_trusted_cert=settings.certificate("ca_file"),
-        ssl_cert=settings.certificate("cert_file"),
-        ssl_private_key=settings.certificate("key_file"),
-        ssl_verify_flags=_VERIFY[settings.verify],
-        application_name="tidebook",
-    )
+    with translated("the settings in [store]"):
+        cluster = acsylla.create_cluster(
+            list(settings.hosts),
+            port=settings.port,
+            username=settings.user,
+            password=None if settings.user is None else settings.secret() or "",
+            connect_timeout=settings.connect_timeout_s,
+            resolve_timeout=settings.connect_timeout_s,
+            request_timeout=settings.read_timeout_s,
+            # One log for the whole process, which outlives no cluster safely; each failure reaches its caller anyway.
+            log_level="disabled",
+            consistency=settings.reading,
+            serial_consistency=settings.serial_consistency,
+            constant_reconnect_delay_ms=RECONNECT_MS,
+            heartbeat_interval_sec=HEARTBEAT_S,
+            idle_timeout_sec=IDLE_S,
+            coalesce_delay_us=0,
+            load_balance_dc_aware=settings.local_dc,
+            hostname_resolution=settings.verify == "name",
+            ssl_enabled=settings.tls,
+            ssl_trusted_cert=settings.certificate("ca_file"),
+            ssl_cert=settings.certificate("cert_file"),
+            ssl_private_key=settings.certificate("key_file"),
+            ssl_verify_flags=_VERIFY[settings.verify],
+            application_name="tidebook",
+        )
     with translated(f"connecting to {', '.join(settings.hosts)} at port {settings.port}"):
         try:
             session = await cluster.create_session()

@@ -1,0 +1,245 @@
+"""Cassandra killed, frozen, down and back: what callers hear meanwhile, and what is in the tables afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tidebook.core.errors import OutcomeUnknown, Unavailable
+from tidebook.core.key import Key
+from tidebook.core.metrics import Metrics
+from tidebook.core.position import Position
+from tidebook.pipeline.slice import replicate_slice
+from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
+from tidebook.store.cassandra.mutations import Batch
+from tidebook.store.port import Snapshot
+from tidebook.testing.conformance.journal_records import Step, append, delete, facts_of, purge, records_of
+from tidebook.testing.conformance.store_suite import assert_shows
+from tidebook.testing.servers import Cassandra
+
+pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
+
+#: A caller who waits for an answer hears of trouble within this time, whatever the node does.
+SOON_S = 6.0
+BACK_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
+    """A node of our own: it does not outlive these tests unharmed."""
+    server = Cassandra(tmp_path_factory.mktemp("cassandra") / "node")
+    try:
+        yield server.start()
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+async def opened(server: Cassandra) -> AsyncIterator[Callable[..., Awaitable[CassandraStore]]]:
+    stores: list[CassandraStore] = []
+
+    async def open_one(**options: Any) -> CassandraStore:
+        settings = CassandraSettings.read(server.url, options)
+        stores.append(await open_cassandra_store(settings, metrics=Metrics()))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"t-{uuid4().hex}"
+
+
+async def until_it_answers(act: Callable[[], Awaitable[Any]]) -> Any:
+    """Call again while it is unavailable: what a caller's own retry would do."""
+    give_up = time.monotonic() + BACK_S
+    while True:
+        try:
+            return await act()
+        except Unavailable:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.1)
+
+
+def history(keys: int) -> list[Step]:
+    """Journals that live, shrink, die and live again, side by side."""
+    steps: list[Step] = []
+    for action in (append(7), append(4), delete(5), append(9), purge(), append(6), delete(2)):
+        steps += [(f"j-{i}", action) for i in range(keys) if (i + len(steps)) % 5]
+    return steps
+
+
+async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened(write_deadline_s=1.0, write_timeout_s=0.5)
+    facts = await store.set_facts(topic, facts_of(topic, segments=16), expected=None)
+    steps = history(12)
+    records = records_of(steps)
+    pass_on, count = store.write, 0
+
+    async def killing(batch: Batch) -> None:
+        nonlocal count
+        count += 1
+        if count == 60:
+            await asyncio.to_thread(server.kill9)
+        await pass_on(batch)
+
+    store.write = killing
+    with pytest.raises((Unavailable, OutcomeUnknown)):
+        await replicate_slice(store, topic, 0, records, facts)
+    await asyncio.to_thread(server.restart)
+    again = await opened()
+    pointer = await again.pointer(topic, 0)
+    assert pointer is None
+    await replicate_slice(again, topic, 0, records, facts)
+    await assert_shows(again, topic, facts, steps)
+
+
+async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_back(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened()
+    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    steps: list[Step] = [("a", append(3))]
+    await replicate_slice(store, topic, 0, records_of(steps), facts)
+    key, life = Key(topic, "a"), Position(1, 0)
+    head = await store.head(key)
+    assert head is not None
+
+    await asyncio.to_thread(server.kill9)
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: store.head(key),
+        lambda: store.pointer(topic, 0),
+        lambda: store.heads(topic, ["a", "b"]),
+        lambda: store.events(key, head, after=0, to=3, limit=9),
+        lambda: store.facts(topic),
+        lambda: store.snapshots(key, life),
+        lambda: store.save_snapshot(key, life, Snapshot(1, 2, b"", 0), slots=1),
+        lambda: store.set_setting(topic, "1", expected=None),
+        lambda: store.wait(topic, 0, beyond=Position(1, 5), timeout_s=60),
+        lambda: _listed(store, topic),
+        opened,
+    ]
+    for call in calls:
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            await call()
+        assert time.monotonic() - began < SOON_S
+
+    await asyncio.to_thread(server.restart)
+    assert await until_it_answers(lambda: store.head(key)) == head
+    await assert_shows(store, topic, facts, steps)
+
+
+async def _listed(store: CassandraStore, topic: str) -> list[str]:
+    return [id async for id in store.ids(topic)]
+
+
+async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened()
+    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    server.pause()
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                await store.pointer(topic, 0)
+            assert time.monotonic() - began < SOON_S
+    finally:
+        server.resume()
+    await until_it_answers(lambda: store.pointer(topic, 0))
+    await replicate_slice(store, topic, 0, records_of([("a", append())]), facts)
+
+
+async def test_writes_of_a_slice_are_sent_again_until_a_frozen_node_acknowledges_them(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened(write_timeout_s=0.5)
+    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    steps = history(3)
+    records = records_of(steps)
+    await replicate_slice(store, topic, 0, records[:-9], facts)  # every statement is prepared now
+    pass_on, frozen = store.write, asyncio.Event()
+
+    async def freezing(batch: Batch) -> None:
+        if not frozen.is_set():
+            server.pause()
+            frozen.set()
+        await pass_on(batch)
+
+    store.write = freezing
+    applying = asyncio.create_task(replicate_slice(store, topic, 0, records[-9:], facts))
+    await frozen.wait()
+    done, _ = await asyncio.wait([applying], timeout=2.0)
+    server.resume()
+    assert not done
+    await applying
+    assert store._metrics.counted("cassandra_write_retries") > 0
+    await assert_shows(store, topic, facts, steps)
+
+
+async def test_a_slice_is_given_up_at_its_deadline(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened(write_timeout_s=0.4, write_deadline_s=1.0)
+    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    pass_on = store.write
+
+    async def freezing(batch: Batch) -> None:
+        server.pause()
+        await pass_on(batch)
+
+    store.write = freezing
+    records = records_of([("a", append())])
+    began = time.monotonic()
+    try:
+        with pytest.raises((OutcomeUnknown, Unavailable)):
+            await replicate_slice(store, topic, 0, records, facts)
+        assert time.monotonic() - began < SOON_S
+    finally:
+        server.resume()
+    store.write = pass_on
+    await until_it_answers(lambda: replicate_slice(store, topic, 0, records, facts))
+    await assert_shows(store, topic, facts, [("a", append())])
+
+
+async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
+    settings = CassandraSettings.read("cassandra://127.0.0.1:1/books")
+    began = time.monotonic()
+    with pytest.raises(Unavailable):
+        await open_cassandra_store(settings, metrics=Metrics())
+    assert time.monotonic() - began < 2
+
+
+async def test_a_closed_store_says_so(opened: Callable[..., Awaitable[CassandraStore]], topic: str) -> None:
+    store = await opened()
+    await store.close()
+    await store.close()
+    with pytest.raises(Unavailable):
+        await store.pointer(topic, 0)
+
+
+async def test_a_call_that_was_cancelled_leaves_the_store_as_it_was(
+    opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened()
+    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    for _ in range(20):
+        call = asyncio.create_task(store.heads(topic, ["a", "b", "c"]))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    await replicate_slice(store, topic, 0, records_of([("a", append(2))]), facts)
+    await assert_shows(store, topic, facts, [("a", append(2))])

@@ -1,0 +1,114 @@
+"""The keyspace and its tables: made once, migrated under a lock, never left half way in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tidebook.core.errors import Corrupt, InvalidInput, TidebookError, Unavailable, UnknownVersion
+from tidebook.core.metrics import Metrics
+from tidebook.store.cassandra import CassandraSettings, open_cassandra_store
+from tidebook.store.cassandra import migrate as migrations
+from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.migrate import SCHEMA, VERSION, migrate, use_keyspace
+from tidebook.store.cassandra.schema import MIGRATIONS, Migration
+from tidebook.store.cassandra.session import Session, connect
+
+pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
+
+BROKEN = Migration(
+    "broken", ("CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)", "ALTER TABLE nowhere ADD x text")
+)
+MENDED = Migration("mended", ("CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)",))
+
+
+@pytest.fixture
+async def fresh(cassandra_address: str) -> AsyncIterator[CassandraSettings]:
+    """Settings for a keyspace that is not there yet, and is gone afterwards."""
+    settings = CassandraSettings.read(f"cassandra://{cassandra_address}/k{uuid4().hex[:12]}")
+    yield settings
+    session = await connect(settings, Metrics())
+    await session.define(f"DROP KEYSPACE IF EXISTS {settings.keyspace}")
+    await session.close()
+
+
+@pytest.fixture
+async def session(fresh: CassandraSettings) -> AsyncIterator[Session]:
+    session = await connect(fresh, Metrics())
+    await use_keyspace(session, fresh)
+    yield session
+    await session.close()
+
+
+async def version(session: Session) -> str | None:
+    row = (await session.read_serial(cql.SETTING, [SCHEMA, VERSION])).first()
+    return None if row is None else row.as_tuple()[0]
+
+
+async def test_processes_that_open_a_new_keyspace_at_once_all_find_it_whole(fresh: CassandraSettings) -> None:
+    stores = await asyncio.gather(*(open_cassandra_store(fresh, metrics=Metrics()) for _ in range(4)))
+    for store in stores:
+        assert await store.topics() == []
+        assert await store.pointer("orders", 0) is None
+        await store.close()
+
+
+async def test_a_migration_that_fails_says_which_and_leaves_the_version(
+    fresh: CassandraSettings, session: Session
+) -> None:
+    await migrate(session, fresh.keyspace)
+    with pytest.raises(TidebookError) as told:
+        await migrate(session, fresh.keyspace, (*MIGRATIONS, BROKEN))
+    assert isinstance(told.value, Corrupt)
+    assert "migration 2 (broken) failed" in told.value.__notes__[0]
+    assert await version(session) == "1"
+
+    # The lock was let go, so the mended one runs at once, over what the broken one left.
+    await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED)), 20)
+    assert await version(session) == "2"
+    await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
+
+
+async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: Session) -> None:
+    await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
+    with pytest.raises(UnknownVersion) as told:
+        await open_cassandra_store(fresh, metrics=Metrics())
+    assert (told.value.version, told.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
+
+
+async def test_the_lock_of_a_process_that_died_runs_out(
+    fresh: CassandraSettings, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(session, fresh.keyspace)
+    assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "the dead", 2]))["[applied]"]
+    await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED)), 20)
+    assert await version(session) == "2"
+
+
+async def test_whoever_waits_too_long_for_the_lock_is_told(
+    fresh: CassandraSettings, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(session, fresh.keyspace)
+    assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "another", 60]))["[applied]"]
+    monkeypatch.setattr(migrations, "LOCK_WAIT_S_MAX", 0.3)
+    with pytest.raises(Unavailable):
+        await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
+    assert await version(session) == "1"
+
+
+async def test_a_missing_keyspace_is_made_only_where_that_is_wanted(fresh: CassandraSettings) -> None:
+    told: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace}
+    with pytest.raises(InvalidInput, match="create_keyspace"):
+        await open_cassandra_store(CassandraSettings(**told, create_keyspace=False), metrics=Metrics())
+
+
+async def test_levels_that_let_a_read_miss_a_write_are_refused(fresh: CassandraSettings) -> None:
+    told: dict[str, Any] = {"hosts": fresh.hosts, "port": fresh.port, "keyspace": fresh.keyspace, "replication": 3}
+    with pytest.raises(InvalidInput, match="can miss"):
+        await open_cassandra_store(CassandraSettings(**told, consistency="LOCAL_ONE"), metrics=Metrics())
+    with pytest.raises(InvalidInput, match="can miss"):
+        await open_cassandra_store(CassandraSettings(**told, read_consistency="ONE"), metrics=Metrics())

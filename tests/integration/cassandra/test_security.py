@@ -1,0 +1,102 @@
+"""A Cassandra that really wants TLS and a password."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.store.cassandra import CassandraSettings, open_cassandra_store
+from tidebook.store.cassandra.settings import PASSWORD_VARIABLE
+from tidebook.testing.servers import Cassandra, Security, make_security
+
+pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    return make_security(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Cassandra]:
+    server = Cassandra(tmp_path_factory.mktemp("cassandra") / "node", security=security)
+    try:
+        yield server.start()
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def options(security: Security) -> dict[str, Any]:
+    """What opens the door."""
+    return {
+        "user": security.credentials.user,
+        "password": security.credentials.password,
+        "tls": True,
+        "ca_file": str(security.certificates.authority),
+    }
+
+
+async def works(server: Cassandra, options: dict[str, Any], environment: dict[str, str] | None = None) -> None:
+    settings = CassandraSettings.read(f"cassandra://{server.address}/guarded", options, environment=environment or {})
+    store = await open_cassandra_store(settings, metrics=Metrics())
+    await store.set_setting("a", "1", expected=None)
+    assert await store.setting("a") == "1"
+    await store.close()
+
+
+async def refused(server: Cassandra, options: dict[str, Any], secret: str) -> TidebookError:
+    with pytest.raises((InvalidInput, Unavailable)) as told:
+        await works(server, options)
+    chain: BaseException | None = told.value
+    while chain is not None:
+        assert secret not in f"{chain!r} {chain}"
+        chain = chain.__cause__
+    return told.value
+
+
+async def test_the_right_password_over_tls_is_let_in(server: Cassandra, options: dict[str, Any]) -> None:
+    await works(server, options)
+
+
+async def test_a_password_may_come_from_a_file_or_the_environment(
+    server: Cassandra, options: dict[str, Any], tmp_path: Path
+) -> None:
+    password = options.pop("password")
+    (tmp_path / "password").write_text(f"{password}\n")
+    await works(server, {**options, "password_file": str(tmp_path / "password")})
+    await works(server, options, {PASSWORD_VARIABLE: password})
+
+
+async def test_a_wrong_password_is_refused(server: Cassandra, options: dict[str, Any]) -> None:
+    error = await refused(server, {**options, "password": "wrong-and-secret"}, "wrong-and-secret")
+    assert isinstance(error, InvalidInput)
+    assert "password" in str(error)
+
+
+async def test_no_password_is_refused(server: Cassandra, options: dict[str, Any]) -> None:
+    await refused(server, {"tls": True, "ca_file": options["ca_file"]}, options["password"])
+
+
+async def test_a_connection_without_tls_is_refused(server: Cassandra, options: dict[str, Any]) -> None:
+    await refused(server, {"user": options["user"], "password": options["password"]}, options["password"])
+
+
+async def test_a_certificate_that_nobody_we_trust_signed_is_refused(
+    server: Cassandra, options: dict[str, Any], security: Security
+) -> None:
+    await refused(server, {**options, "ca_file": str(security.certificates.stranger)}, options["password"])
+
+
+async def test_a_certificate_file_that_is_none_says_so(
+    server: Cassandra, options: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "none.pem").write_text("no certificate")
+    for file in ("none.pem", "missing.pem"):
+        error = await refused(server, {**options, "ca_file": str(tmp_path / file)}, options["password"])
+        assert isinstance(error, InvalidInput)
