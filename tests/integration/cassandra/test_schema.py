@@ -20,10 +20,10 @@ from tidebook.store.cassandra.session import Session, connect
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
-BROKEN = Migration(
-    "broken", ("CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)", "ALTER TABLE nowhere ADD x text")
-)
-MENDED = Migration("mended", ("CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)",))
+EXTRA = "CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)"
+BROKEN = Migration("broken", (EXTRA, "ALTER TABLE nowhere ADD x text"))
+MENDED = Migration("mended", (EXTRA,))
+BEFORE, AFTER = str(len(MIGRATIONS)), str(len(MIGRATIONS) + 1)
 
 
 @pytest.fixture
@@ -64,12 +64,12 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
     with pytest.raises(TidebookError) as told:
         await migrate(session, fresh.keyspace, (*MIGRATIONS, BROKEN))
     assert isinstance(told.value, Corrupt)
-    assert "migration 2 (broken) failed" in told.value.__notes__[0]
-    assert await version(session) == "1"
+    assert f"migration {AFTER} (broken) failed" in told.value.__notes__[0]
+    assert await version(session) == BEFORE
 
     # The lock was let go, so the mended one runs at once, over what the broken one left.
     await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED)), 20)
-    assert await version(session) == "2"
+    assert await version(session) == AFTER
     await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
 
 
@@ -86,7 +86,7 @@ async def test_the_lock_of_a_process_that_died_runs_out(
     await migrate(session, fresh.keyspace)
     assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "the dead", 2]))["[applied]"]
     await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED)), 20)
-    assert await version(session) == "2"
+    assert await version(session) == AFTER
 
 
 async def test_whoever_waits_too_long_for_the_lock_is_told(
@@ -97,7 +97,7 @@ async def test_whoever_waits_too_long_for_the_lock_is_told(
     monkeypatch.setattr(migrations, "LOCK_WAIT_S_MAX", 0.3)
     with pytest.raises(Unavailable):
         await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
-    assert await version(session) == "1"
+    assert await version(session) == BEFORE
 
 
 async def test_a_missing_keyspace_is_made_only_where_that_is_wanted(fresh: CassandraSettings) -> None:

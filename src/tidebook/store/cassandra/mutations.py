@@ -68,8 +68,6 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
             case PutEvents():
                 yield from event_batches(write)
             case PutTags():
-                pass  # the tables of tags come with the tags' own part
-            case PutTags():
                 pass  # by tag and bucket, over all journals: `tag_batches`
             case ClearEvents():
                 yield from clear_events(write)
