@@ -56,12 +56,12 @@ class Cleaner:
         self._metrics = metrics
         self._labels = labels
         self._on_pinned = on_pinned
-        self._taken_ms: int | None = None
+        self._taken_ms = meta.snapshot_ms
         self._taken_bytes = meta.meter.total_bytes
 
     @property
     def snapshot_age_ms(self) -> int | None:
-        """How old the last snapshot is that was taken here; None before the first."""
+        """How old the last snapshot is that was taken here, or restored; None before the first."""
         return None if self._taken_ms is None else self._clock.now_ms() - self._taken_ms
 
     @property

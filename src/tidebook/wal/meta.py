@@ -68,6 +68,8 @@ class RegionMeta:
         self.next_offset = 0
         #: Nothing below this is needed; it may be gone, or not yet.
         self.truncated_to = 0
+        #: When the snapshot was taken that it was restored from, if it was.
+        self.snapshot_ms: int | None = None
         self.meter = Meter()
 
     @property
@@ -87,6 +89,7 @@ class RegionMeta:
         copy.tables = {table: meta.frozen() for table, meta in self.tables.items()}
         copy.term, copy.writer = self.term, self.writer
         copy.next_offset, copy.truncated_to = self.next_offset, self.truncated_to
+        copy.snapshot_ms = self.snapshot_ms
         copy.meter = self.meter.copy()
         return copy
 

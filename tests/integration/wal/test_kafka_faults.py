@@ -1,0 +1,92 @@
+"""A region while its Kafka is killed, frozen and slow: a server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.wal.base import contents, facts, make_wal
+from tidebook.core.errors import OutcomeUnknown, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.testing.servers.kafka import Kafka
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Iterator[Kafka]:
+    """Asks for the shared server only so that --without kafka leaves this one out too."""
+    server = Kafka(tmp_path_factory.mktemp("kafka") / "kafka")
+    with server:
+        yield server
+    server.kill9()
+
+
+@asynccontextmanager
+async def opened(kafka: Kafka, **settings: object) -> AsyncIterator[KafkaLog]:
+    log = await open_kafka_log(KafkaSettings.read(kafka.url, settings), metrics=Metrics())
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+async def test_rule_40_a_cut_that_a_killed_broker_forgot_brings_nothing_back(kafka: Kafka, tmp_path: Path) -> None:
+    async with opened(kafka) as log:
+        region = await make_wal(log, "cut").open_region(7, create=True)
+        for n in range(900):
+            await region.write(1, [b"%d" % n])
+        await region.mark_deleted(1, 901)
+        await region.clean()
+        await region.write(1, [b"kept"])
+        before = facts(region.meta)
+        start = await log.start("wal.cut.7.data", 0)
+        assert start > 900
+    await asyncio.to_thread(kafka.kill9)
+    await asyncio.to_thread(kafka.start)
+    async with opened(kafka) as log:
+        print(f"the log began at {start}, and after the kill at {await log.start('wal.cut.7.data', 0)}")
+        again = await make_wal(log, "cut").open_region(7)
+        assert await contents(again) == {1: [(901, b"kept")]}
+        assert facts(again.meta) == before
+        await again.clean()
+        assert await log.start("wal.cut.7.data", 0) >= start
+
+
+async def test_writes_through_a_frozen_broker_are_written_once_or_told_as_unknown(kafka: Kafka) -> None:
+    told: dict[int, bytes] = {}
+    unknown: set[bytes] = set()
+    async with opened(kafka, send_timeout_ms=1000, request_timeout_ms=3000) as log:
+        wal = make_wal(log, "frozen")
+        region = await wal.open_region(7, create=True)
+
+        async def write(writer: int) -> None:
+            for n in range(20):
+                payload = b"%d-%d" % (writer, n)
+                try:
+                    told[(await region.write(1, [payload])).first] = payload
+                except (OutcomeUnknown, Unavailable):
+                    unknown.add(payload)
+
+        writing = asyncio.gather(*map(write, range(8)))
+        await region.write(2, [b"under way"])
+        kafka.pause()
+        try:
+            await asyncio.sleep(2.5)  # longer than a send may take: the fault itself is a length of time
+        finally:
+            kafka.resume()
+        await writing
+        await region.write(1, [b"last"])
+        held = dict((await contents(region))[1])
+        again = await make_wal(log, "frozen").open_region(7)
+        assert dict((await contents(again))[1]) == held
+    assert {seq: held[seq] for seq in told} == told
+    extra = [payload for seq, payload in held.items() if seq not in told and payload != b"last"]
+    assert set(extra) <= unknown
+    assert len(extra) == len(set(extra))
+    assert sorted(held) == list(range(1, len(held) + 1))
