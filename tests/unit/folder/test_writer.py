@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from tidebook.core.errors import InvalidInput, Unavailable
@@ -15,6 +16,7 @@ from tidebook.core.metrics import Metrics
 from tidebook.folder import inbox as inbox_module
 from tidebook.folder import writer as writer_module
 from tidebook.folder.inbox import Session, nothing
+from tidebook.folder.lock import FairLock
 from tidebook.folder.opened import File
 from tidebook.folder.schema import Schema
 
@@ -196,3 +198,30 @@ async def test_a_closed_writer_has_finished_what_was_posted(tmp_path: Path) -> N
     assert answers == list(range(300))
     with pytest.raises(Unavailable):
         file.writer.post(insert, 1, answers.append)
+
+
+async def test_a_lock_that_is_not_let_go_fails_the_writes_and_later_ones_go_on(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "LOCK_S_MAX", 0.05)
+    stopped = FairLock(file.path)
+    stopped.acquire(10)
+    answers = await asyncio.gather(*(file.writer.run(insert, n) for n in range(3)), return_exceptions=True)
+    assert [type(each) for each in answers] == [Unavailable] * 3
+    assert numbers(file) == []
+    stopped.release()
+    assert await file.writer.run(insert, 1) == 1
+    stopped.close()
+
+
+async def test_a_foreign_program_that_keeps_the_file_locked_fails_the_writes(file: File) -> None:
+    file.database.connection.set_busy_timeout(10)
+    foreign = apsw.Connection(str(file.path))
+    foreign.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="locked"):
+        await file.writer.run(insert, 1)
+    foreign.execute("INSERT INTO number VALUES (7)")
+    foreign.execute("COMMIT")
+    foreign.close()
+    assert await file.writer.run(insert, 1) == 1
+    assert numbers(file) == [1, 7]

@@ -88,12 +88,11 @@ def chunk_of(connection: apsw.Connection, low: int, offset: int) -> int:
 
 def _entries(connection: apsw.Connection, partition_id: int, first: int) -> list[int]:
     low = base(partition_id)
-    entries = []
+    entries: list[int] = []
     rows = connection.execute(_CHUNKS, (chunk_of(connection, low, first), low + first + RUN))
     for id, body in rows:
-        for place, key in enumerate(unpack_keys(body), id - low - first):
-            if key is not None and 0 <= place < RUN:
-                entries.append(hash_of(key) | place)
+        places = enumerate(unpack_keys(body), id - low - first)
+        entries += [hash_of(key) | place for place, key in places if key is not None and 0 <= place < RUN]
     return entries
 
 
