@@ -119,6 +119,10 @@ class RelayTarget(Protocol):
         """This thread's channel to the topic. With `transaction`, a `fresh` one has fenced every older one."""
         ...
 
+    def release(self, topic: str) -> None:
+        """The calling thread is done with the topic for now."""
+        ...
+
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
         """Read the log up to its present end. `on_step` is called now and then, and may raise to stop it."""
         ...

@@ -70,6 +70,8 @@ class Held:
         try:
             topic = self._target.topic(name, fresh=dirty is not None)
             self._say_weak(topic)
+            if topic.fence == "lock":
+                self._target.channel(topic, fresh=True)  # taken before anything is looked for
             if dirty is not None and not self._settle(topic, dirty):
                 return 0
             self._batches(topic)
@@ -78,6 +80,8 @@ class Held:
         except (NotFound, Unavailable) as error:
             # Where it is the database that does not answer, this raises again.
             self._rest(str(error))
+        finally:
+            self._target.release(name)
         return self._sent
 
     # ---- what the last owner left open

@@ -17,6 +17,7 @@ from tidebook.wiring.settings import Settings, options_as, read_settings
 
 if TYPE_CHECKING:
     from tidebook.log.port import Log
+    from tidebook.outbox.async_outbox import AsyncOutbox
     from tidebook.queue.queue import Queue
     from tidebook.queue.queues import Queues
     from tidebook.sql.port.queue import QueueSettings
@@ -47,6 +48,7 @@ class Book:
         self._tags: Tags | None = None
         self._wals: dict[str, Wal] = {}
         self._queues: Queues | None = None
+        self._outbox: AsyncOutbox | None = None
 
     @property
     def log(self) -> Log:
@@ -115,6 +117,17 @@ class Book:
         """A work queue by name, made when it is first used; settings that are given are kept with it."""
         return self.queues.queue(name, settings=settings)
 
+    @property
+    def outbox(self) -> AsyncOutbox:
+        """The outbox in the book's SQL database; nothing is opened before it is used."""
+        if self._outbox is None:
+            from tidebook.outbox.async_outbox import AsyncOutbox
+            from tidebook.wiring.outbox import make_outbox
+
+            self._outbox = AsyncOutbox(make_outbox(self.settings, ids=self.ids, metrics=self.metrics))
+            self._stack.push_async_callback(self._outbox.close)
+        return self._outbox
+
     async def topics(self) -> list[str]:
         """The topics that hold journals."""
         return sorted(await self.store.topics())
@@ -146,7 +159,7 @@ class Book:
         await self._stack.aclose()
         self._journals.clear()
         self._wals.clear()
-        self._log = self._store = self._tags = self._queues = None
+        self._log = self._store = self._tags = self._queues = self._outbox = None
 
 
 def open(where: str | Path = "./tidebook-data") -> Book:

@@ -13,6 +13,7 @@ from tidebook.wiring.book import Book, open
 from tidebook.wiring.settings import Settings
 
 if TYPE_CHECKING:
+    from tidebook.outbox.outbox import Outbox
     from tidebook.queue.sync import SyncQueue
     from tidebook.sql.port.queue import QueueSettings
     from tidebook.tags.sync import SyncTags
@@ -52,6 +53,10 @@ class SyncBook:
         from tidebook.queue.sync import SyncQueue
 
         return SyncQueue(self._portal_open(), self._book.queue(name, settings=settings))
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._book.outbox.blocking
 
     def _portal_open(self) -> Portal:
         if self._portal is None:

@@ -39,6 +39,8 @@ SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable} AND EXISTS (
 class MysqlOutboxStore(OperatedOutboxStore):
     """One connection in autocommit, reading what is committed."""
 
+    dialect = "mysql"
+
     def __init__(self, connection: Any, *, lock_limit_ms: int, hold_parked: bool) -> None:
         super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
         self._connection = connection

@@ -29,6 +29,21 @@ def unpack_headers(packed: bytes | None) -> Headers:
     return _decode(packed) if packed else ()
 
 
+class Publishable(Protocol):
+    """A message to be published, whoever made it."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def partition_key(self) -> bytes | None: ...
+    @property
+    def payload(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
+
+
 class Waiting(msgspec.Struct, frozen=True, gc=False):
     """A row of `kafka_messages`."""
 
@@ -176,6 +191,10 @@ class OutboxStore(Protocol):
 
     def create_tables(self) -> None:
         """Make the tables where they are missing."""
+        ...
+
+    def publish(self, messages: Sequence[Publishable], *, ordered: bool) -> None:
+        """Publish in a transaction of their own."""
         ...
 
     def topics_waiting(self) -> list[str]:

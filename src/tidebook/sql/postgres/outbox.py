@@ -60,6 +60,8 @@ SELECT topic FROM found WHERE topic IS NOT NULL"""
 class PostgresOutboxStore(OperatedOutboxStore):
     """One connection in autocommit. Only what must not be lost waits for the disk: the opening of a session."""
 
+    dialect = "postgresql"
+
     def __init__(
         self, connection: psycopg.Connection[Any], floors: Floors, *, lock_limit_ms: int, hold_parked: bool
     ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from tidebook.core.errors import NotFound
-from tidebook.sql.port.outbox import Aside, ParkedMessage, TopicStatus
+from tidebook.sql.port.dialect import Dialect
+from tidebook.sql.port.outbox import Aside, ParkedMessage, Publishable, TopicStatus
+from tidebook.sql.queries.outbox_publish import publish_statements
 from tidebook.sql.queries.outbox_store import SqlOutboxStore, as_bytes
 
 _STATES: Mapping[int, Literal["parked", "retrying", "held"]] = {0: "held", 1: "retrying", 2: "parked"}
@@ -14,6 +16,14 @@ _STATES: Mapping[int, Literal["parked", "retrying", "held"]] = {0: "held", 1: "r
 
 class OperatedOutboxStore(SqlOutboxStore):
     """The operator's side, on top of the relay's."""
+
+    dialect: ClassVar[Dialect]
+
+    def publish(self, messages: Sequence[Publishable], *, ordered: bool) -> None:
+        """Publish in a transaction of their own."""
+        with self._transaction(durable=True):
+            for sql, parameters in publish_statements(self.dialect, "format", messages, ordered=ordered):
+                self._run(sql, parameters)
 
     def _topics_in_use(self) -> list[str]:
         """Every topic that has a waiting row."""

@@ -5,31 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tidebook.sql.port.dialect import Dialect, Style
-from tidebook.sql.port.outbox import ORDER_SLOTS, Headers, pack_headers
+from tidebook.sql.port.outbox import ORDER_SLOTS, Publishable, pack_headers
 
 #: Rows a statement: SQLite before 3.32 takes 999 parameters.
 ROWS_MAX = {"postgresql": 1000, "mysql": 500, "sqlite": 199}
 #: Bytes a statement, well below MySQL's default packet of 16 MB; one message alone may be more.
 STATEMENT_BYTES_MAX = 4_000_000
 COLUMNS = 5
-
-
-class Publishable(Protocol):
-    """A message, whoever made it."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def partition_key(self) -> bytes | None: ...
-    @property
-    def payload(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Headers: ...
 
 
 class Statement(NamedTuple):

@@ -45,6 +45,8 @@ SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable} AND EXISTS (
 class SqliteOutboxStore(OperatedOutboxStore):
     """One connection. Its transactions take the write lock when they begin, so that they never fail half-way."""
 
+    dialect = "sqlite"
+
     def __init__(self, connection: sqlite3.Connection, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
         super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
         self._connection = connection
