@@ -21,6 +21,7 @@ from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
 _TAIL_PATIENCE_S = 0.1
 #: What batch and record headers may take of FRAME_BYTES.
 _RECORD_FRAME_BYTES = 96
+_KEY_BYTES_MAX = FRAME_BYTES - _RECORD_FRAME_BYTES
 
 
 async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaLog:
@@ -47,6 +48,8 @@ class KafkaLog:
         self._placing: set[asyncio.Task[None]] = set()
         #: Ends that were seen: at least so far there are records.
         self._ends: dict[Place, int] = {}
+        #: The short way for topics that were sent to.
+        self._routes: dict[str, _Route] = {}
         self._producers: dict[int, KafkaProducer] = {}
         self._lazy_topics: Topics | None = None
         self._lazy_offsets: Offsets | None = None
@@ -80,12 +83,14 @@ class KafkaLog:
         if known is not None and known.state.topic_id != found.state.topic_id:
             self._forget(topic)
         self._known[topic] = found
+        self._routes.pop(topic, None)
         if warm:  # a new producer needs half a second until it may send: whoever opens a topic will need it
             self._producer(found)
         return found
 
     def _forget(self, topic: str) -> None:
         self._known.pop(topic, None)
+        self._routes.pop(topic, None)
         for place in [place for place in self._ends if place[0] == topic]:
             del self._ends[place]
         if self._lazy_pool is not None:
@@ -108,20 +113,42 @@ class KafkaLog:
     # ---- writing
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
-        self._in_use()
-        topic = record.topic
-        known = self._known.get(topic)
-        if known is None or topic in self._unplaced or not 0 <= record.partition < known.state.partitions:
-            unplaced = self._unplaced.get(topic)
-            if unplaced is not None:
-                unplaced.append((record, on_sent))
-                return
-            self._unplaced[topic] = [(record, on_sent)]
-            task = self._loop.create_task(self._place(topic))
-            self._placing.add(task)
-            task.add_done_callback(self._placing.discard)
+        route = self._routes.get(record.topic)
+        if (
+            route is not None
+            and 0 <= record.partition < route.partitions
+            and len(record.value) <= route.limit_bytes
+            and not record.headers
+            and (record.key is None or len(record.key) <= _KEY_BYTES_MAX)
+            and self._pid == os.getpid()
+        ):
+            route.send(record, on_sent)
+        else:
+            self._send_checked(record, on_sent)
+
+    def _send_checked(self, record: Outgoing, on_sent: OnSent) -> None:
+        """What is not plainly right: a topic that is met first, headers, or something to refuse."""
+        known = self._known.get(record.topic)
+        if self._closed or self._pid != os.getpid():
+            self._loop.call_soon(on_sent, self._unusable())
+        elif known is None or not 0 <= record.partition < known.state.partitions:
+            self._send_placed(record, on_sent)
+        elif len(record.value) > known.limit_bytes or _frame(record) > FRAME_BYTES:
+            self._loop.call_soon(on_sent, _too_large(known, record))
+        else:
+            route = self._routes[record.topic] = _Route(known, self._producer(known))
+            route.send(record, on_sent)
+
+    def _send_placed(self, record: Outgoing, on_sent: OnSent) -> None:
+        """Look the topic up first; what is sent meanwhile to the same unknown place waits behind it."""
+        unplaced = self._unplaced.get(record.topic)
+        if unplaced is not None:
+            unplaced.append((record, on_sent))
             return
-        self._send(known, record, on_sent)
+        self._unplaced[record.topic] = [(record, on_sent)]
+        task = self._loop.create_task(self._place(record.topic))
+        self._placing.add(task)
+        task.add_done_callback(self._placing.discard)
 
     async def append(self, record: Outgoing) -> Sent:
         future: asyncio.Future[Sent] = self._loop.create_future()
@@ -138,25 +165,18 @@ class KafkaLog:
             known, error = None, failure
         for record, on_sent in self._unplaced.pop(topic):
             if known is None:
-                on_sent(error or unknown(topic))
+                self._loop.call_soon(on_sent, error or unknown(topic))
             elif not 0 <= record.partition < known.state.partitions:
-                on_sent(unknown(topic, record.partition))
+                self._loop.call_soon(on_sent, unknown(topic, record.partition))
             else:
-                self._send(known, record, on_sent)
-
-    def _send(self, known: KafkaTopic, record: Outgoing, on_sent: OnSent) -> None:
-        if len(record.value) > known.limit_bytes or _frame(record) > FRAME_BYTES:
-            self._loop.call_soon(on_sent, _too_large(known, record))
-        else:
-            self._producer(known).send(record, on_sent)
+                self.send(record, on_sent)
 
     def _producer(self, known: KafkaTopic) -> KafkaProducer:
         """The producer whose batches are below the topic's limit: topics of the usual limit share one."""
-        batch_bytes = min(self.settings.batch_bytes_max, known.batch_bytes_max)
-        producer = self._producers.get(batch_bytes)
+        producer = self._producers.get(known.batch_bytes_max)
         if producer is None:
-            producer = KafkaProducer(self.settings, self._metrics, batch_bytes=batch_bytes)
-            self._producers[batch_bytes] = producer
+            producer = KafkaProducer(self.settings, self._metrics, batch_bytes=known.batch_bytes_max)
+            self._producers[known.batch_bytes_max] = producer
         return producer
 
     # ---- reading
@@ -230,8 +250,9 @@ class KafkaLog:
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
         await self._check(topic, partition)
-        if before > await self._ask(topic, partition, "start"):
-            await self._topics().truncate(topic, partition, before)
+        start, end = await asyncio.gather(self._ask(topic, partition, "start"), self._ask(topic, partition, "end"))
+        if before > start:
+            await self._topics().truncate(topic, partition, min(before, end))
             if self._lazy_pool is not None:
                 self._lazy_pool.forget(topic)
             if self._lazy_tail is not None:
@@ -255,10 +276,13 @@ class KafkaLog:
     # ---- clients, made when they are first used
 
     def _in_use(self) -> None:
+        if self._closed or self._pid != os.getpid():
+            raise self._unusable()
+
+    def _unusable(self) -> Unavailable:
         if self._closed:
-            raise Unavailable("this log is closed: open it again")
-        if self._pid != os.getpid():
-            raise Unavailable("this log was opened before a fork: open one in the child")
+            return Unavailable("this log is closed: open it again")
+        return Unavailable("this log was opened before a fork: open one in the child")
 
     def _topics(self) -> Topics:
         self._in_use()
@@ -290,8 +314,20 @@ class KafkaLog:
         while self._placing:
             await asyncio.gather(*self._placing, return_exceptions=True)
         self._closed = True
+        self._routes.clear()
         parts = (*self._producers.values(), self._lazy_pool, self._lazy_tail, self._lazy_offsets, self._lazy_topics)
         await asyncio.gather(*(part.close() for part in parts if part is not None))
+
+
+class _Route:
+    """Where records of a topic go, and what they may be."""
+
+    __slots__ = ("limit_bytes", "partitions", "send")
+
+    def __init__(self, known: KafkaTopic, producer: KafkaProducer) -> None:
+        self.partitions = known.state.partitions
+        self.limit_bytes = known.limit_bytes
+        self.send = producer.send
 
 
 def _settle(future: asyncio.Future[Sent], result: Sent | TidebookError) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from tidebook.core.errors import Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.reading import Slice, SliceReader
 from tidebook.log.kafka.settings import KafkaSettings
@@ -50,7 +51,11 @@ class ConsumerPool:
 
     async def read(self, wanted: Slice) -> Batch:
         """Read a slice's next page with the consumer that stands nearest."""
-        await self._free.acquire()
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise Unavailable(f"reading {wanted}: all {self._settings.consumers_max} consumers are busy") from error
         pooled = self._take(wanted)
         reading = self._loop.run_in_executor(pooled.thread, self._read, pooled, wanted)
         # A cancelled reader leaves its consumer busy: it comes back to the pool by itself.

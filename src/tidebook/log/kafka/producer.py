@@ -14,7 +14,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tidebook.core.errors import OutcomeUnknown, TidebookError, TooLarge, Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import LOGGER, connect, producer_config
 from tidebook.log.kafka.faults import TOO_LARGE, not_acknowledged, not_sent
@@ -50,8 +50,11 @@ class KafkaProducer:
         self._in_flight = 0
         #: No broker answers: records wait here, where it is certain that they were not written.
         self._down = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        #: When what is sent in this tick is given up, should it still wait here then.
+        self._give_up_at = 0.0
+        #: Set when closing: everything has been answered.
+        self._drained: asyncio.Event | None = None
+        self._on_delivery = self._delivered
         # Owned by the thread:
         self._done: list[_Result] = []
         self._told_down = False
@@ -63,24 +66,24 @@ class KafkaProducer:
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         """Send a record; the callback comes in a later tick."""
-        lone = self._in_flight == 0 and not self._waiting and not self._down
-        if lone and self._produce(record, on_sent):
+        if self._in_flight == 0 and not self._waiting and not self._down and self._produce(record, on_sent):
             return
-        self._waiting.append((record, on_sent, self._loop.time() + self._timeout_s))
-        self._idle.clear()
-        if self._flushing is None:
-            self._flushing = self._loop.call_soon(self._flush)
+        if self._flushing is None or self._down:
+            self._give_up_at = self._loop.time() + self._timeout_s
+            if self._flushing is None:
+                self._flushing = self._loop.call_soon(self._flush)
+        self._waiting.append((record, on_sent, self._give_up_at))
 
     def _flush(self) -> None:
         self._flushing = None
-        waiting, produce = self._waiting, self._produce
+        waiting = self._waiting
         if not self._down:
             for _ in range(min(len(waiting), _TICK_RECORDS_MAX)):
-                record, on_sent, _ = waiting[0]
-                if not produce(record, on_sent):
+                item = waiting.popleft()
+                if not self._produce(item[0], item[1]):
+                    waiting.appendleft(item)
                     self._flushing = self._loop.call_later(_FULL_WAIT_S, self._flush)
                     break
-                waiting.popleft()
         self._give_up()
         if waiting and self._flushing is None:
             if self._down:
@@ -102,39 +105,51 @@ class KafkaProducer:
         self._settle()
 
     def _produce(self, record: Outgoing, on_sent: OnSent) -> bool:
-        """Hand a record to the client; False if it is full."""
+        """Hand a record to the client; False if it takes none now."""
         try:
-            self._client.produce(
-                record.topic,
-                record.value,
-                record.key,
-                record.partition,
-                partial(self._delivered, on_sent, record),
-                headers=list(record.headers) if record.headers else None,
-            )
+            if record.headers:
+                headers: list[tuple[str, str | bytes | None]] = list(record.headers)
+                self._client.produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    record.partition,
+                    partial(self._on_delivery, on_sent),
+                    headers=headers,
+                )
+            else:
+                self._client.produce(
+                    record.topic, record.value, record.key, record.partition, partial(self._on_delivery, on_sent)
+                )
         except BufferError:
             return False
         except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError._FATAL:
+            if error.args[0].code() == KafkaError._FATAL:
                 self._replace()
                 return False
-            self._loop.call_soon(on_sent, self._refusal(error.args[0], record, sent=False))
+            self._loop.call_soon(
+                on_sent, self._refusal(error.args[0], record.topic, record.partition, len(record.value), sent=False)
+            )
+            return True
+        except (TypeError, ValueError) as error:
+            self._loop.call_soon(on_sent, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
             return True
         self._in_flight += 1
-        self._idle.clear()
         return True
 
     def _take(self, results: list[_Result]) -> None:
         """Acknowledgements, in the order in which the broker gave them."""
         self._in_flight -= len(results)
         for on_sent, result in results:
-            on_sent(result)
+            try:
+                on_sent(result)
+            except Exception as error:  # one sender's mistake must not cost the others their answers
+                self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
         self._settle()
 
     def _settle(self) -> None:
-        if self._in_flight == 0 and not self._waiting:
-            self._idle.set()
+        if self._drained is not None and self._in_flight == 0 and not self._waiting:
+            self._drained.set()
 
     def _brokers(self, down: bool) -> None:
         self._down = down
@@ -156,9 +171,11 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """Finish what was sent; what is not acknowledged in time is unknown."""
+        self._drained = asyncio.Event()
+        self._settle()
         try:
             async with asyncio.timeout(self._timeout_s + 1):
-                await self._idle.wait()
+                await self._drained.wait()
         except TimeoutError:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
@@ -189,28 +206,30 @@ class KafkaProducer:
             self._metrics.count("kafka_sent", len(results))
             self._tell(self._take, results)
 
-    def _delivered(self, on_sent: OnSent, record: Outgoing, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, on_sent: OnSent, error: KafkaError | None, message: Message) -> None:
+        partition = message.partition()
         if error is None:
             offset = message.offset()
             if offset >= 0:
-                self._done.append((on_sent, Sent(message.partition(), offset, message.timestamp()[1])))
-            else:  # a repeated batch that the broker knows, but no longer where
-                unknown = OutcomeUnknown(
-                    f"sending to {record.topic}/{record.partition}: written, but the broker forgot where",
-                    partition=record.partition,
-                )
-                self._done.append((on_sent, unknown))
+                self._done.append((on_sent, Sent(partition, offset, message.timestamp()[1])))
+                return
+            # A repeated batch that the broker knows, but no longer where.
+            unknown = OutcomeUnknown(
+                f"sending to {message.topic()}/{partition}: written, but the broker forgot where", partition=partition
+            )
+            self._done.append((on_sent, unknown))
             return
-        self._done.append((on_sent, self._refusal(error, record, sent=True)))
+        refused = self._refusal(error, message.topic(), partition, len(message.value() or b""), sent=True)
+        self._done.append((on_sent, refused))
 
-    def _refusal(self, error: KafkaError, record: Outgoing, *, sent: bool) -> TidebookError:
+    def _refusal(self, error: KafkaError, topic: str, partition: int, size_bytes: int, *, sent: bool) -> TidebookError:
         if error.code() in TOO_LARGE:
-            limit = self._config["batch.size"]
-            refused: TidebookError = TooLarge("the record", size_bytes=len(record.value), limit_bytes=limit)
+            limit_bytes = self._config["batch.size"]
+            refused: TidebookError = TooLarge("the record", size_bytes=size_bytes, limit_bytes=limit_bytes)
         elif sent:
-            refused = not_acknowledged(error, record.topic, record.partition)
+            refused = not_acknowledged(error, topic, partition)
         else:
-            refused = not_sent(error, record.topic, record.partition)
+            refused = not_sent(error, topic, partition)
         self._metrics.count("kafka_send_failed", error=type(refused).__name__)
         return refused
 

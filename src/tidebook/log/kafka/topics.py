@@ -40,7 +40,7 @@ class KafkaTopic(msgspec.Struct, frozen=True):
     """A topic as it was last seen."""
 
     state: TopicState
-    #: The largest batch that the broker takes.
+    #: The largest batch to send there: what the broker takes, or less.
     batch_bytes_max: int
     #: The largest value of a record.
     limit_bytes: int
@@ -102,7 +102,7 @@ class Topics:
         if found is None:
             return None
         check_topic(topic, found[1])
-        return _kafka_topic(*found)
+        return self._topic(*found)
 
     async def names(self) -> list[str]:
         """All topics but the broker's own."""
@@ -129,7 +129,7 @@ class Topics:
                 await asyncio.sleep(_LOOK_AGAIN_S)
         check_topic(topic, found[1])
         check_wishes(topic, found[1], limit_bytes=limit_bytes, keep_forever=keep_forever)
-        return _kafka_topic(*found)
+        return self._topic(*found)
 
     async def delete(self, topic: str) -> None:
         """Remove the topic, and return when it is no longer seen."""
@@ -181,6 +181,10 @@ class Topics:
                         raise
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
+    def _topic(self, state: TopicState, config: Mapping[str, str]) -> KafkaTopic:
+        broker_bytes = int(config["max.message.bytes"])
+        return KafkaTopic(state, min(broker_bytes, self._settings.batch_bytes_max), broker_bytes - FRAME_BYTES)
+
     def _note(self, error: KafkaError) -> None:
         if error.code() in REFUSED:
             self._refusals.append(error)
@@ -213,11 +217,6 @@ def _only(futures: Mapping[Any, Future[Any]]) -> Future[Any]:
     """The one future of the map, which stays in it: the client looks for it there."""
     (future,) = futures.values()
     return future
-
-
-def _kafka_topic(state: TopicState, config: Mapping[str, str]) -> KafkaTopic:
-    batch_bytes_max = int(config["max.message.bytes"])
-    return KafkaTopic(state, batch_bytes_max, batch_bytes_max - FRAME_BYTES)
 
 
 class _deadline:
