@@ -14,7 +14,8 @@ class Migration(NamedTuple):
 
 #: What must be there before a lock can be taken or a version be read.
 BOOTSTRAP: Final = (
-    "CREATE TABLE IF NOT EXISTS setting (section text, name text, value text, PRIMARY KEY ((section), name))",
+    # A partition each: compare-and-sets, and reads that want to be sure, contend within a partition.
+    "CREATE TABLE IF NOT EXISTS setting (section text, name text, value text, PRIMARY KEY ((section, name)))",
     "CREATE TABLE IF NOT EXISTS locks (name text PRIMARY KEY, holder text)",
 )
 

@@ -22,6 +22,8 @@ RETRY_MAX_S: Final = 1.0
 HEARTBEAT_S: Final = 5
 IDLE_S: Final = 15
 SCHEMA_TIMEOUT_S: Final = 60
+#: Reads and changes of one setting that meet hold each other up, and then time out long before a node is down.
+SERIAL_ATTEMPTS: Final = 5
 #: Single rows in flight for each batch that may be: 64 batches, or 256 rows, keep one node busy and not overloaded.
 SINGLES_PER_BATCH: Final = 4
 
@@ -56,7 +58,14 @@ class Session:
 
     async def read_serial(self, cql: str, values: Sequence[Any]) -> Any:
         """Rows of a compare-and-set table as of now; an unfinished change is finished or lost first."""
-        return await self._select(cql, values, 5000, None, self._serial)
+        for attempt in range(SERIAL_ATTEMPTS):
+            try:
+                return await self._select(cql, values, 5000, None, self._serial)
+            except Unavailable as error:
+                contended = isinstance(error.__cause__, errors.CassErrorServerReadTimeout)
+                if not contended or attempt + 1 == SERIAL_ATTEMPTS:
+                    raise
+            await asyncio.sleep(RETRY_FIRST_S * 2**attempt)
 
     async def pages(self, cql: str, values: Sequence[Any], *, page_size: int) -> AsyncIterator[Any]:
         """All pages of a query, the next one asked for while one is used."""

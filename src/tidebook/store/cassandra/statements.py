@@ -75,7 +75,7 @@ UNPARK: Final = (
 
 # Settings and locks: compare-and-set alone, never a derived stamp.
 SETTING: Final = "SELECT value FROM setting WHERE section = ? AND name = ?"
-SETTING_NAMES: Final = "SELECT name FROM setting WHERE section = ?"
+SETTING_NAMES: Final = "SELECT section, name FROM setting"
 NEW_SETTING: Final = "INSERT INTO setting (section, name, value) VALUES (?, ?, ?) IF NOT EXISTS"
 CHANGE_SETTING: Final = "UPDATE setting SET value = ? WHERE section = ? AND name = ? IF value = ?"
 LOCK: Final = "INSERT INTO locks (name, holder) VALUES (?, ?) IF NOT EXISTS USING TTL ?"

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TooLarge
+from tidebook.core.errors import Corrupt, InvalidInput, NotFound, OutcomeUnknown, TooLarge, Unavailable
 from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
@@ -21,7 +21,7 @@ from tidebook.store.cassandra.concurrently import each
 from tidebook.store.cassandra.migrate import migrate, use_keyspace
 from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark
 from tidebook.store.cassandra.scan import EventPages, each_segment
-from tidebook.store.cassandra.session import SINGLES_PER_BATCH, Session, connect
+from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, Session, connect
 from tidebook.store.cassandra.settings import CassandraSettings
 from tidebook.store.cassandra.tag_views import TagViews
 from tidebook.store.port import Snapshot
@@ -38,7 +38,14 @@ POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 0.25
 
 _encode_facts = msgspec.json.Encoder().encode
-_decode_facts = msgspec.json.Decoder(TopicFacts).decode
+_facts_decoder = msgspec.json.Decoder(TopicFacts)
+
+
+def _decode_facts(text: str) -> TopicFacts:
+    try:
+        return _facts_decoder.decode(text)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the facts of a topic are damaged: {error}: mend the row in `setting`") from error
 
 
 async def open_cassandra_store(settings: CassandraSettings, *, metrics: Metrics) -> CassandraStore:
@@ -130,7 +137,10 @@ class CassandraStore:
         return facts
 
     async def topics(self) -> Sequence[str]:
-        return [row.as_tuple()[0] for row in await self._session.read_serial(cql.SETTING_NAMES, [FACTS])]
+        found: list[str] = []
+        async for page in self._session.pages(cql.SETTING_NAMES, [], page_size=IDS_PAGE):
+            found += (name for section, name in (row.as_tuple() for row in page) if section == FACTS)
+        return sorted(found)
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -200,19 +210,21 @@ class CassandraStore:
             raise TooLarge(f"a record of topic {topic}", size_bytes=facts.limit_bytes, limit_bytes=LIMIT_BYTES_MAX)
         if expected is not None and expected.segments != facts.segments:
             raise InvalidInput(f"topic {topic}: the number of segments places its heads and cannot change")
-        try:
-            await self._swap(
-                FACTS,
-                topic,
-                _encode_facts(facts).decode(),
-                None if expected is None else _encode_facts(expected).decode(),
-            )
-        except OutcomeUnknown:
-            pass  # what holds now is asked for below, and that is all that was promised
-        found = await self.facts(topic)
-        if found is None:
-            raise NotFound(f"topic {topic} has no facts that could be changed")
-        return found
+        for _ in range(SERIAL_ATTEMPTS):
+            text = await self._value(FACTS, topic)
+            found = None if text is None else _decode_facts(text)
+            if found == expected:
+                # Compared as values, swapped as the text that is there: an older Tidebook may have written it.
+                try:
+                    await self._swap(FACTS, topic, _encode_facts(facts).decode(), text)
+                except OutcomeUnknown:
+                    pass  # what holds now is asked for below
+                found = await self.facts(topic)
+            if found is not None:
+                return found
+            if expected is not None:
+                raise NotFound(f"topic {topic} has no facts that could be changed")
+        raise Unavailable(f"the facts of topic {topic} could not be set, for others set settings too: try again")
 
     async def setting(self, name: str) -> str | None:
         return await self._value(SETTINGS, name)

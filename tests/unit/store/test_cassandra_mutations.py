@@ -1,0 +1,151 @@
+"""What a slice becomes on Cassandra: batches of one partition, bounded, under stamps from the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.head import Head, Jump
+from tidebook.core.key import Key
+from tidebook.core.position import Position, tombstone_stamp, write_stamp
+from tidebook.core.replication import (
+    ClearEvents,
+    ClearJournal,
+    EventRow,
+    Parked,
+    Pointer,
+    PutEvents,
+    PutHead,
+    SliceWrites,
+    plan_key,
+)
+from tidebook.core.topic import TopicFacts
+from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.mutations import (
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    PARKED_BYTES_MAX,
+    Batch,
+    clear_events,
+    clear_journal,
+    event_batches,
+    head_batches,
+    rounds_of,
+)
+from tidebook.store.cassandra.rows import decode_rows
+
+KEY = Key("orders", "o-1")
+AT = Position(2, 77)
+FACTS = TopicFacts(topic_id="t", partitions=1, segment_size=10)
+
+
+def head_of(
+    seq_nr: int, *, delete_to: int = 0, live: bool = True, size: int = 10, jumps: tuple[Jump, ...] = ()
+) -> Head:
+    return Head(live, seq_nr, delete_to, Position(1, 3), AT, size, None, 0, (), None, jumps)
+
+
+def rows_of(sizes: list[int], first: int = 1) -> tuple[EventRow, ...]:
+    return tuple(EventRow(first + i, b"x" * size, 5, Position(1, i), 0) for i, size in enumerate(sizes))
+
+
+def partition_of(batch: Batch) -> set[tuple[Any, ...]]:
+    return {tuple(statement.values[:3]) for statement in batch}
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=250), st.integers(1, 40), st.integers(1, 40))
+def test_event_batches_hold_one_partition_and_stay_within_bytes_and_rows(
+    sizes: list[int], first: int, size: int
+) -> None:
+    rows = rows_of(sizes, first)
+    batches = list(event_batches(PutEvents(KEY, head_of(len(sizes) + first, size=size), rows)))
+    assert [row for batch in batches for row in decode_rows(each.values[4] for each in batch)] == list(rows)
+    for batch in batches:
+        assert len(partition_of(batch)) == 1
+        assert len(batch) <= BATCH_ROWS_MAX
+        assert len(batch) == 1 or sum(len(each.values[4]) for each in batch) <= BATCH_BYTES_MAX
+
+
+def test_an_event_over_the_bound_travels_alone() -> None:
+    write = PutEvents(KEY, head_of(3, size=1000), rows_of([10, 1_000_000, 10]))
+    assert [len(batch) for batch in event_batches(write)] == [1, 1, 1]
+
+
+def test_rows_carry_the_stamp_of_their_own_record() -> None:
+    [batch] = event_batches(PutEvents(KEY, head_of(3), rows_of([1, 1, 1])))
+    assert [each.values[-1] for each in batch] == [write_stamp(Position(1, i)) for i in range(3)]
+
+
+def test_heads_of_one_segment_share_a_batch_and_are_whole_rows() -> None:
+    writes = [PutHead(Key("orders", f"o-{i}"), head_of(i + 1)) for i in range(300)]
+    batches = list(head_batches(writes, 4))
+    assert len(batches) == 4
+    for batch in batches:
+        assert len({tuple(each.values[:2]) for each in batch}) == 1
+        for each in batch:
+            assert None not in each.values
+            assert each.values[-1] == write_stamp(AT)
+
+
+def test_a_grave_and_a_journal_that_never_expires_leave_no_column_out() -> None:
+    [[statement]] = head_batches([PutHead(KEY, head_of(3, live=False))], 1)
+    assert statement.values[4:10] == [False, 3, 0, 2, 77, 0]
+
+
+def test_a_delete_clears_whole_segments_and_a_part_of_the_last() -> None:
+    batches = list(clear_events(ClearEvents(KEY, head_of(40, delete_to=25), 3)))
+    stamp = tombstone_stamp(AT)
+    assert [tuple(batch[0].values) for batch in batches] == [
+        (stamp, "o-1", "orders", 0),
+        (stamp, "o-1", "orders", 1),
+        (stamp, "o-1", "orders", 2, 25),
+    ]
+    assert batches[2][0].cql == cql.CLEAR_EVENTS
+
+
+def test_a_purge_clears_every_segment_but_those_a_jump_passed_over() -> None:
+    head = head_of(10**15 + 4, live=False, jumps=(Jump(12, 10**15),))
+    *segments, snapshots = clear_journal(ClearJournal(KEY, head))
+    assert [batch[0].values[3] for batch in segments] == [0, 1, 10**14 - 1, 10**14]
+    assert snapshots[0].values == [tombstone_stamp(AT), "orders", "o-1", 1, 3]
+
+
+def test_a_long_parked_record_is_kept_in_part_and_says_so() -> None:
+    parked = Parked("orders", 0, AT, 5, None, "too long", b"x" * (PARKED_BYTES_MAX + 1))
+    first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
+    [[statement]] = first
+    assert len(statement.values[7]) == PARKED_BYTES_MAX
+    assert "4,000,001" in statement.values[6]
+    assert statement.values[5] == ""
+
+
+def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
+    life = (PutHead(KEY, head_of(1, live=False)), ClearJournal(KEY, head_of(1, live=False)))
+    other = Key("orders", "o-2")
+    keys = (life, (PutEvents(other, head_of(1), rows_of([1])), PutHead(other, head_of(1))))
+    rounds = [
+        [statement.cql for batch in each for statement in batch]
+        for each in rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), keys), 1)
+    ]
+    assert rounds == [
+        [cql.PUT_EVENT, cql.PUT_HEAD],
+        [cql.CLEAR_SEGMENT, cql.CLEAR_SNAPSHOTS, cql.PUT_HEAD],
+        [cql.PUT_POINTER],
+    ]
+
+
+def test_a_slice_of_nothing_still_moves_the_pointer() -> None:
+    [[[statement]]] = (list(each) for each in rounds_of(SliceWrites("orders", 3, None, Pointer(AT, 5), ()), 1))
+    assert statement == (cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
+
+
+def test_a_key_without_records_writes_nothing() -> None:
+    assert plan_key(KEY, None, [], FACTS) == ()
+
+
+@pytest.mark.parametrize("text", [value for name, value in vars(cql).items() if name.isupper()])
+def test_derived_stamps_and_conditions_never_meet_in_a_statement(text: str) -> None:
+    assert not ("USING TIMESTAMP" in text and " IF " in text)
