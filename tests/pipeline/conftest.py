@@ -1,8 +1,10 @@
-"""One Spark session a run, books on temporary folders, and their rows for comparison."""
+"""One Spark session a run, and books: embedded on temporary folders, and on the real servers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,18 +12,24 @@ import pytest
 
 import tidebook
 from tidebook.core.portal import Portal
+from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.pipeline.settings import PipelineSettings
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+OpenBook = Callable[[str], Book]
+
+SERVERS = pytest.param("servers", marks=[pytest.mark.kafka, pytest.mark.cassandra])
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from tidebook.pipeline.session import spark_session
 
-    session = spark_session("tidebook tests", PipelineSettings(master="local[2]"))
+    jars = ",".join(map(str, kafka_source_jars()))
+    session = spark_session("tidebook tests", PipelineSettings(master="local[2]"), {"spark.jars": jars})
     yield session
     session.stop()
 
@@ -34,9 +42,48 @@ def portal() -> Iterator[Portal]:
 
 
 @pytest.fixture
-def book(tmp_path: Path, portal: Portal) -> Iterator[Book]:
-    """An embedded book, open on the portal's loop."""
-    book = tidebook.open(tmp_path / "book")
+def topic() -> str:
+    """A topic that no other test uses, for the real servers outlive a test."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@contextmanager
+def opened(portal: Portal, where: Path) -> Iterator[Book]:
+    book = tidebook.open(where)
     portal.run(book.__aenter__())
     yield book
     portal.run(book.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def open_book(tmp_path: Path, portal: Portal) -> Iterator[OpenBook]:
+    """Opens an embedded book by name, on the portal's loop."""
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(opened(portal, tmp_path / name))
+
+
+@pytest.fixture
+def embedded(open_book: OpenBook) -> Book:
+    return open_book("book")
+
+
+@pytest.fixture
+def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Settings that name the real Kafka and Cassandra."""
+    kafka, cassandra = request.getfixturevalue("kafka_bootstrap"), request.getfixturevalue("cassandra_address")
+    toml = tmp_path / "tidebook.toml"
+    toml.write_text(
+        f'[log]\nurl = "kafka://{kafka}"\n[store]\nurl = "cassandra://{cassandra}/pipeline_tests"\n'
+        "[journal]\nsegments = 8\n"
+    )
+    return toml
+
+
+@pytest.fixture(params=["embedded", SERVERS])
+def book(request: pytest.FixtureRequest, portal: Portal, open_book: OpenBook) -> Iterator[Book]:
+    """A book, embedded and on the real servers in turn."""
+    if request.param == "embedded":
+        yield open_book("book")
+        return
+    with opened(portal, request.getfixturevalue("servers_toml")) as found:
+        yield found

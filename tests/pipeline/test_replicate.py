@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import tidebook
+from tests.pipeline.conftest import OpenBook
 from tests.pipeline.workloads import (
-    TOPIC,
     expected_rows,
     newer_record,
     rows_of,
@@ -31,82 +28,84 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, portal: Portal) -> Iterator[Book]:
-    book = tidebook.open(tmp_path / "fresh")
-    portal.run(book.__aenter__())
-    yield book
-    portal.run(book.__aexit__(None, None, None))
+def fresh(open_book: OpenBook) -> Book:
+    return open_book("fresh")
 
 
-def replication(spark: SparkSession, book: Book, portal: Portal, **more: Any) -> Any:
+def replication(spark: SparkSession, book: Book, portal: Portal, *topics: str, **more: Any) -> Any:
     from tidebook.pipeline.jobs.replicate import Replication
 
-    return Replication(spark, book, portal, **more)
+    return Replication(spark, book, portal, topics=topics, **more)
 
 
-def test_once_replicates_all_that_the_log_holds(spark: SparkSession, book: Book, portal: Portal, fresh: Book) -> None:
-    portal.run(write_history(book))
-    done = replication(spark, book, portal).run(once=True)
+def test_once_replicates_all_that_the_log_holds(
+    spark: SparkSession, book: Book, portal: Portal, fresh: Book, topic: str
+) -> None:
+    portal.run(write_history(book, topic))
+    done = replication(spark, book, portal, topic).run(once=True)
     assert done.lag == 0
-    assert portal.run(rows_of(book.store)) == portal.run(expected_rows(book, fresh))
+    assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
 def test_a_second_run_goes_on_where_the_store_stands(
-    spark: SparkSession, book: Book, portal: Portal, fresh: Book
+    spark: SparkSession, book: Book, portal: Portal, fresh: Book, topic: str
 ) -> None:
-    portal.run(write_history(book, steps=100))
-    first = replication(spark, book, portal).run(once=True)
-    portal.run(write_history(book, steps=50, seed=2))
-    second = replication(spark, book, portal).run(once=True)
+    portal.run(write_history(book, topic, steps=100))
+    first = replication(spark, book, portal, topic).run(once=True)
+    portal.run(write_history(book, topic, steps=50, seed=2))
+    second = replication(spark, book, portal, topic).run(once=True)
     ends = sum(each.end for each in second.partitions)
     assert first.records + second.records == ends
-    assert portal.run(rows_of(book.store)) == portal.run(expected_rows(book, fresh))
+    assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_one_task_a_log_partition_and_nothing_is_shuffled(spark: SparkSession, book: Book, portal: Portal) -> None:
-    portal.run(write_history(book, steps=200))
+def test_one_task_a_log_partition_and_nothing_is_shuffled(
+    spark: SparkSession, book: Book, portal: Portal, topic: str
+) -> None:
+    portal.run(write_history(book, topic, steps=200))
     seen: list[list[tuple[str, int]]] = []
     tracker = spark.sparkContext.statusTracker()
     before = set(tracker.getJobIdsForGroup(None))
     replication(
-        spark, book, portal, on_batch=lambda number, done: seen.append([(d.topic, d.partition) for d in done])
+        spark, book, portal, topic, on_batch=lambda number, done: seen.append([(d.topic, d.partition) for d in done])
     ).run(once=True)
-    assert [sorted(each) for each in seen] == [[(TOPIC, number) for number in range(4)]]
+    assert [sorted(each) for each in seen] == [[(topic, number) for number in range(4)]]
     assert len(set(tracker.getJobIdsForGroup(None)) - before) <= 1
 
 
 def test_a_damaged_record_is_kept_aside_and_stalls_nothing(
-    spark: SparkSession, book: Book, portal: Portal, fresh: Book
+    spark: SparkSession, book: Book, portal: Portal, fresh: Book, topic: str
 ) -> None:
-    portal.run(book.journal(TOPIC).append("o-1", [Event(1)]))
-    offset = portal.run(write_garbage(book))
-    portal.run(book.journal(TOPIC).append("o-1", [Event(2)]))
-    done = replication(spark, book, portal).run(once=True)
-    rows = portal.run(rows_of(book.store))
+    portal.run(book.journal(topic).append("o-1", [Event(1)]))
+    offset = portal.run(write_garbage(book, topic))
+    portal.run(book.journal(topic).append("o-1", [Event(2)]))
+    done = replication(spark, book, portal, topic).run(once=True)
+    rows = portal.run(rows_of(book.store, topic))
     assert done.lag == 0
-    assert [each.position.offset for each in rows[TOPIC]["parked"]] == [offset]
-    assert rows == portal.run(expected_rows(book, fresh))
+    assert [each.position.offset for each in rows["parked"]] == [offset]
+    assert rows == portal.run(expected_rows(book, fresh, topic))
 
 
 def test_a_record_of_an_unknown_version_stops_its_partition_alone(
-    spark: SparkSession, book: Book, portal: Portal
+    spark: SparkSession, book: Book, portal: Portal, topic: str
 ) -> None:
-    portal.run(write_history(book, steps=50))
-    at = portal.run(write_garbage(book, "o-1", value=newer_record()))
+    portal.run(write_history(book, topic, steps=50))
+    at = portal.run(write_garbage(book, topic, "o-1", value=newer_record()))
     stuck = partition_of("o-1", 4)
     for id in [f"o-{n}" for n in range(20) if partition_of(f"o-{n}", 4) != stuck]:
-        portal.run(book.journal(TOPIC).append(id, [Event("behind")]))
-    portal.run(write_garbage(book, "o-1"))
-    job = replication(spark, book, portal)
+        portal.run(book.journal(topic).append(id, [Event("behind")]))
+    portal.run(write_garbage(book, topic, "o-1"))
+    job = replication(spark, book, portal, topic)
     done = job.run(once=True)
-    assert list(done.stopped) == [f"{TOPIC}/{stuck}"]
-    assert "upgrade" in done.stopped[f"{TOPIC}/{stuck}"]
+    assert list(done.stopped) == [f"{topic}/{stuck}"]
+    assert "upgrade" in done.stopped[f"{topic}/{stuck}"]
     by_number = {each.partition: each for each in done.partitions}
     assert by_number[stuck].replicated == at
     assert all(each.lag == 0 for number, each in by_number.items() if number != stuck)
 
 
-def test_it_waits_for_a_first_topic_and_takes_up_new_ones(spark: SparkSession, book: Book, portal: Portal) -> None:
+def test_it_waits_for_a_first_topic_and_takes_up_new_ones(spark: SparkSession, embedded: Book, portal: Portal) -> None:
+    book = embedded
     moved = threading.Event()
     job = replication(spark, book, portal, on_batch=lambda number, done: moved.set())
     thread = threading.Thread(target=job.run)
@@ -125,10 +124,12 @@ def test_it_waits_for_a_first_topic_and_takes_up_new_ones(spark: SparkSession, b
     assert sum(each.lag for each in statuses) == 0
 
 
-def test_a_log_that_lost_records_stops_it_and_names_them(spark: SparkSession, book: Book, portal: Portal) -> None:
-    portal.run(write_history(book, steps=100))
-    end = portal.run(book.log.end(TOPIC, 0))
-    portal.run(book.log.truncate(TOPIC, 0, before=end - 1))
+def test_a_log_that_lost_records_stops_it_and_names_them(
+    spark: SparkSession, book: Book, portal: Portal, topic: str
+) -> None:
+    portal.run(write_history(book, topic, steps=100))
+    end = portal.run(book.log.end(topic, 0))
+    portal.run(book.log.truncate(topic, 0, before=end - 1))
     with pytest.raises(LogLost) as caught:
-        replication(spark, book, portal).run(once=True)
+        replication(spark, book, portal, topic).run(once=True)
     assert (caught.value.partition, caught.value.first, caught.value.last) == (0, 0, end - 2)

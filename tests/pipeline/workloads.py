@@ -6,7 +6,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from tidebook.core.event import Event
+from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.record import MAGIC
 from tidebook.core.replication import EventRow
@@ -15,10 +18,8 @@ from tidebook.pipeline.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.book import Book
 
-TOPIC = "orders"
 
-
-async def write_history(book: Book, *, topic: str = TOPIC, ids: int = 20, steps: int = 300, seed: int = 1) -> None:
+async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 300, seed: int = 1) -> None:
     """Appends of all kinds, deletes and purges, in a seeded order."""
     draw = random.Random(seed)
     journal = book.journal(topic)
@@ -35,7 +36,7 @@ async def write_history(book: Book, *, topic: str = TOPIC, ids: int = 20, steps:
             await journal.purge(id)
 
 
-async def write_garbage(book: Book, id: str = "o-1", *, topic: str = TOPIC, value: bytes = b"garbage") -> int:
+async def write_garbage(book: Book, topic: str, id: str = "o-1", *, value: bytes = b"garbage") -> int:
     """A record that nobody can read; returns its offset."""
     facts = await book.journal(topic).facts()
     partition = partition_of(id, facts.partitions)
@@ -50,38 +51,38 @@ def newer_record() -> bytes:
     return bytes([MAGIC, 99]) + crc32(rest, crc32(bytes([99]))).to_bytes(4, "big") + rest
 
 
-async def rows_of(store: StoreWriter, topics: tuple[str, ...] = (TOPIC,)) -> dict[str, Any]:
-    """All that replication writes, in a form that compares: pointers, heads with graves, events, parked records."""
-    found: dict[str, Any] = {}
-    for topic in topics:
-        facts = await store.facts(topic)
-        assert facts is not None
-        pointers = [await store.pointer(topic, number) for number in range(facts.partitions)]
-        events: dict[str, list[EventRow]] = {}
-        heads = {}
-        async for id in store.ids(topic):
-            head = await store.head(Key(topic, id))
-            assert head is not None
-            heads[id] = head
-            events[id] = list(await store.events(Key(topic, id), head, after=0, to=head.seq_nr, limit=100_000))
-        found[topic] = {
-            "pointers": pointers,
-            "heads": heads,
-            "events": events,
-            "parked": [each async for each in store.parked(topic)],
-        }
-    return found
+async def rows_of(store: StoreWriter, topic: str) -> dict[str, Any]:
+    """All that replication writes, in a form that compares: pointers, heads, events, parked records."""
+    facts = await store.facts(topic)
+    assert facts is not None
+    heads: dict[str, Head] = {}
+    events: dict[str, list[EventRow]] = {}
+    async for id in store.ids(topic):
+        head = heads[id] = await _head(store, Key(topic, id))
+        page = await store.events(Key(topic, id), head, after=0, to=head.seq_nr, limit=100_000)
+        events[id] = [msgspec.structs.replace(row, time_ms=0) for row in page]
+    return {
+        "pointers": [await store.pointer(topic, number) for number in range(facts.partitions)],
+        "heads": heads,
+        "events": events,
+        "parked": [each async for each in store.parked(topic)],
+    }
 
 
-async def expected_rows(book: Book, fresh: Book, topics: tuple[str, ...] = (TOPIC,)) -> Mapping[str, Any]:
+async def _head(store: StoreWriter, key: Key) -> Head:
+    head = await store.head(key)
+    assert head is not None
+    return head
+
+
+async def expected_rows(book: Book, fresh: Book, topic: str) -> Mapping[str, Any]:
     """The rows as one pass over the log in this process makes them, in another book's store."""
-    for topic in topics:
-        facts = await book.store.facts(topic)
-        assert facts is not None
-        await fresh.store.set_facts(topic, facts, expected=None)
-        for number in range(facts.partitions):
-            start, end = await book.log.start(topic, number), await book.log.end(topic, number)
-            records = await read_all(book.log, topic, number, start=start, stop=end)
-            if records:
-                await replicate_slice(fresh.store, topic, number, records, facts)
-    return await rows_of(fresh.store, topics)
+    facts = await book.store.facts(topic)
+    assert facts is not None
+    await fresh.store.set_facts(topic, facts, expected=None)
+    for number in range(facts.partitions):
+        start, end = await book.log.start(topic, number), await book.log.end(topic, number)
+        records = await read_all(book.log, topic, number, start=start, stop=end)
+        if records:
+            await replicate_slice(fresh.store, topic, number, records, facts)
+    return await rows_of(fresh.store, topic)

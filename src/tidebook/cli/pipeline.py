@@ -19,6 +19,7 @@ from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.cli.pipeline_progress import ProgressShown
 from tidebook.core.errors import InvalidInput
 from tidebook.core.portal import Portal
+from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.pipeline.status import partition_statuses, topic_facts
 from tidebook.wiring.book import Book
 
@@ -51,10 +52,15 @@ def session(book: Book, job: str) -> SparkSession:
     """A Spark session for a job, or how to get Spark."""
     if find_spec("pyspark") is None:
         raise InvalidInput("pyspark is not installed: pip install 'tidebook[spark]' (it needs Java 17 or newer)")
-    from tidebook.pipeline.session import spark_session
-    from tidebook.pipeline.settings import pipeline_settings
+    from tidebook.pipeline.session import job_session
 
-    return spark_session(f"tidebook {job}", pipeline_settings(book.settings))
+    return job_session(f"tidebook {job}", book.settings)
+
+
+@app.command()
+def jars() -> None:
+    """Print the jars of Spark's Kafka source, for `spark-submit --jars "$(tidebook pipeline jars)"`."""
+    print(",".join(map(str, kafka_source_jars())))
 
 
 @app.command()

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from tidebook.pipeline.settings import PipelineSettings
+from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
+from tidebook.wiring.settings import Settings
 
 #: What every job wants, wherever it runs.
 DEFAULTS = {
@@ -33,11 +35,30 @@ LOCAL = {
 }
 
 
+#: Secrets that may come from the environment: the executors need them as well. Spark redacts such names.
+PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
+
+
+def submitted() -> bool:
+    """Whether `spark-submit` has set Spark up already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
+    """A session that can read the log of these settings."""
+    own = pipeline_settings(settings)
+    wanted = {f"spark.executorEnv.{each}": os.environ[each] for each in PASSWORDS if each in os.environ}
+    wanted |= more or {}
+    if settings.section("log").url is not None and not submitted() and "spark.jars" not in own.spark:
+        jars = own.jars if own.jars is not None else [str(each) for each in kafka_source_jars()]
+        wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
+    return spark_session(name, own, wanted)
+
+
 def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str] | None = None) -> SparkSession:
     """The running session, or a new one: on the cluster that was submitted to, else on the master of the settings."""
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     wanted = dict(DEFAULTS)
-    if not submitted:
+    if not submitted():
         wanted["spark.master"] = settings.master
         if settings.master.startswith("local"):
             wanted |= LOCAL

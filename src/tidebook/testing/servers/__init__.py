@@ -8,7 +8,8 @@ Each server is an object over a folder: it starts there, and starts again there 
         kafka.restart()
 """
 
-from tidebook.testing.servers.artifacts import delta_jars, kafka_tools_jars, spark_jars
+from tidebook.pipeline.jars import delta_jars
+from tidebook.testing.servers.artifacts import kafka_tools_jars, spark_jars
 from tidebook.testing.servers.cassandra import Cassandra
 from tidebook.testing.servers.errors import ServerError
 from tidebook.testing.servers.kafka import Kafka
