@@ -23,6 +23,7 @@ HEADER_BYTES: Final = 6
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Action).decode
+_MAGIC_BYTE = bytes([MAGIC])
 _VERSION_BYTE = bytes([VERSION])
 _VERSION_CRC = crc32(_VERSION_BYTE)
 _PREFIX = bytes([MAGIC, VERSION])
@@ -64,6 +65,11 @@ def _check_append(action: Append) -> None:
     events = len(unpack_events(action.body))
     if events != action.count:
         raise Corrupt(f"the append speaks of {action.count} events and holds {events}")
+
+
+def has_other_version(value: bytes | None) -> bool:
+    """Whether a record says that it is of a version that is not ours; whether that is true, `read_record` finds out."""
+    return value is not None and value[:1] == _MAGIC_BYTE and value[1:2] != _VERSION_BYTE
 
 
 def read_record(value: bytes | None, *, limit_bytes: int) -> Action | Damaged:

@@ -19,7 +19,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.record import encode_record, read_record
+from tidebook.core.record import encode_record, has_other_version, read_record
 from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.settings import JournalSettings
@@ -186,16 +186,22 @@ class HeadCache:
         self._base = max(self._base, base)
 
     def take(self, record: Record) -> None:
-        """The next record of the tail: fold it where its head is known, remember where it lies."""
+        """The next record of the tail: fold it where its head is known, remember where it lies.
+
+        What a newer Tidebook wrote raises, now and every time: the tail does not move past it.
+        """
+        id = None if record.key is None else record.key.decode(errors="surrogateescape")
+        known = id in self._heads
+        action = None
+        if known or has_other_version(record.value):
+            action = read_record(record.value, limit_bytes=self.facts.limit_bytes)
         self.next_offset = record.offset + 1
         self.seen = max(self.seen, record.offset)
-        if record.key is None:
+        if id is None:
             return
-        id = record.key.decode(errors="surrogateescape")
         if not self._log.indexed_by_key:
             self._remember(id, record)
-        if id in self._heads:
-            action = read_record(record.value, limit_bytes=self.facts.limit_bytes)
+        if known and action is not None:
             self._fold(id, action, record.offset, record.timestamp_ms)
 
     def take_own(self, record: Record, id: str | None, action: Action) -> None:
@@ -317,17 +323,27 @@ class HeadCache:
     async def _resolve(self, id: str) -> Head | None:
         key = Key(self.topic, id)
         stored = await self.stored(key)
-        tail = _Watching(stored.head, self.facts, self._open)
-        reached = stored.as_of
-        while reached < self.next_offset - 1:  # the tail may move on while records are read
-            to = self.next_offset - 1
-            await self.fold_tail(key, tail, after=reached, to=to)
-            reached = to
+        while True:
+            tail = _Watching(stored.head, self.facts, self._open)
+            try:
+                await self._catch_up(key, tail, stored.as_of)
+                break
+            except LogLost:
+                # What was needed is gone: harmless if it was replicated meanwhile.
+                before, stored = stored, await self.stored(key)
+                if stored.as_of <= before.as_of:
+                    raise
         self._metrics.count("head_cache_resolved")
         self._heads[id] = tail.head
         while len(self._heads) > self._settings.cached_heads_max:
             self._heads.popitem(last=False)
         return tail.head
+
+    async def _catch_up(self, key: Key, tail: Tail, reached: int) -> None:
+        while reached < self.next_offset - 1:  # the tail may move on while records are read
+            to = self.next_offset - 1
+            await self.fold_tail(key, tail, after=reached, to=to)
+            reached = to
 
     # ---- appends of this process
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import Delete, Purge
 from tidebook.core.clock import Clock, Ids
-from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge, Truncated
+from tidebook.core.errors import InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Truncated
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, topic_name
@@ -254,8 +254,15 @@ class Journal:
         found: set[str] = set()
         start = await partition.cache.replicated() + 1
         while start <= barrier:
-            batch = await self._log.read(self.topic, partition.number, start=start, stop=barrier + 1)
-            found.update(record.key.decode() for record in batch.records if record.key is not None)
+            try:
+                batch = await self._log.read(self.topic, partition.number, start=start, stop=barrier + 1)
+            except LogLost:
+                replicated = await partition.cache.replicated()
+                if replicated < start:
+                    raise
+                start = replicated + 1
+                continue
+            found.update(id for record in batch.records if (id := _named(record.key)) is not None)
             start = batch.next_offset
         return found
 
@@ -322,3 +329,11 @@ class Journal:
         if self._open is not None:
             await self._open.close()
             self._open = None
+
+
+def _named(key: bytes | None) -> str | None:
+    """The id that a record's key names, if it can be one: anybody may write to a log."""
+    try:
+        return None if key is None else journal_id(key.decode())
+    except (UnicodeDecodeError, InvalidInput):
+        return None

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from tidebook.core.topic import TopicFacts
 
 BarrierKind = Literal["mark", "offset"]
+#: At least one: with none, a page would look like the end of a journal.
+Some = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Facts of new topics, and the bounds of this process."""
 
-    partitions: int = 4
-    segment_size: int = 1000
-    segments: int = 512
-    limit_bytes: int = 1_000_000
+    partitions: Some = 4
+    segment_size: Some = 1000
+    segments: Some = 512
+    limit_bytes: Some = 1_000_000
     #: How a read learns where the log ends: a mark pushed to it (linearizable), or its end offset (no write).
     barrier: BarrierKind = "mark"
-    page_events: int = 1000
-    snapshot_slots: int = 3
+    page_events: Some = 1000
+    snapshot_slots: Some = 3
     #: The head cache, a partition: resolved heads, offsets of unreplicated records, their bytes.
-    cached_heads_max: int = 32_768
-    cached_offsets_max: int = 1_000_000
-    cached_bytes_max: int = 32_000_000
+    cached_heads_max: Some = 32_768
+    cached_offsets_max: Some = 1_000_000
+    cached_bytes_max: Some = 32_000_000
     #: An unreplicated tail up to this size is read once; a longer one is streamed a second time.
-    tail_bytes_max: int = 8_000_000
+    tail_bytes_max: Some = 8_000_000
     #: A partition is tailed for this long after it was last used.
-    follow_s: float = 60.0
+    follow_s: Seconds = 60.0
     #: How long a write may take before its outcome is called unknown.
-    timeout_s: float = 30.0
+    timeout_s: Seconds = 30.0
 
     def facts(self, topic_id: str, partitions: int) -> TopicFacts:
         """The facts of a topic that is made now."""

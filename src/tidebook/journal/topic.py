@@ -7,10 +7,12 @@ import asyncio
 import msgspec
 
 from tidebook.core.action import Mark
-from tidebook.core.errors import Corrupt
+from tidebook.core.errors import Corrupt, Fenced
 from tidebook.core.key import partition_of
 from tidebook.core.metrics import Metrics
+from tidebook.core.position import Position
 from tidebook.core.record import encode_record
+from tidebook.core.replication import Pointer, SliceWrites
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
@@ -123,7 +125,10 @@ async def check_topic(log: Log, store: StoreWriter, topic: str, facts: TopicFact
 
 
 async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: JournalSettings) -> TopicFacts:
-    """Begin a new epoch on the log as it is: what the store has stays, records of older epochs count no more."""
+    """Begin a new epoch on the log as it is: what the store has stays, records of older epochs count no more.
+
+    Where log and facts fit together there is nothing to adopt: a new epoch would void what is not replicated yet.
+    """
     facts = await store.facts(topic)
     state = await log.topic(topic)
     if state is None:
@@ -134,5 +139,32 @@ async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: Journa
         return await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
     if state.partitions < facts.partitions:
         raise Corrupt(f"topic {topic}: {facts.partitions} partitions are needed and the log has {state.partitions}")
+    if await _fits(log, store, topic, facts):
+        return facts
+    numbers = range(facts.partitions)
+    ends = await asyncio.gather(*(log.end(topic, number) for number in numbers))  # nothing of the new epoch lies below
     wanted = msgspec.structs.replace(facts, topic_id=state.topic_id, epoch=facts.epoch + 1)
-    return await store.set_facts(topic, wanted, expected=facts)
+    held = await store.set_facts(topic, wanted, expected=facts)
+    if held == wanted:
+        await asyncio.gather(*(_begin(store, topic, number, held.epoch, ends[number]) for number in numbers))
+    return held
+
+
+async def _fits(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> bool:
+    try:
+        await check_topic(log, store, topic, facts)
+    except Corrupt:
+        return False
+    return True
+
+
+async def _begin(store: StoreWriter, topic: str, number: int, epoch: int, end: int) -> None:
+    """Let the epoch begin at `end`: what lies before is void, and may be gone from the log already."""
+    if end == 0:
+        return
+    began = await store.pointer(topic, number)
+    pointer = Pointer(Position(epoch, end - 1), 0 if began is None else began.time_ms)
+    try:
+        await store.apply(SliceWrites(topic, number, began, pointer, ()))
+    except Fenced:
+        pass  # a replicator has begun this epoch meanwhile, and passed over the void records

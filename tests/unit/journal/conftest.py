@@ -1,0 +1,35 @@
+"""Journals on embedded ports whose calls a test may hold or fail, over both kinds of log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.journal.rig import Kind, Rig
+
+
+@pytest.fixture(params=["indexed", "like kafka"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    kind: Kind = request.param
+    return kind
+
+
+@pytest.fixture
+async def open_rig(tmp_path: Path, kind: Kind) -> AsyncIterator[Callable[..., Rig]]:
+    """Opens one more rig on the same folder, as another process would."""
+    opened: list[Rig] = []
+
+    def open_rig(**settings: int) -> Rig:
+        opened.append(Rig(tmp_path, kind, **settings))
+        return opened[-1]
+
+    yield open_rig
+    for rig in opened:
+        await rig.close()
+
+
+@pytest.fixture
+def rig(open_rig: Callable[..., Rig]) -> Rig:
+    return open_rig()

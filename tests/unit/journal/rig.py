@@ -1,0 +1,87 @@
+"""A journal whose log and store are embedded, with faults in front of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tidebook.core.action import Action
+from tidebook.core.clock import RandomIds
+from tidebook.core.event import Event
+from tidebook.core.metrics import Metrics
+from tidebook.core.record import encode_record
+from tidebook.journal.journal import Journal
+from tidebook.journal.outcome import Appended
+from tidebook.journal.settings import JournalSettings
+from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.port import Log, Outgoing, Sent
+from tidebook.store.embedded import EmbeddedStore
+from tidebook.store.port import StoreWriter
+from tidebook.testing.clock import ManualClock
+from tidebook.testing.faults import Faults
+from tidebook.testing.replicating import replicate
+
+Kind = Literal["indexed", "like kafka"]
+TOPIC = "orders"
+
+
+class Rig:
+    """One process' view of one partition."""
+
+    def __init__(self, folder: Path, kind: Kind, **settings: Any) -> None:
+        self.kind = kind
+        self.metrics = Metrics()
+        self.clock = ManualClock()
+        self.log_faults, self.store_faults = Faults(), Faults()
+        indexed = kind == "indexed"
+        self._log = EmbeddedLog(folder, clock=self.clock, indexed_by_key=indexed, end_is_linearizable=indexed)
+        self._store = EmbeddedStore(folder)
+        self.log: Log = self.log_faults.around(self._log)
+        self.store: StoreWriter = self.store_faults.around(self._store)
+        self.settings = JournalSettings(**{"partitions": 1, "segment_size": 5, "page_events": 2, **settings})
+        self.journal = Journal(
+            TOPIC,
+            log=self.log,
+            store=self.store,
+            clock=self.clock,
+            ids=RandomIds(),
+            settings=self.settings,
+            metrics=self.metrics,
+        )
+
+    async def append(self, id: str, *payloads: Any, **how: Any) -> Appended:
+        return await self.journal.append(id, [Event(payload) for payload in payloads], **how)
+
+    async def read(self, id: str, **how: Any) -> list[Any]:
+        return [event.payload async for event in self.journal.read(id, **how)]
+
+    async def write(self, id: str | None, action: Action) -> Sent:
+        """A record as another writer would send it."""
+        return await self.write_raw(None if id is None else id.encode(), encode_record(action, limit_bytes=10**9))
+
+    async def write_raw(self, key: bytes | None, value: bytes) -> Sent:
+        await self.journal.facts()
+        return await self._log.append(Outgoing(TOPIC, 0, key, value))
+
+    async def make_topic(self) -> None:
+        """The topic, before any journal is opened: its own limit is then the log's."""
+        await self._log.create_topic(TOPIC, self.settings.partitions)
+
+    async def replicate(self, *, batch_records: int = 1000, batches_max: int | None = None) -> None:
+        await replicate(self._log, self._store, TOPIC, batch_records=batch_records, batches_max=batches_max)
+
+    async def truncate(self) -> None:
+        """Retention: the log forgets all that it holds."""
+        await self._log.truncate(TOPIC, 0, before=await self._log.end(TOPIC, 0))
+
+    async def close(self) -> None:
+        self.log_faults.heal()
+        self.store_faults.heal()
+        await self.journal.close()
+        await self._store.close()
+        await self._log.close()
+
+
+def numbers(read: Sequence[Any]) -> list[int]:
+    return [event.seq_nr for event in read]

@@ -1,0 +1,113 @@
+"""Rule 20: a read may share only a mark that had not been sent when the read began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.journal.rig import Rig
+from tidebook.core.action import Mark
+from tidebook.core.errors import Unavailable
+from tidebook.core.record import decode_record
+from tidebook.log.port import Outgoing
+
+pytestmark = pytest.mark.parametrize("kind", ["like kafka"])
+
+OpenRig = Callable[..., Rig]
+
+
+def is_mark(record: Outgoing, *_: object) -> bool:
+    return isinstance(decode_record(record.value), Mark)
+
+
+async def test_a_read_does_not_share_a_mark_that_was_sent_before_it_began(open_rig: OpenRig) -> None:
+    """Mark sent; append acknowledged behind it; a read that starts then and shared it would miss the append."""
+    rig, other = open_rig(), open_rig()
+    await rig.append("a", 1)
+    sent = rig.log_faults.hold("send", after=True, where=is_mark)
+    first = asyncio.create_task(rig.read("a"))
+    await sent.reached()  # the mark is in the log, its acknowledgement on the way
+    await other.append("a", 2)
+    second = asyncio.create_task(rig.read("a"))
+    third = asyncio.create_task(rig.read("a"))
+    await asyncio.sleep(0)
+    sent.release()
+    assert await first in ([1], [1, 2])
+    assert await second == [1, 2]
+    assert await third == [1, 2]
+
+
+async def test_reads_that_begin_in_the_same_breath_share_one_mark(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.log_faults.calls.clear()
+    assert await asyncio.gather(*(rig.read("a") for _ in range(50))) == [[1]] * 50
+    assert rig.log_faults.calls["send"] == 1
+
+
+async def test_while_a_mark_is_in_flight_all_that_come_gather_for_one_more(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.log_faults.calls.clear()
+    held = rig.log_faults.hold("send", where=is_mark)
+    first = asyncio.create_task(rig.read("a"))
+    await held.reached()
+    rest = [asyncio.create_task(rig.read("a")) for _ in range(20)]
+    await asyncio.sleep(0)
+    held.release()
+    assert await first == [1]
+    assert await asyncio.gather(*rest) == [[1]] * 20
+    assert rig.log_faults.calls["send"] == 2
+
+
+async def test_a_mark_that_fails_fails_those_who_shared_it_and_nobody_after(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.log_faults.fail("send", Unavailable("the log is away"), where=is_mark)
+    failed = await asyncio.gather(*(rig.read("a") for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in failed] == [Unavailable] * 3
+    assert await rig.read("a") == [1]
+
+
+async def test_a_reader_that_gives_up_takes_nobody_along(rig: Rig) -> None:
+    await rig.append("a", 1)
+    held = rig.log_faults.hold("send", where=is_mark)
+    impatient = asyncio.create_task(rig.read("a"))
+    patient = asyncio.create_task(rig.read("a"))
+    await held.reached()
+    impatient.cancel()
+    held.release()
+    assert await patient == [1]
+
+
+async def test_the_store_is_asked_while_the_mark_is_on_its_way(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.store_faults.calls.clear()
+    held = rig.log_faults.hold("send", where=is_mark)
+    asked = rig.store_faults.hold("head")
+    reading = asyncio.create_task(rig.read("a"))
+    await held.reached()
+    await asked.reached()
+    asked.release()
+    held.release()
+    assert await reading == [1]
+
+
+async def test_the_offset_barrier_writes_nothing(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.log_faults.calls.clear()
+    assert await rig.read("a", barrier="offset") == [1]
+    assert rig.log_faults.calls["send"] == 0
+
+
+async def test_the_offset_barrier_is_raised_to_what_this_process_was_acknowledged(rig: Rig) -> None:
+    """Behind a leader that is cut off the end may be an old one; what was acknowledged here is seen all the same."""
+    await rig.append("a", 1)
+    end = await rig.log.end("orders", 0)
+    await rig.append("a", 2)
+
+    async def stale(topic: str, partition: int) -> int:
+        return end
+
+    partition = rig.journal._open.partitions[0]  # type: ignore[union-attr]
+    partition.barriers._log = type("Stale", (), {"end": staticmethod(stale), "end_is_linearizable": False})()
+    assert await rig.read("a", barrier="offset") == [1, 2]

@@ -1,0 +1,294 @@
+"""The head cache: exact as of its tail, bounded, and never the only copy; poison does not stall it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from zlib import crc32
+
+import pytest
+
+from tests.unit.journal.rig import TOPIC, Rig
+from tidebook.core.action import Mark
+from tidebook.core.errors import Conflict, Fenced, LogLost, UnknownVersion
+from tidebook.core.event import Event
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.record import MAGIC, VERSION
+from tidebook.core.replication import Pointer, SliceWrites
+from tidebook.testing.histories import append, placed_at
+
+OpenRig = Callable[..., Rig]
+
+
+def newer_record() -> bytes:
+    rest = b"whatever a newer version holds"
+    return bytes([MAGIC, VERSION + 1]) + crc32(bytes([VERSION + 1]) + rest).to_bytes(4, "big") + rest
+
+
+# ---- knowing an outcome cheaply
+
+
+async def test_the_outcome_of_an_undisturbed_append_is_known_at_its_acknowledgement(rig: Rig) -> None:
+    await rig.append("a", 1)
+    rig.log_faults.calls.clear()
+    rig.store_faults.calls.clear()
+    for number in range(2, 6):
+        assert (await rig.append("a", number, expected=number - 1)).last == number
+    assert rig.log_faults.calls == {"send": 4}
+    assert not rig.store_faults.calls
+
+
+async def test_an_append_behind_anothers_reads_only_what_lies_between(open_rig: OpenRig) -> None:
+    one, other = open_rig(), open_rig()
+    await one.append("a", 1)
+    await other.append("a", 2)
+    one.store_faults.calls.clear()
+    with pytest.raises(Conflict) as caught:
+        await one.append("a", "lost", expected=1)
+    assert caught.value.found == 2
+    assert one.store_faults.calls["head"] == 0
+
+
+@pytest.mark.parametrize("kind", ["indexed"])  # elsewhere a mark is always behind the pointer
+async def test_a_replicated_journal_is_read_without_the_log(rig: Rig) -> None:
+    await rig.append("a", 1, 2, 3)
+    await rig.replicate()
+    rig.log_faults.calls.clear()
+    assert await rig.read("a") == [1, 2, 3]
+    assert rig.log_faults.calls["read"] == 0
+    assert rig.metrics.counted("read_store_only") == 1
+
+
+@pytest.mark.parametrize("kind", ["like kafka"])  # a log that finds records by key is read by key
+async def test_a_known_tail_is_read_without_the_log(open_rig: OpenRig) -> None:
+    rig = open_rig(follow_s=0)
+    await rig.append("a", 1, 2, 3)
+    rig.log_faults.calls.clear()
+    assert await rig.read("a") == [1, 2, 3]
+    assert rig.log_faults.calls["read"] == 0
+
+
+# ---- bounds
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"cached_heads_max": 1},
+        {"cached_bytes_max": 1},
+        {"cached_offsets_max": 2},
+        {"tail_bytes_max": 1},
+        {"cached_heads_max": 1, "cached_bytes_max": 1, "cached_offsets_max": 2, "tail_bytes_max": 1},
+    ],
+    ids=lambda bounds: "+".join(bounds),
+)
+async def test_past_its_bounds_a_journal_is_the_same(open_rig: OpenRig, bounds: dict[str, int]) -> None:
+    rig = open_rig(**bounds)
+    for i in range(6):
+        for id in ("a", "b", "c"):
+            assert (await rig.append(id, f"{id}{i}", expected=i)).last == i + 1
+        if i == 2:
+            await rig.replicate(batch_records=4)
+    for id in ("a", "b", "c"):
+        assert await rig.read(id) == [f"{id}{i}" for i in range(6)]
+        assert await rig.read(id, start=3, end=5) == [f"{id}{i}" for i in range(2, 5)]
+        assert await rig.journal.pointer(id) == 6
+
+
+async def test_a_tail_too_long_to_hold_is_read_twice_and_is_the_same(open_rig: OpenRig) -> None:
+    rig = open_rig(tail_bytes_max=10)
+    await rig.append("a", "old", "older")
+    await rig.replicate()
+    await rig.append("a", "x" * 20)
+    await rig.journal.purge("a")
+    for i in range(4):
+        await rig.append("a", f"new {i}")
+    assert await rig.read("a") == [f"new {i}" for i in range(4)]
+    assert rig.metrics.counted("read_tail_twice") == 1
+
+
+async def test_a_tail_cut_under_its_second_reading_goes_on_from_the_store(open_rig: OpenRig) -> None:
+    rig = open_rig(tail_bytes_max=1)
+    for i in range(6):
+        await rig.append("a", i)
+    reading = rig.journal.read("a")
+    rig.log_faults.fail(
+        "read", LogLost(topic=TOPIC, partition=0, first=0, last=5), where=lambda *_, start, stop, **__: start == 0
+    )
+    await rig.replicate()
+    await rig.append("a", "later")
+    assert [event.payload async for event in reading][:6] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_heads_stay_exact_when_far_more_was_written_by_others(open_rig: OpenRig) -> None:
+    one, other = open_rig(), open_rig()
+    await one.append("a", 1)
+    for _ in range(3):
+        await other.journal.append_many([(f"k{i}", [Event(i)]) for i in range(800)], confirm=False)
+    await other.append("a", 2)
+    assert (await one.append("a", 3, expected=2)).last == 3
+    assert await one.read("a") == [1, 2, 3]
+
+
+# ---- poison
+
+
+@pytest.mark.parametrize("value", [b"", b"poison", b"\x7b\x01....", b"\x00" * 100], ids=repr)
+async def test_a_poison_record_of_this_journal_is_void_and_stalls_nobody(rig: Rig, value: bytes) -> None:
+    await rig.append("a", 1)
+    await rig.write_raw(b"a", value)
+    await rig.append("a", 2, expected=1)
+    assert await rig.read("a") == [1, 2]
+    await rig.replicate()
+    assert await rig.read("a") == [1, 2]
+    assert [parked.id async for parked in rig.store.parked(TOPIC)] == ["a"]
+
+
+@pytest.mark.parametrize("key", [b"\xff\xfe", b"", b"a\x00b", b"x" * 2000], ids=lambda key: repr(key)[:20])
+async def test_a_record_whose_key_names_no_journal_stalls_nobody(rig: Rig, key: bytes) -> None:
+    await rig.append("a", 1)
+    await rig.write_raw(key, b"poison")
+    await rig.append("a", 2)
+    assert [id async for id in rig.journal.ids()] == ["a"]
+    assert await rig.read("a") == [1, 2]
+    await rig.replicate()
+    assert [id async for id in rig.journal.ids()] == ["a"]
+
+
+async def test_a_record_over_the_topics_limit_is_void_for_everybody(open_rig: OpenRig) -> None:
+    rig = open_rig(limit_bytes=300)
+    await rig.make_topic()
+    await rig.append("a", 1)
+    await rig.write("a", placed_at(append(100), 99))
+    assert await rig.read("a") == [1]
+    assert (await rig.append("a", 2, expected=1)).last == 2
+    await rig.replicate()
+    assert await rig.read("a") == [1, 2]
+
+
+async def test_a_newer_record_stops_this_journal_loudly_every_time(rig: Rig) -> None:
+    await rig.append("a", 1)
+    await rig.write_raw(b"a", newer_record())
+    for _ in range(3):
+        with pytest.raises(UnknownVersion):
+            await rig.journal.pointer("a")
+        with pytest.raises(UnknownVersion):
+            await rig.read("a")
+
+
+async def test_a_newer_record_is_not_taken_for_void_by_whoever_knows_the_head_already(rig: Rig) -> None:
+    await rig.append("a", 1)
+    await rig.write_raw(b"a", newer_record())
+    with pytest.raises(Exception, match="version"):
+        await rig.append("a", 2)
+    with pytest.raises(Exception, match="version"):
+        await rig.append("a", 3)
+    with pytest.raises(UnknownVersion):
+        await rig.journal.pointer("a")
+
+
+async def test_replication_stops_before_a_newer_record_and_keeps_what_lies_before(rig: Rig) -> None:
+    await rig.append("a", 1)
+    sent = await rig.write_raw(b"b", newer_record())
+    with pytest.raises(UnknownVersion):
+        await rig.replicate()
+    pointer = await rig.store.pointer(TOPIC, 0)
+    assert pointer is not None
+    assert pointer.position.offset == sent.offset - 1
+
+
+# ---- retention
+
+
+async def test_a_log_cut_behind_replication_is_no_loss(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1, 2)
+    await rig.replicate()
+    await rig.truncate()
+    for fresh in (rig, open_rig()):
+        assert await fresh.read("a") == [1, 2]
+        assert await fresh.journal.pointer("a") == 2
+        assert [id async for id in fresh.journal.ids()] == ["a"]
+    assert (await rig.append("a", 3, expected=2)).last == 3
+    assert await open_rig().read("a") == [1, 2, 3]
+
+
+async def test_a_log_cut_between_the_pointer_and_the_tail_is_looked_at_again(rig: Rig) -> None:
+    """The pointer was read, then all was replicated and cut: not lost, only moved."""
+    await rig.append("a", 1, 2)
+    fresh = rig.store_faults.hold("head", after=True)
+    reading = _spawn(rig.read("a"))
+    await fresh.reached()
+    await rig.replicate()
+    await rig.truncate()
+    fresh.release()
+    assert await reading == [1, 2]
+
+
+async def test_a_head_resolved_while_the_log_is_cut_is_looked_at_again(open_rig: OpenRig) -> None:
+    rig, late = open_rig(), open_rig()
+    await rig.append("a", 1, 2)
+    held = late.store_faults.hold("head", after=True)
+    asking = _spawn(late.journal.pointer("a"))
+    await held.reached()
+    await rig.replicate()
+    await rig.truncate()
+    held.release()
+    assert await asking == 2
+
+
+async def test_a_log_cut_before_replication_is_a_loud_loss_with_its_range(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    await rig.append("a", 2)
+    await rig.append("a", 3)
+    await rig.truncate()
+    with pytest.raises(LogLost) as caught:
+        await rig.replicate()
+    assert (caught.value.topic, caught.value.partition) == (TOPIC, 0)
+    fresh = open_rig()
+    for attempt in (fresh.read, fresh.journal.pointer, fresh.append):
+        with pytest.raises(Exception, match="lost offsets"):
+            await attempt("a", *(["x"] if attempt == fresh.append else []))
+
+
+# ---- epochs
+
+
+async def test_a_process_of_an_older_epoch_is_fenced(rig: Rig) -> None:
+    await rig.append("a", 1)
+    pointer = Pointer(Position(2, 5), 0)
+    await rig.store.apply(SliceWrites(TOPIC, 0, None, pointer, ()))
+    with pytest.raises(Fenced, match="epoch"):
+        await rig.read("a")
+
+
+async def test_a_misplaced_record_is_void_for_everybody(open_rig: OpenRig) -> None:
+    """Its key lives in another partition: no reader would meet it, and no replicator takes it."""
+    rig = open_rig(partitions=2)
+    await rig.append("a", 1)
+    facts = await rig.journal.facts()
+    stranger = next(f"k{i}" for i in range(100) if crc32(f"k{i}".encode()) % facts.partitions == 1)
+    await rig.write(stranger, placed_at(append(), 1))
+    assert await rig.journal.pointer(stranger) is None
+    await rig.replicate()
+    assert await rig.store.head(Key(TOPIC, stranger)) is None
+    assert await rig.journal.pointer(stranger) is None
+
+
+async def test_a_mark_with_a_key_is_a_mark(rig: Rig) -> None:
+    await rig.append("a", 1)
+    await rig.write("a", Mark(1))
+    await rig.append("a", 2, expected=1)
+    await rig.replicate()
+    assert await rig.read("a") == [1, 2]
+
+
+T = TypeVar("T")
+
+
+def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    return asyncio.get_running_loop().create_task(work)

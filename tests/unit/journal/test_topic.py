@@ -1,0 +1,197 @@
+"""Opening a topic: its facts are frozen, checked against the log, and a mismatch stops loudly (rules 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.journal.rig import TOPIC, Rig
+from tidebook.core.errors import Corrupt, Fenced, OutcomeUnknown
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication import Pointer, SliceWrites
+from tidebook.core.topic import TopicFacts
+from tidebook.journal.settings import JournalSettings
+
+OpenRig = Callable[..., Rig]
+
+
+async def re_make(rig: Rig) -> None:
+    """The topic is deleted and made again: offsets start over."""
+    await rig.log.delete_topic(TOPIC)
+    await rig.log.create_topic(TOPIC, rig.settings.partitions)
+
+
+async def test_the_facts_are_those_of_the_settings_when_the_topic_is_made(rig: Rig) -> None:
+    facts = await rig.journal.facts()
+    state = await rig.log.topic(TOPIC)
+    assert state is not None
+    assert (facts.topic_id, facts.partitions, facts.epoch, facts.segment_size) == (state.topic_id, 1, 1, 5)
+
+
+async def test_a_topic_that_the_log_has_already_keeps_its_partitions(open_rig: OpenRig) -> None:
+    rig = open_rig(partitions=4)
+    await rig.log.create_topic(TOPIC, 2)
+    assert (await rig.journal.facts()).partitions == 2
+
+
+async def test_the_partition_of_an_id_goes_by_the_frozen_count(open_rig: OpenRig) -> None:
+    """A broker may have got more partitions since; two producers by two counts would fork the journal."""
+    first = open_rig(partitions=4)
+    homes = {f"k{i}": (await first.append(f"k{i}", i)).partition for i in range(8)}
+    other = open_rig(partitions=9)
+    assert {id: (await other.append(id, "more")).partition for id in homes} == homes
+
+
+async def test_a_topic_made_again_is_not_taken_for_the_old_one(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    await re_make(rig)
+    for attempt in (open_rig().read("a"), open_rig().append("a", 2), open_rig().journal.pointer("a")):
+        with pytest.raises(Corrupt, match="adopt"):
+            await attempt
+
+
+async def test_a_topic_that_the_log_has_lost_stops_loudly(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.log.delete_topic(TOPIC)
+    with pytest.raises(Corrupt, match="adopt"):
+        await open_rig().read("a")
+
+
+async def test_a_log_that_ends_below_the_pointer_stops_loudly(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.store.apply(SliceWrites(TOPIC, 0, None, Pointer(Position(1, 99), 0), ()))
+    with pytest.raises(Corrupt, match="99"):
+        await open_rig().read("a")
+
+
+async def test_a_topic_with_fewer_partitions_than_its_facts_stops_loudly(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    facts = await rig.journal.facts()
+    await rig.store.set_facts(TOPIC, msgspec.structs.replace(facts, partitions=3), expected=facts)
+    with pytest.raises(Corrupt, match="partitions"):
+        await open_rig().read("a")
+
+
+# ---- adopt
+
+
+async def test_an_adopted_topic_goes_on_from_what_the_store_has(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1, 2)
+    await rig.replicate()
+    await re_make(rig)
+    fresh = open_rig()
+    facts = await fresh.journal.adopt()
+    assert facts.epoch == 2
+    assert await fresh.read("a") == [1, 2]
+    assert (await fresh.append("a", 3, expected=2)).last == 3
+    assert await fresh.read("a") == [1, 2, 3]
+    await fresh.replicate()
+    assert await open_rig().read("a") == [1, 2, 3]
+    head = await fresh.store.head(Key(TOPIC, "a"))
+    assert head is not None
+    assert head.position.epoch == 2
+
+
+async def test_adopting_a_log_that_fits_loses_nothing_that_is_not_replicated(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    assert (await rig.journal.adopt()).epoch == 1
+    assert await rig.read("a") == [1]
+
+
+async def test_records_of_an_older_epoch_are_void_after_an_adoption(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    await rig.append("a", "never replicated")
+    await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), Pointer(Position(1, 99), 0), ()))
+    fresh = open_rig()
+    await fresh.journal.adopt()
+    assert await fresh.read("a") == [1]
+    assert (await fresh.append("a", 2, expected=1)).last == 2
+    await fresh.replicate()
+    assert await open_rig().read("a") == [1, 2]
+
+
+async def test_an_adopted_log_may_have_been_cut(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.append("a", 2)
+    await rig.replicate()
+    await rig.truncate()
+    await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), Pointer(Position(1, 99), 0), ()))
+    fresh = open_rig()
+    assert (await fresh.journal.adopt()).epoch == 2
+    assert await fresh.read("a") == [1, 2]
+    assert (await fresh.append("a", 3, expected=2)).last == 3
+    await fresh.replicate()
+    assert await open_rig().read("a") == [1, 2, 3]
+
+
+async def test_who_holds_the_facts_of_an_older_epoch_is_fenced_by_the_pointer(open_rig: OpenRig) -> None:
+    old = open_rig()
+    await old.append("a", 1)
+    await old.replicate()
+    await re_make(old)
+    fresh = open_rig()
+    await fresh.journal.adopt()
+    await fresh.append("a", 2)
+    await fresh.replicate()
+    with pytest.raises(Fenced, match="open the book again"):
+        await old.read("a")
+
+
+async def test_a_retry_over_an_adoption_makes_no_second_copy(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    rig.log_faults.fail("send", OutcomeUnknown("no answer"), after=True)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await rig.append("a", "mine")
+    for i in range(20):
+        await rig.append("a", i)
+    await rig.replicate()
+    await re_make(rig)
+    fresh = open_rig()
+    await fresh.journal.adopt()
+    with pytest.raises(OutcomeUnknown, match="too late"):
+        await fresh.append("a", "mine", retry=caught.value)
+    assert await fresh.journal.pointer("a") == 21
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"page_events": 0},
+        {"partitions": 0},
+        {"segment_size": 0},
+        {"segments": -1},
+        {"limit_bytes": 0},
+        {"snapshot_slots": 0},
+        {"barrier": "none"},
+        {"follow_s": -1},
+        {"no_such": 1},
+    ],
+    ids=repr,
+)
+def test_settings_that_would_hide_events_or_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(bad, JournalSettings)
+
+
+async def test_two_who_open_a_new_topic_at_once_agree_on_its_facts(open_rig: OpenRig) -> None:
+    import asyncio
+
+    one, other = open_rig(segment_size=3), open_rig(segment_size=7)
+    facts: list[TopicFacts] = list(await asyncio.gather(one.journal.facts(), other.journal.facts()))
+    assert facts[0] == facts[1]
