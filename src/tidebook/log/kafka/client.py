@@ -62,6 +62,7 @@ def producer_config(settings: KafkaSettings, *, batch_bytes: int) -> dict[str, A
         "linger.ms": settings.linger_ms,
         "compression.type": settings.compression,
         "batch.size": batch_bytes,
+        "max.in.flight.requests.per.connection": settings.requests_in_flight_max,
         "message.max.bytes": _MESSAGE_BYTES_MAX,
         "message.timeout.ms": settings.send_timeout_ms,
         "request.timeout.ms": min(settings.send_timeout_ms, 30_000),

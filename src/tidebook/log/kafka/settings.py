@@ -85,6 +85,9 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     linger_ms: float = 0.0
     compression: Compression = "none"
     batch_bytes_max: int = 1_000_000
+    #: Requests to a broker that wait for their answer. What comes meanwhile makes the next batch, so fewer are cheaper;
+    #: raise it to 5 where a broker is milliseconds away and leads many partitions.
+    requests_in_flight_max: int = 2
     #: Records and bytes that were sent and are not yet acknowledged; what is above waits in this process.
     in_flight_records_max: int = 200_000
     in_flight_bytes_max: int = 256_000_000
@@ -130,6 +133,8 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidInput(f"a user is given but security is {self.protocol}: set it to sasl_ssl")
         if self.ca_file is not None and "ssl" not in self.protocol:
             raise InvalidInput(f"ca_file is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        if self.requests_in_flight_max > 5:
+            raise InvalidInput("requests_in_flight_max may be 5: a broker tells repetitions apart only so far back")
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1")
@@ -155,6 +160,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 _AT_LEAST_ONE = (
     "batch_bytes_max",
+    "requests_in_flight_max",
     "in_flight_records_max",
     "in_flight_bytes_max",
     "send_timeout_ms",
