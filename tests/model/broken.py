@@ -1,0 +1,136 @@
+"""Broken rules of replication, each of which the search must find: a test that the tests can fail.
+
+The names in brackets are those of the rules' traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tests.model.lww import HeadTombstone, Interned, Single, Tombstone, singles_of
+from tests.model.world import Stages, in_stages
+from tidebook.core.action import Delete
+from tidebook.core.fold import Purged, fold
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position, tombstone_stamp, write_stamp
+from tidebook.core.replication import ClearEvents, ClearJournal, Placed, PutEvents, PutHead, Write, plan_key
+from tidebook.core.topic import TopicFacts
+
+BEFORE_ALL = Position(1, -1)
+
+
+# ---- planners: which writes, in which order
+
+
+def no_guard(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    """[R2] Records at or below the head's position are folded again."""
+    if head is not None:
+        head = msgspec.structs.replace(head, position=BEFORE_ALL)
+    return plan_key(key, head, records, facts)
+
+
+def no_redo(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    """[R7] What a dead replicator may have left undone is not done again."""
+    return plan_key(key, head, [each for each in records if head is None or each.position > head.position], facts)
+
+
+def head_before_rows(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    """The head tells of events that are not there yet."""
+    writes = list(plan_key(key, head, records, facts))
+    for i, (one, next_) in enumerate(pairwise(writes)):
+        if isinstance(one, PutEvents) and isinstance(next_, PutHead):
+            writes[i], writes[i + 1] = next_, one
+    return writes
+
+
+def tombstones_before_head(
+    key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts
+) -> Sequence[Write]:
+    """[R6] Events are cleared before the head says so."""
+    writes = list(plan_key(key, head, records, facts))
+    for i, (one, next_) in enumerate(pairwise(writes)):
+        if isinstance(one, PutHead) and isinstance(next_, ClearEvents | ClearJournal):
+            writes[i], writes[i + 1] = next_, one
+    return writes
+
+
+def coalesced_purge(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    """[R8] A purge and the next life in one go: the new rows, their head, and the old life's tombstones last."""
+    writes = list(plan_key(key, head, records, facts))
+    if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
+        return writes
+    clears = [write for write in writes if isinstance(write, ClearJournal)]
+    graves = [write for write in writes if isinstance(write, PutHead) and not write.head.live]
+    return [write for write in writes if write not in clears and write not in graves] + clears
+
+
+def nothing_for_the_short_lived(
+    key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts
+) -> Sequence[Write]:
+    """[R9] Created and purged within a slice: nothing is written."""
+    now = head
+    for placed in records:
+        if now is None or placed.position > now.position:
+            now, change = fold(now, placed.action, placed.position, placed.timestamp_ms, facts)
+            if isinstance(change, Purged) and head is None and placed is records[-1]:
+                return ()
+    return plan_key(key, head, records, facts)
+
+
+def raw_delete_bound(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    """[R10] A delete's tombstone goes up to the number that was asked for, not to the one that was there."""
+    raw = max((each.action.to for each in records if isinstance(each.action, Delete)), default=0)
+    return [
+        ClearEvents(key, msgspec.structs.replace(write.head, delete_to=max(raw, write.head.delete_to)), 0)
+        if isinstance(write, ClearEvents)
+        else write
+        for write in plan_key(key, head, records, facts)
+    ]
+
+
+def clears_from_the_old_bound(
+    key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts
+) -> Sequence[Write]:
+    """[R7b] A delete that is done again clears only above what the head says was cleared."""
+    return [
+        ClearEvents(key, write.head, head.delete_to)
+        if isinstance(write, ClearEvents) and head is not None and head.live
+        else write
+        for write in plan_key(key, head, records, facts)
+    ]
+
+
+# ---- expanders: which stamps, in which stages
+
+
+def all_at_once(writes: Sequence[Write], interned: Interned, records: Sequence[Placed]) -> Stages:
+    """Nothing is awaited before the next write is sent."""
+    singles = tuple(dict.fromkeys(single for stage in in_stages(writes, interned, records) for single in stage))
+    return (singles,) if singles else ()
+
+
+def stamped_by_batch(writes: Sequence[Write], interned: Interned, records: Sequence[Placed]) -> Stages:
+    """[R1b] Every write of a slice is stamped with the slice's last offset."""
+    last = write_stamp(records[-1].position) if records else 0
+
+    def stamped(single: Single) -> Single:
+        if isinstance(single, Tombstone | HeadTombstone):
+            return single._replace(stamp=max(last - 1, single.stamp))
+        return single._replace(stamp=max(last, single.stamp))
+
+    return tuple(tuple(map(stamped, stage)) for stage in in_stages(writes, interned, records))
+
+
+def without_graves(writes: Sequence[Write], interned: Interned, _: Sequence[Placed]) -> Stages:
+    """[R4] A purge deletes the head row."""
+    stages: list[tuple[Single, ...]] = []
+    for write in writes:
+        if isinstance(write, PutHead) and not write.head.live:
+            stages.append((HeadTombstone(tombstone_stamp(write.head.position)),))
+        elif singles := tuple(singles_of(write, interned)):
+            stages.append(singles)
+    return tuple(stages)

@@ -1,0 +1,220 @@
+"""Each rule of replication and reading, broken, is found by the search: what the proofs prove is not nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+
+from tests.model import broken
+from tests.model.concrete import Concrete
+from tests.model.interleaving import violation
+from tests.model.lattice import Lattice
+from tests.model.lww import land_by_arrival
+from tests.model.reading import BarrierLast, Reading
+from tests.model.world import FACTS, Expander, Planner, Step, World, in_stages
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.replication import plan_key
+from tidebook.core.seq_nr import LAST
+from tidebook.journal.head_cache import HeadCache, Stored
+from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_stands, plan_read
+from tidebook.journal.reader import Reader
+from tidebook.testing.histories import LETTERS, append, histories, purge
+
+SMALL = ["next x1", "next x2", "at 3", "delete 1", "delete 2", "purge"]
+WITH_CONDITION = ["next x2", "expected 0", "delete 1", "purge", "purge if there"]
+
+
+def logs(names: Sequence[str], lengths: Iterable[int]) -> Iterator[list[Step]]:
+    for length in lengths:
+        for log in histories(length, [LETTERS[name] for name in names], FACTS):
+            yield [(0, action) for action in log]
+
+
+def found_by_the_lattice(world: World, *, reader: bool) -> bool:
+    lattice = Lattice(world)
+    if lattice.violation() is not None:
+        return True
+    return reader and violation(lattice, world, Reading(world)) is not None
+
+
+@pytest.mark.parametrize(
+    ("planner", "reader"),
+    [
+        (broken.no_redo, False),
+        (broken.head_before_rows, True),
+        (broken.tombstones_before_head, True),
+        (broken.coalesced_purge, True),
+        (broken.nothing_for_the_short_lived, False),
+        (broken.raw_delete_bound, False),
+        (broken.clears_from_the_old_bound, False),
+        (broken.no_guard, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planner_with_a_broken_rule_is_found(planner: Planner, reader: bool) -> None:
+    assert any(found_by_the_lattice(World(log, planner=planner), reader=reader) for log in logs(SMALL, (2, 3, 4)))
+
+
+@pytest.mark.parametrize("expander", [broken.all_at_once, broken.stamped_by_batch, broken.without_graves])
+def test_writes_in_broken_stages_or_under_broken_stamps_are_found(expander: Expander) -> None:
+    assert any(
+        found_by_the_lattice(World(log, expander=expander), reader=True) for log in logs(WITH_CONDITION, (2, 3, 4))
+    )
+
+
+# ---- what only two replicators, step by step, can show
+
+
+def traced(log: Sequence[Step], **how: object) -> list[str] | None:
+    return Concrete(World(log), **how).trace()  # type: ignore[arg-type]
+
+
+def test_stamps_by_a_clock_are_found_and_the_trace_is_told() -> None:
+    traces = (Concrete(World(log, landing=land_by_arrival)).trace() for log in logs(SMALL, (2, 3)))
+    trace = next(trace for trace in traces if trace is not None)
+    assert trace[0].startswith("P")
+    assert "the fold says" in trace[-1] or "moved back" in trace[-1]
+
+
+def test_heads_that_are_read_before_the_pointer_are_found() -> None:
+    assert any(traced(log, heads_first=True) for log in logs(SMALL, (2, 3)))
+
+
+def test_a_pointer_that_is_written_blindly_is_found() -> None:
+    traces = (Concrete(World(log, pointer_goes_back=True)).trace() for log in logs(SMALL, (2,)))
+    assert any(trace is not None and "moved back" in trace[-1] for trace in traces)
+
+
+def test_a_pointer_that_is_written_before_all_keys_are_done_is_found() -> None:
+    log: list[Step] = [(0, append()), (1, append()), (1, purge())]
+    assert traced(log, pointer_early=True)
+    assert Lattice(World(log), pointer_after_all_keys=False).violation()
+
+
+def test_the_rules_as_they_are_hold_step_by_step_too() -> None:
+    assert not any(traced(log) for log in logs(SMALL, (1, 2)))
+    assert not any(traced(log) for log in logs(["next x2", "delete 1", "purge"], (3,)))
+
+
+# ---- the reader
+
+
+def read_is_wrong(names: Sequence[str], lengths: Iterable[int], *, page: int = 1, start: int = 1) -> bool:
+    for log in logs(names, lengths):
+        world = World(log)
+        lattice = Lattice(world)
+        for reader in (Reader, BarrierLast):
+            if violation(lattice, world, Reading(world, page_events=page, start=start, reader=reader)) is not None:
+                return True
+    return False
+
+
+def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q5]"""
+    monkeypatch.setattr("tidebook.journal.reader.page_stands", lambda *_: True)
+    monkeypatch.setattr("tidebook.journal.reader._check_rows", lambda *_: None)
+    assert read_is_wrong(SMALL, (2, 3))
+
+
+def test_a_reader_that_looks_only_at_the_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q6]"""
+    monkeypatch.setattr(
+        "tidebook.journal.reader.page_stands",
+        lambda planned, now, _: now is not None and now.live and now.incarnation == planned.incarnation,
+    )
+    assert read_is_wrong(SMALL, (2, 3))
+
+
+def test_a_reader_that_looks_only_at_the_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q6b]"""
+    monkeypatch.setattr(
+        "tidebook.journal.reader.page_stands",
+        lambda _, now, cursor: now is not None and now.live and now.delete_to <= cursor,
+    )
+    monkeypatch.setattr("tidebook.journal.reader._check_rows", lambda *_: None)
+    assert read_is_wrong(["next x1", "next x2", "purge"], (2, 3))
+
+
+def test_a_reader_that_compares_deletes_with_the_end_of_the_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q7]"""
+    monkeypatch.setattr(
+        "tidebook.journal.reader.page_stands",
+        lambda planned, now, cursor: page_stands(planned, now, cursor + 2),
+    )
+    assert read_is_wrong(SMALL, (2, 3), page=2)
+
+
+def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q1]"""
+
+    async def stored(self: HeadCache, key: Key) -> Stored:
+        head = await self._store.head(key)
+        return Stored(await self._store.pointer(self.topic, self.partition), head, self.facts.epoch)
+
+    monkeypatch.setattr(HeadCache, "stored", stored)
+    assert read_is_wrong(SMALL, (1, 2, 3))
+
+
+def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q2]"""
+
+    async def stored(self: HeadCache, key: Key) -> Stored:
+        pointer = await self._store.pointer(self.topic, self.partition)
+        found = Stored(pointer, await self._store.head(key), self.facts.epoch)
+        found.as_of = -1 if pointer is None else pointer.position.offset
+        return found
+
+    monkeypatch.setattr(HeadCache, "stored", stored)
+    assert read_is_wrong(SMALL, (1, 2, 3))
+
+
+def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[Q4]"""
+
+    def unbounded(*, stored: Head | None, folded: Head | None, **how: int) -> ReadPlan:
+        plan = plan_read(stored=stored, folded=folded, **how)  # type: ignore[arg-type]
+        match plan:
+            case StoreOnly():
+                return StoreOnly(plan.after, LAST)
+            case StoreThenTail():
+                return StoreThenTail(plan.after, LAST)
+            case _:
+                return plan
+
+    monkeypatch.setattr("tidebook.journal.reader.plan_read", unbounded)
+    monkeypatch.setattr("tidebook.journal.reader._check_rows", lambda *_: None)
+    assert read_is_wrong(SMALL, (1, 2, 3))
+
+
+def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[rule 5] The pointer lags, the head is gone: what was appended before the purge would be folded on nothing."""
+
+    async def stored(self: HeadCache, key: Key) -> Stored:
+        pointer = await self._store.pointer(self.topic, self.partition)
+        head = await self._store.head(key)
+        return Stored(pointer, head if head is not None and head.live else None, self.facts.epoch)
+
+    monkeypatch.setattr(HeadCache, "stored", stored)
+    assert read_is_wrong(SMALL, (3,))
+
+
+def test_a_reader_that_goes_on_in_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.journal.reader.may_go_on", lambda *_: True)
+    assert read_is_wrong(["next x2", "delete 1", "delete 2", "purge"], (2, 3))
+
+
+def test_a_reader_that_plans_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.journal.reader.plan_read", lambda **_: Nothing())
+    assert read_is_wrong(SMALL, (1,))
+
+
+def test_the_reader_as_it_is_holds_over_the_same_histories() -> None:
+    assert not read_is_wrong(SMALL, (1, 2))
+    assert not read_is_wrong(SMALL, (2,), page=2, start=2)
+
+
+def test_the_planner_as_it_is_holds_over_the_same_histories() -> None:
+    for log in logs(WITH_CONDITION, (2, 3)):
+        assert not found_by_the_lattice(World(log, planner=plan_key, expander=in_stages), reader=False)
