@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,18 @@ def test_runs_cover_a_range_once_and_without_holes(indexed_to: int) -> None:
                 assert min(stop, indexed_to) <= ends[-1] <= indexed_to
 
 
-async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and lists of a few, so that their borders are met."""
     monkeypatch.setattr(key_runs, "RUN", 8)
     monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 8)
     monkeypatch.setattr(key_runs, "MERGED", 4)
+    monkeypatch.setattr("tidebook.log.embedded.appends.LISTED", 3)
+    monkeypatch.setattr("tidebook.log.embedded.directory.FETCHED", 2)
+    monkeypatch.setattr("tidebook.log.embedded.changes.SWEEP_MAX", 5)
+
+
+async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
     seeded = random.Random(7)
     log = EmbeddedLog(tmp_path)
     await log.create_topic("t", 1)
@@ -40,6 +49,8 @@ async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: 
         await asyncio.gather(*(log.append(Outgoing("t", 0, key, b"v")) for key in some))
         keys += some
         start, stop = sorted(seeded.sample(range(len(keys) + 1), 2))
+        page = await read_all(log, "t", 0, start=start, stop=stop)
+        assert [(each.offset, each.key) for each in page] == list(enumerate(keys))[start:stop]
         for key in (b"a", b"b", b"c", b"0", b"%d" % (len(keys) - 1), b"none"):
             found = await read_all(log, "t", 0, start=start, stop=stop, key=key)
             assert [each.offset for each in found] == [i for i in range(start, stop) if keys[i] == key]
@@ -48,6 +59,34 @@ async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: 
         await log.truncate("t", 0, before=before)
         found = await read_all(log, "t", 0, start=before, stop=len(keys), key=b"a")
         assert [each.offset for each in found] == [i for i in range(before, len(keys)) if keys[i] == b"a"]
+        assert len(await read_all(log, "t", 0, start=before, stop=len(keys))) == len(keys) - before
+    await log.close()
+
+
+async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small(monkeypatch)
+    seeded = random.Random(3)
+    log = EmbeddedLog(tmp_path)
+    rows = "SELECT (SELECT count(*) FROM chunk), (SELECT count(*) FROM key_run), (SELECT count(*) FROM directory)"
+    for _ in range(3):
+        await log.create_topic("t", 2)
+        sent = 0
+        while sent < 200:
+            count = seeded.randrange(1, 6)
+            await asyncio.gather(*(log.append(Outgoing("t", i % 2, b"k", b"v")) for i in range(count)))
+            sent += count
+        for partition in (0, 1):
+            end = await log.end("t", partition)
+            await log.truncate("t", partition, before=end // 2)
+            assert len(await read_all(log, "t", partition, start=end // 2, stop=end)) == end - end // 2
+            if partition:
+                await log.truncate("t", partition, before=end)
+        chunks: Any = log._database.reader().execute("SELECT count(*) FROM chunk").get
+        assert 0 < chunks < 70
+        await log.delete_topic("t")
+        assert log._database.reader().execute(rows).fetchall() == [(0, 0, 0)]
     await log.close()
 
 

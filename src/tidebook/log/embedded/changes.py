@@ -11,7 +11,8 @@ from tidebook.core.errors import NotFound
 from tidebook.folder.inbox import Session
 from tidebook.folder.rows import put_rows
 from tidebook.log.embedded.appends import channel_of
-from tidebook.log.embedded.chunks import base
+from tidebook.log.embedded.chunks import Bounds, base
+from tidebook.log.embedded.directory import listings
 from tidebook.log.port import TopicState
 
 #: Records that are removed within one transaction.
@@ -74,18 +75,36 @@ def sweep(session: Session, asked: Sequence[Any]) -> list[bool]:
     """Remove a part of what lies below the starts; True while there is more."""
     execute = session.connection.execute
     due = execute(
-        """SELECT id, swept_to, start_offset, topic_id FROM partition INDEXED BY partition_to_sweep
-        WHERE swept_to < start_offset OR topic_id IS NULL LIMIT 1"""
+        """SELECT id, start_offset, next_offset, indexed_to, recent, swept_to, topic_id
+        FROM partition INDEXED BY partition_to_sweep WHERE swept_to < start_offset OR topic_id IS NULL LIMIT 1"""
     ).fetchone()
     if due is None:
         return [False] * len(asked)
-    partition, swept_to, start_offset, topic_id = due
-    to = min(start_offset, swept_to + SWEEP_MAX)
-    low = base(partition)
-    for table in ("chunk", "key_run"):
-        execute(f"DELETE FROM {table} WHERE id >= ? AND id < ? AND id + count <= ?", (low, low + to, low + to))
-    if topic_id is None and to == start_offset:
-        execute("DELETE FROM partition WHERE id = ?", (partition,))
+    at, swept_to, topic_id = Bounds._make(due[:5]), due[5], due[6]
+    to = min(at.start, swept_to + SWEEP_MAX)
+    put_rows(session.connection, "DELETE FROM chunk WHERE id IN (VALUES {})", 1, _swept(session, at, swept_to, to))
+    low = base(at.id)
+    execute("DELETE FROM key_run WHERE id >= ? AND id < ? AND id + count <= ?", (low, low + to, low + to))
+    if topic_id is None and to == at.start:
+        execute("DELETE FROM directory WHERE id >= ? AND id < ?", (low, base(at.id + 1)))
+        execute("DELETE FROM partition WHERE id = ?", (at.id,))
     else:
-        execute("UPDATE partition SET swept_to = ? WHERE id = ?", (to, partition))
+        execute(
+            """DELETE FROM directory WHERE id >= ?1 AND id <
+            (SELECT max(id) FROM directory WHERE id BETWEEN ?1 AND ?1 + ?2)""",
+            (low, to),
+        )
+        execute("UPDATE partition SET swept_to = ? WHERE id = ?", (to, at.id))
+    # The writer may know a place whose start has moved.
+    session.memory.clear()
     return [True] * len(asked)
+
+
+def _swept(session: Session, at: Bounds, swept_to: int, to: int) -> list[int]:
+    """The chunks that end above `swept_to` and at or below `to`; a chunk ends where the next one begins."""
+    firsts: list[int] = []
+    ids: list[int] = []
+    for listing in listings(session.connection, at, swept_to, to + 1):
+        firsts += listing.firsts
+        ids += listing.ids
+    return [id for id, end in zip(ids, [*firsts[1:], at.end], strict=False) if swept_to < end <= to]

@@ -10,13 +10,12 @@ from tidebook.core.errors import Corrupt
 
 #: A chunk ends where its values have reached this size.
 CHUNK_BYTES_MAX: Final = 128_000
-#: An id is the partition's number of the file, and below it the first offset.
-OFFSET_BITS: Final = 40
+_OFFSET_BITS = 40
 
 
 def base(partition_id: int) -> int:
-    """The id of a partition's offset 0. Offsets lie behind it, those of the next partition behind all of them."""
-    return partition_id << OFFSET_BITS
+    """The place of a partition's offset 0. Its offsets lie behind it, those of the next partition behind them all."""
+    return partition_id << _OFFSET_BITS
 
 
 class Bounds(NamedTuple):
@@ -26,6 +25,8 @@ class Bounds(NamedTuple):
     start: int
     end: int
     indexed_to: int
+    #: The chunks that no row of the directory has yet.
+    recent: bytes
 
 
 class Moved(Exception):

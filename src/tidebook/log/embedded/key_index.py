@@ -10,22 +10,21 @@ from collections.abc import Iterator
 import apsw
 
 from tidebook.log.embedded.chunks import Bounds, Moved, base, unpack_keys
-from tidebook.log.embedded.key_runs import chunk_of, decode, places, runs_between
+from tidebook.log.embedded.directory import chunks
+from tidebook.log.embedded.key_runs import decode, places, runs_between
 
 CACHED_BYTES_MAX = 32_000_000
 TAILS_MAX = 1_000
 
-_CHUNKS = "SELECT id, body FROM chunk WHERE id >= ? AND id < ? ORDER BY id"
-
 
 class _Tail:
-    """The keys of the records from `first` to before `seen`, all of which no run had when it was begun."""
+    """The keys of the records from `indexed_to`, or from the start, to before `seen`."""
 
-    __slots__ = ("first", "indexed_to", "offsets", "seen")
+    __slots__ = ("indexed_to", "offsets", "seen")
 
     def __init__(self, indexed_to: int, first: int) -> None:
         self.indexed_to = indexed_to
-        self.first = self.seen = first
+        self.seen = first
         self.offsets: dict[bytes, list[int]] = {}
 
 
@@ -71,23 +70,21 @@ class KeyIndex:
             if tail is None or tail.indexed_to != at.indexed_to or tail.seen < at.start:
                 tail = _Tail(at.indexed_to, max(at.indexed_to, at.start))
             if tail.seen < stop:
-                _extend(tail, connection, base(at.id), stop)
+                _extend(tail, connection, at, stop)
             self._tails[at.id] = tail
             if len(self._tails) > TAILS_MAX:
                 self._tails.popitem(last=False)
             return tail.offsets
 
 
-def _extend(tail: _Tail, connection: apsw.Connection, low: int, stop: int) -> None:
-    # Chunks are taken whole, so only the first one may begin before what is wanted.
-    first = chunk_of(connection, low, tail.seen) if tail.seen == tail.first else low + tail.seen
-    for id, body in connection.execute(_CHUNKS, (first, low + stop)):
-        if id - low > tail.seen:
-            break
-        for offset, key in enumerate(unpack_keys(body), id - low):
+def _extend(tail: _Tail, connection: apsw.Connection, at: Bounds, stop: int) -> None:
+    for chunk in chunks(connection, at, tail.seen, stop):
+        if chunk.first > tail.seen:
+            raise Moved  # truncated
+        for offset, key in enumerate(unpack_keys(chunk.body), chunk.first):
             if offset >= tail.seen:
                 tail.seen = offset + 1
                 if key is not None:
                     tail.offsets.setdefault(key, []).append(offset)
     if tail.seen < stop:
-        raise Moved  # truncated
+        raise Moved

@@ -15,7 +15,8 @@ from zlib import crc32
 
 import apsw
 
-from tidebook.log.embedded.chunks import base, unpack_keys
+from tidebook.log.embedded.chunks import Bounds, base, unpack_keys
+from tidebook.log.embedded.directory import chunks
 
 #: Records of a run. Runs begin at multiples of it.
 RUN: Final = 2_048
@@ -24,7 +25,6 @@ MERGED: Final = 16
 
 _PLACE_BITS = 32
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
-_CHUNKS = "SELECT id, body FROM chunk WHERE id >= ? AND id < ? ORDER BY id"
 
 
 def hash_of(key: bytes) -> int:
@@ -69,30 +69,25 @@ def decode(data: bytes) -> array[int]:
     return entries
 
 
-def index_up_to(connection: apsw.Connection, partition_id: int, indexed_to: int, end: int) -> int:
+def index_up_to(connection: apsw.Connection, at: Bounds) -> int:
     """Write the runs that have become full between `indexed_to` and `end`; up to where the index goes now."""
-    while end - indexed_to >= RUN:
-        entries = array("Q", sorted(_entries(connection, partition_id, indexed_to)))
-        _put(connection, partition_id, indexed_to, RUN, entries)
+    indexed_to = at.indexed_to
+    while at.end - indexed_to >= RUN:
+        entries = array("Q", sorted(_entries(connection, at, indexed_to)))
+        _put(connection, at.id, indexed_to, RUN, entries)
         indexed_to += RUN
         if indexed_to % (RUN * MERGED) == 0:
-            _merge(connection, partition_id, indexed_to - RUN * MERGED)
+            _merge(connection, at.id, indexed_to - RUN * MERGED)
     return indexed_to
 
 
-def chunk_of(connection: apsw.Connection, low: int, offset: int) -> int:
-    """The id of the chunk that holds `offset`, or would; `low` is the partition's base."""
-    found = connection.execute("SELECT max(id) FROM chunk WHERE id BETWEEN ? AND ?", (low, low + offset)).get
-    return low + offset if found is None else int(found)
-
-
-def _entries(connection: apsw.Connection, partition_id: int, first: int) -> list[int]:
-    low = base(partition_id)
+def _entries(connection: apsw.Connection, at: Bounds, first: int) -> list[int]:
     entries: list[int] = []
-    rows = connection.execute(_CHUNKS, (chunk_of(connection, low, first), low + first + RUN))
-    for id, body in rows:
-        places = enumerate(unpack_keys(body), id - low - first)
-        entries += [hash_of(key) | place for place, key in places if key is not None and 0 <= place < RUN]
+    start = max(first, at.start)
+    if start < first + RUN:
+        for chunk in chunks(connection, at, start, first + RUN):
+            places = enumerate(unpack_keys(chunk.body), chunk.first - first)
+            entries += [hash_of(key) | place for place, key in places if key is not None and 0 <= place < RUN]
     return entries
 
 

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import apsw
 
 from tidebook.core.errors import Corrupt, LogLost, NotFound
-from tidebook.log.embedded.chunks import Bounds, Moved, Packed, base, unpack
+from tidebook.log.embedded.chunks import Bounds, Moved, Packed, unpack
+from tidebook.log.embedded.directory import Finder, chunks
 from tidebook.log.embedded.key_index import KeyIndex
-from tidebook.log.embedded.key_runs import chunk_of
 from tidebook.log.port import Batch, Record
 
 _PLACE = """SELECT p.id FROM topic t JOIN partition p ON p.topic_id = t.topic_id WHERE t.name = ? AND p.number = ?"""
-_BOUNDS = "SELECT id, start_offset, next_offset, indexed_to FROM partition WHERE id = ? AND topic_id IS NOT NULL"
-_CHUNKS = "SELECT id, time_ms, body FROM chunk WHERE id >= ? AND id < ? ORDER BY id"
-_CHUNK = "SELECT id, time_ms, body FROM chunk WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
+_BOUNDS = (
+    "SELECT id, start_offset, next_offset, indexed_to, recent FROM partition WHERE id = ? AND topic_id IS NOT NULL"
+)
 
 
 _TRIES_MAX = 10
@@ -70,10 +70,10 @@ class Reading:
             if page.start >= stop:
                 return Batch((), page.start)
             if key is None:
-                records = _scan(connection, at.id, page.start, stop)
+                records = _scan(connection, at, page.start, stop)
             else:
                 offsets = self._index.offsets(connection, at, key, page.start, stop)
-                records = _pick(connection, at.id, key, offsets)
+                records = _pick(connection, at, key, offsets)
             try:
                 return _fill(records, stop, page.limit, page.limit_bytes)
             except Moved:
@@ -94,35 +94,29 @@ def _fill(records: Iterator[Record], stop: int, limit: int, limit_bytes: int) ->
     return Batch(tuple(taken), stop)
 
 
-def _scan(connection: apsw.Connection, partition_id: int, start: int, stop: int) -> Iterator[Record]:
-    low, at = base(partition_id), start
-    rows = connection.execute(_CHUNKS, (chunk_of(connection, low, start), low + stop))
-    try:
-        for id, time_ms, body in rows:
-            if id - low > at:
-                raise Moved
-            for offset, packed in enumerate(unpack(body), id - low):
-                if start <= offset < stop:
-                    yield Record(offset, time_ms, packed.key, packed.value, packed.headers)
-                    at = offset + 1
-    finally:
-        rows.close()  # a page that is full leaves some behind
-    if at < stop:
+def _scan(connection: apsw.Connection, at: Bounds, start: int, stop: int) -> Iterator[Record]:
+    reached = start
+    for chunk in chunks(connection, at, start, stop):
+        if chunk.first > reached:
+            raise Moved
+        for offset, packed in enumerate(unpack(chunk.body), chunk.first):
+            if start <= offset < stop:
+                yield Record(offset, chunk.time_ms, packed.key, packed.value, packed.headers)
+                reached = offset + 1
+    if reached < stop:
         raise Moved
 
 
-def _pick(connection: apsw.Connection, partition_id: int, key: bytes, offsets: Iterator[int]) -> Iterator[Record]:
-    low = base(partition_id)
+def _pick(connection: apsw.Connection, at: Bounds, key: bytes, offsets: Iterator[int]) -> Iterator[Record]:
+    finder = Finder(connection, at)
     first = time_ms = 0
-    chunk: list[Packed] = []
+    records: list[Packed] = []
     for offset in offsets:
-        if not 0 <= offset - first < len(chunk):
-            row = connection.execute(_CHUNK, (low, low + offset)).fetchone()
-            if row is None:
+        if not 0 <= offset - first < len(records):
+            first, time_ms, body = finder.find(offset)
+            records = unpack(body)
+            if offset - first >= len(records):
                 raise Moved
-            first, time_ms, chunk = row[0] - low, row[1], unpack(row[2])
-            if offset - first >= len(chunk):
-                raise Moved
-        packed = chunk[offset - first]
+        packed = records[offset - first]
         if packed.key == key:
             yield Record(offset, time_ms, key, packed.value, packed.headers)

@@ -32,19 +32,29 @@ SCHEMA: Final = Schema(
             swept_to INTEGER NOT NULL DEFAULT 0,
             indexed_to INTEGER NOT NULL DEFAULT 0,
             time_ms INTEGER NOT NULL DEFAULT 0,
+            recent BLOB NOT NULL DEFAULT x'',
             UNIQUE (topic_id, number)
         );
         CREATE INDEX partition_to_sweep ON partition (id) WHERE swept_to < start_offset OR topic_id IS NULL;
 
-        -- Records that were appended together, packed. id: see `chunks.base`.
+        -- Records of one partition that were appended together, packed. They lie in the order of all appends, so that
+        -- every commit writes to the end of the table. place: see `chunks.base`.
         CREATE TABLE chunk (
             id INTEGER PRIMARY KEY,
-            count INTEGER NOT NULL,
+            place INTEGER NOT NULL,
             time_ms INTEGER NOT NULL,
             body BLOB NOT NULL
         );
 
-        -- Where the keys of `count` records lie, for records below the partition's indexed_to. id: as above.
+        -- Which chunks a partition has, some to a row; the last ones are listed in its own row.
+        -- id: the first one's place.
+        CREATE TABLE directory (
+            id INTEGER PRIMARY KEY,
+            entries BLOB NOT NULL
+        );
+
+        -- Where the keys of `count` records lie, for records below the partition's indexed_to.
+        -- id: the first one's place.
         CREATE TABLE key_run (
             id INTEGER PRIMARY KEY,
             count INTEGER NOT NULL,
