@@ -80,9 +80,17 @@ async def expected_rows(book: Book, fresh: Book, topic: str) -> Mapping[str, Any
     facts = await book.store.facts(topic)
     assert facts is not None
     await fresh.store.set_facts(topic, facts, expected=None)
-    for number in range(facts.partitions):
-        start, end = await book.log.start(topic, number), await book.log.end(topic, number)
-        records = await read_all(book.log, topic, number, start=start, stop=end)
-        if records:
-            await replicate_slice(fresh.store, topic, number, records, facts)
+    await replicate_here(book, fresh.store, topic)
     return await rows_of(fresh.store, topic)
+
+
+async def replicate_here(book: Book, store: StoreWriter, topic: str) -> None:
+    """Replicate all of the log in this process, without Spark."""
+    facts = await book.store.facts(topic)
+    assert facts is not None
+    for number in range(facts.partitions):
+        pointer = await store.pointer(topic, number)
+        start = 0 if pointer is None else pointer.position.offset + 1
+        end = await book.log.end(topic, number)
+        records = await read_all(book.log, topic, number, start=start, stop=end)
+        await replicate_slice(store, topic, number, records, facts, start=start, stop=end)

@@ -1,4 +1,4 @@
-"""`tidebook pipeline`: replicate, status, parked."""
+"""`tidebook pipeline`: replicate, status, parked, purge-expired."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.cli.pipeline_progress import ProgressShown
 from tidebook.core.errors import InvalidInput
 from tidebook.core.portal import Portal
+from tidebook.core.replication import Parked
 from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.jobs.purge import purge_expired
+from tidebook.pipeline.parked import Replayed, replay_parked
 from tidebook.pipeline.status import partition_statuses, topic_facts
 from tidebook.wiring.book import Book
 
@@ -115,20 +118,71 @@ def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption
 
 
 @app.command()
-def parked(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
-    """List the records that are void because nobody can read them, with the reason."""
+def parked(
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Append what the records hold to their journals, and forget them.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="With --replay: take a record's bytes as they are for one event's payload.")
+    ] = False,
+    id: Annotated[str | None, typer.Option(help="With --replay: the journal, where the record names none.")] = None,
+    offset: Annotated[int | None, typer.Option(help="The record at this offset alone; give --topic too.")] = None,
+    topic: TopicsOption = None,
+    book: BookOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the records that are void because nobody can read them, with the reason, or replay them."""
+    left: list[Replayed] = []
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as each:
             names: list[str | None] = [*topic] if topic else [None]
-            for name in names:
-                async for found in each.store.parked(name):
-                    row = msgspec.to_builtins(found)
-                    row["value_bytes"] = len(found.value)
-                    text = (
-                        f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}: "
-                        f"{found.reason}; {len(found.value):,} bytes"
-                    )
-                    output.emit(row, text)
+            found = [one for name in names async for one in each.store.parked(name)]
+            for one in found:
+                if offset is not None and one.position.offset != offset:
+                    continue
+                if replay:
+                    done = await replay_parked(each, one, raw=raw, id=id)
+                    if done.error is not None:
+                        left.append(done)
+                    _show_replayed(done)
+                else:
+                    _show_parked(one)
+
+    run(go, json=json)
+    if left:
+        raise typer.Exit(1)
+
+
+def _show_parked(found: Parked) -> None:
+    row = msgspec.to_builtins(found)
+    row["value_bytes"] = len(found.value)
+    at = f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}"
+    output.emit(row, f"{at}: {found.reason}; {len(found.value):,} bytes")
+
+
+def _show_replayed(done: Replayed) -> None:
+    at = f"{done.topic}/{done.partition} offset {done.offset}"
+    text = f"{at}: left, {done.error}" if done.error else f"{at}: replayed to {done.id}, {done.first} to {done.last}"
+    output.emit(msgspec.to_builtins(done), text)
+
+
+@app.command("purge-expired")
+def purge(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which journals have expired.")] = False,
+    topic: TopicsOption = None,
+    book: BookOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Purge the journals whose expiry has passed; one that was appended to since stays."""
+
+    async def go() -> None:
+        total = purged = 0
+        async with tidebook.open(chosen(book)) as each:
+            async for found in purge_expired(each, topic or (), dry_run=dry_run):
+                total, purged = total + 1, purged + found.purged
+                state = "expired" if dry_run else "purged" if found.purged else "moved on since"
+                output.emit(msgspec.to_builtins(found), f"{found.topic}/{found.id}: {state}")
+        output.emit({"expired": total, "purged": purged}, f"{total:,} expired, {purged:,} purged")
 
     run(go, json=json)

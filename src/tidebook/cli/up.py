@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Annotated
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 import typer
 from rich.live import Live
@@ -13,6 +14,8 @@ from rich.table import Table
 import tidebook
 from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
+from tidebook.cli.up_jobs import ReplicationChild, purge_by_the_clock, wait_for
+from tidebook.pipeline.settings import pipeline_settings
 from tidebook.wiring.book import Book
 from tidebook.wiring.status import TopicStatus, topic_statuses
 
@@ -22,6 +25,9 @@ def up(
     json: JsonOption = False,
     every_s: Annotated[float, typer.Option(help="Seconds between two looks at the book.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the status once and end.")] = False,
+    replicate: Annotated[
+        bool, typer.Option(help="Replicate the log to the store on local Spark, and purge what has expired.")
+    ] = True,
 ) -> None:
     """Open a book with everything embedded, and show how it stands until Ctrl-C."""
 
@@ -40,41 +46,50 @@ def up(
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop.set)
-            await _watch(opened, stop, every_s, once=once)
+            child = ReplicationChild(chosen(book), opened.settings.folder)
+            jobs: list[Coroutine[Any, Any, None]] = []
+            if replicate and not once:
+                every = pipeline_settings(opened.settings).purge_every_s
+                jobs = [child.run(stop), purge_by_the_clock(opened, stop, every)]
+            async with asyncio.TaskGroup() as group:
+                for job in jobs:
+                    group.create_task(job)
+                try:
+                    await _watch(opened, stop, every_s, child if jobs else None, once=once)
+                finally:
+                    stop.set()
 
     run(go, json=json)
 
 
-async def _watch(book: Book, stop: asyncio.Event, every_s: float, *, once: bool) -> None:
+async def _watch(
+    book: Book, stop: asyncio.Event, every_s: float, child: ReplicationChild | None, *, once: bool
+) -> None:
     if not output.human():
-        shown: list[TopicStatus] | None = None
+        shown: dict[str, Any] | None = None
         while not stop.is_set():
-            found = await topic_statuses(book)
+            found: dict[str, Any] = {"topics": [status.as_row() for status in await topic_statuses(book)]}
+            if child is not None:
+                found["replication"] = child.state
             if found != shown:
                 shown = found
-                output.emit({"topics": [status.as_row() for status in found]})
-            if once or await _stopped(stop, every_s):
+                output.emit(found)
+            if once or await wait_for(stop, every_s):
                 return
         return
     with Live(console=output.console, auto_refresh=False) as live:
         while not stop.is_set():
-            live.update(_table(await topic_statuses(book)), refresh=True)
-            if once or await _stopped(stop, every_s):
+            live.update(_table(await topic_statuses(book), child), refresh=True)
+            if once or await wait_for(stop, every_s):
                 return
 
 
-async def _stopped(stop: asyncio.Event, within_s: float) -> bool:
-    try:
-        await asyncio.wait_for(stop.wait(), within_s)
-    except TimeoutError:
-        return False
-    return True
-
-
-def _table(statuses: list[TopicStatus]) -> Table:
+def _table(statuses: list[TopicStatus], child: ReplicationChild | None) -> Table:
     table = Table(title="Journals", title_justify="left", caption_justify="left")
-    if not statuses:
-        table.caption = "No topic yet: the first append makes one."
+    captions = [] if statuses else ["No topic yet: the first append makes one."]
+    if child is not None:
+        captions.append(f"Replication: {child.state}")
+    table.caption = "\n".join(captions) or None
     table.add_column("topic")
     for name in ("partitions", "records in the log", "not replicated yet"):
         table.add_column(name, justify="right")

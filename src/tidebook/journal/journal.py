@@ -176,10 +176,17 @@ class Journal:
         key, partition = await self._at(id)
         await partition.cache.write(Purge(partition.cache.facts.epoch), key.id)
 
-    async def purge_expired(self, id: str, head: Head) -> None:
-        """Purge the journal only if its head still stands where it stood: a fresh append always wins."""
+    async def purge_expired(self, id: str, head: Head) -> bool:
+        """Purge the journal only if its head still stands where it stood: a fresh append always wins.
+
+        False where it was seen to have moved already, so that a purge waiting for replication is not repeated.
+        """
         key, partition = await self._at(id)
+        now = await partition.cache.head(key.id)
+        if now is None or not now.live or now.position != head.position:
+            return False
         await partition.cache.write(Purge(partition.cache.facts.epoch, head.position), key.id)
+        return True
 
     # ---- reading
 

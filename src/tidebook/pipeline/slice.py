@@ -131,7 +131,7 @@ def _read(
     """Records from `wanted` on by journal, in offset order, with the log's time; those of no journal under None."""
     placed: dict[str | None, list[Placed]] = {}
     parked: list[Parked] = []
-    names: dict[bytes | None, str | Damaged] = {}
+    names: dict[bytes | None, _Named] = {}
     before = -1
     for record in records:
         if record.offset <= before:
@@ -145,7 +145,10 @@ def _read(
         except UnknownVersion as error:
             error.add_note(f"at {topic}/{partition}, offset {record.offset}")
             return placed, parked, time_ms, _Stop(record.offset, error)
-        id, action = _named(names, record, action, partition, facts)
+        named = _named(names, record, action, partition, facts)
+        id = named.id
+        if named.void is not None and not isinstance(action, Damaged):
+            action = named.void
         if isinstance(action, Damaged):
             parked.append(
                 Parked(topic, partition, position, record.timestamp_ms, id, action.reason, record.value or b"")
@@ -156,33 +159,37 @@ def _read(
     return placed, parked, time_ms, None
 
 
+class _Named(msgspec.Struct, frozen=True, gc=False):
+    """The journal that a record's key names, as far as it can be told, and why its records are void, if they are."""
+
+    id: str | None
+    void: Damaged | None = None
+
+
+_NOBODY = _Named(None)
+
+
 def _named(
-    names: dict[bytes | None, str | Damaged],
-    record: Record,
-    action: Action | Damaged,
-    partition: int,
-    facts: TopicFacts,
-) -> tuple[str | None, Action | Damaged]:
+    names: dict[bytes | None, _Named], record: Record, action: Action | Damaged, partition: int, facts: TopicFacts
+) -> _Named:
     """Whose record this is. One that no reader of any journal could meet is as void as a damaged one."""
     if isinstance(action, Mark):
-        return None, action
-    name = names.get(record.key)
-    if name is None:
-        name = names[record.key] = _journal_of(record.key, partition, facts)
-    if isinstance(name, Damaged):
-        return None, action if isinstance(action, Damaged) else name
-    return name, action
+        return _NOBODY
+    named = names.get(record.key)
+    if named is None:
+        named = names[record.key] = _journal_of(record.key, partition, facts)
+    return named
 
 
-def _journal_of(key: bytes | None, partition: int, facts: TopicFacts) -> str | Damaged:
+def _journal_of(key: bytes | None, partition: int, facts: TopicFacts) -> _Named:
     try:
         id = journal_id((key or b"").decode())
     except (UnicodeDecodeError, InvalidInput) as error:
-        return Damaged(f"the record's key names no journal: {error}")
+        return _Named(None, Damaged(f"the record's key names no journal: {error}"))
     home = partition_of(id, facts.partitions)
     if home != partition:
-        return Damaged(f"the record's journal lives in partition {home} of {facts.partitions}")
-    return id
+        return _Named(id, Damaged(f"the record's journal lives in partition {home} of {facts.partitions}"))
+    return _Named(id)
 
 
 async def _heads(store: StoreReader, topic: str, ids: Sequence[str | None]) -> dict[str, Head]:

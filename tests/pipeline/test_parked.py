@@ -1,0 +1,76 @@
+"""Parked records are replayed as new appends at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import tidebook
+from tests.pipeline.workloads import replicate_here, write_garbage
+from tidebook.core.action import Append
+from tidebook.core.event import Event, encode_event, pack_events
+from tidebook.core.key import partition_of
+from tidebook.core.record import encode_record
+from tidebook.core.replication import Parked
+from tidebook.log.port import Outgoing
+from tidebook.pipeline.parked import replay_parked
+from tidebook.wiring.book import Book
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+async def book(tmp_path: Path) -> AsyncIterator[Book]:
+    async with tidebook.open(tmp_path / "book") as book:
+        yield book
+
+
+async def parked(book: Book) -> list[Parked]:
+    await replicate_here(book, book.store, TOPIC)
+    return [each async for each in book.store.parked(TOPIC)]
+
+
+async def payloads(book: Book, id: str) -> list[object]:
+    return [each.payload async for each in book.journal(TOPIC).read(id)]
+
+
+async def test_a_record_of_another_program_becomes_an_event_of_its_journal(book: Book) -> None:
+    await book.journal(TOPIC).append("o-1", [Event("first")])
+    await write_garbage(book, TOPIC, "o-1", value=b'{"total": 3}')
+    [found] = await parked(book)
+    done = await replay_parked(book, found, raw=True)
+    assert (done.first, done.last, done.error) == (2, 2, None)
+    assert await payloads(book, "o-1") == ["first", {"total": 3}]
+    assert await parked(book) == []
+
+
+async def test_a_damaged_record_is_left_where_it_is_unless_its_bytes_are_asked_for(book: Book) -> None:
+    await write_garbage(book, TOPIC, "o-1", value=b"\x00\x01garbage")
+    [found] = await parked(book)
+    done = await replay_parked(book, found)
+    assert done.error is not None
+    assert "raw" in done.error
+    assert await parked(book) == [found]
+
+
+async def test_a_record_in_the_wrong_partition_is_replayed_to_its_journal(book: Book) -> None:
+    facts = await book.journal(TOPIC).facts()
+    body = pack_events([encode_event(Event("stray", tags={"paid"}))])
+    value = encode_record(Append(facts.epoch, b"x" * 16, 1, body), limit_bytes=1000)
+    wrong = (partition_of("o-1", facts.partitions) + 1) % facts.partitions
+    await book.log.append(Outgoing(TOPIC, wrong, b"o-1", value))
+    [found] = await parked(book)
+    assert found.id == "o-1"
+    await replay_parked(book, found)
+    [event] = [each async for each in book.journal(TOPIC).read("o-1")]
+    assert (event.payload, event.tags) == ("stray", frozenset({"paid"}))
+
+
+async def test_replaying_again_adds_nothing(book: Book) -> None:
+    await write_garbage(book, TOPIC, "o-1", value=b"7")
+    [found] = await parked(book)
+    await replay_parked(book, found, raw=True)
+    await replay_parked(book, found, raw=True)
+    assert await payloads(book, "o-1") == [7]

@@ -1,0 +1,84 @@
+"""Expired journals are purged through the log, and a fresh append always wins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.workloads import replicate_here
+from tidebook.core.event import Event
+from tidebook.pipeline.jobs.purge import Expired, purge_expired
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import read_settings
+
+TOPIC = "sessions"
+DAY_MS = 86_400_000
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def book(tmp_path: Path, clock: Clock) -> AsyncIterator[Book]:
+    async with Book(read_settings(tmp_path / "book"), clock=clock) as book:
+        yield book
+
+
+async def purge(book: Book, *, dry_run: bool = False) -> list[Expired]:
+    return [each async for each in purge_expired(book, dry_run=dry_run)]
+
+
+async def append(book: Book, id: str, expire_after: timedelta | None = None) -> None:
+    await book.journal(TOPIC).append(id, [Event(1)], expire_after=expire_after)
+    await replicate_here(book, book.store, TOPIC)
+
+
+async def test_a_journal_goes_when_its_expiry_has_passed_even_days_ago(book: Book, clock: Clock) -> None:
+    await append(book, "short", timedelta(hours=1))
+    await append(book, "for ever")
+    assert await purge(book) == []
+    clock.ms += 5 * DAY_MS
+    [gone] = await purge(book)
+    assert (gone.id, gone.purged) == ("short", True)
+    assert await book.journal(TOPIC).pointer("short") is None
+    assert await book.journal(TOPIC).pointer("for ever") == 1
+
+
+async def test_a_fresh_append_wins_over_the_purge_of_what_the_store_still_shows(book: Book, clock: Clock) -> None:
+    await append(book, "s-1", timedelta(hours=1))
+    clock.ms += DAY_MS
+    await book.journal(TOPIC).append("s-1", [Event(2)])  # not replicated yet
+    [kept] = await purge(book)
+    assert not kept.purged
+    assert await book.journal(TOPIC).pointer("s-1") == 2
+
+
+async def test_a_purge_that_waits_for_replication_is_not_repeated(book: Book, clock: Clock) -> None:
+    await append(book, "s-1", timedelta(hours=1))
+    clock.ms += DAY_MS
+    assert [each.purged for each in await purge(book)] == [True]
+    assert [each.purged for each in await purge(book)] == [False]
+    await replicate_here(book, book.store, TOPIC)
+    assert await purge(book) == []
+
+
+async def test_a_dry_run_only_tells(book: Book, clock: Clock) -> None:
+    await append(book, "s-1", timedelta(hours=1))
+    clock.ms += DAY_MS
+    assert [each.purged for each in await purge(book, dry_run=True)] == [False]
+    assert await book.journal(TOPIC).pointer("s-1") == 1
