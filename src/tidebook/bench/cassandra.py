@@ -109,6 +109,10 @@ class Bench:
         with timed(f"{self.count:,} rows by the bare driver, 100 a batch, 64 batches at once") as watch:
             await self.driver_writes(driver)
         self.figures["driver_rows_per_s"] = watch.rate(self.count)
+        singles = self.count // 5
+        with timed(f"{singles:,} single rows by the bare driver, 256 at once") as watch:
+            await self.driver_singles(driver, singles)
+        self.figures["driver_singles_per_s"] = watch.rate(singles)
 
     def slice_of(self, first: int) -> SliceWrites:
         last = min(first + SLICE_EVENTS, self.count + 1) - 1
@@ -131,6 +135,17 @@ class Bench:
                 await driver.execute_batch(batch)
 
         await asyncio.gather(*(work() for _ in range(64)))
+
+    async def driver_singles(self, driver: Any, singles: int) -> None:
+        prepared = await driver.create_prepared(PUT)
+        waiting = iter(range(singles))
+        cell = b"x" * 223
+
+        async def work() -> None:
+            for n in waiting:
+                await driver.execute(prepared.bind([f"a{n}", self.topic, 0, 1, cell, n]))
+
+        await asyncio.gather(*(work() for _ in range(256)))
 
     async def reads(self, store: StoreWriter, driver: Any) -> None:
         head = self.head

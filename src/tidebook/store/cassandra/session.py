@@ -42,7 +42,8 @@ class Session:
         self._session = session
         self._settings = settings
         self._metrics = metrics
-        self._prepared: dict[str, asyncio.Future[Any]] = {}
+        self._prepared: dict[str, Any] = {}
+        self._preparing: dict[str, asyncio.Future[Any]] = {}
         self._batches = asyncio.Semaphore(settings.in_flight_max)
         self._singles = asyncio.Semaphore(settings.in_flight_max * SINGLES_PER_BATCH)
         self._reading = acsylla.Consistency[settings.reading]
@@ -85,7 +86,7 @@ class Session:
         self, cql: str, values: Sequence[Any], page_size: int, page_state: bytes | None, level: Any
     ) -> Any:
         with translated("a read"):
-            prepared = await self._prepare(cql)
+            prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
                 values, page_size=page_size, page_state=page_state, consistency=level,
                 timeout=self._settings.read_timeout_s,
@@ -129,12 +130,12 @@ class Session:
         together.set_consistency(self._writing)
         together.set_is_idempotent(True)
         for statement in batch:
-            prepared = await self._prepare(statement.cql)
+            prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
             together.add_statement(prepared.bind(statement.values))
         await self._session.execute_batch(together)
 
     async def _bound(self, statement: Statement) -> Any:
-        prepared = await self._prepare(statement.cql)
+        prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
         bound = prepared.bind(statement.values, consistency=self._writing, timeout=self._settings.write_timeout_s)
         bound.set_is_idempotent(True)
         return bound
@@ -142,7 +143,7 @@ class Session:
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
         """A conditional statement's answer: `[applied]`, and where it is False what was found. Never sent twice."""
         with translated("a compare-and-set", wrote=True):
-            prepared = await self._prepare(cql)
+            prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
                 values, consistency=self._writing, serial_consistency=self._serial,
                 timeout=self._settings.write_timeout_s,
@@ -172,26 +173,25 @@ class Session:
         """Let go of the cluster; a second time does nothing."""
         if not self._closed:
             self._closed = True
+            self._prepared.clear()
             await self._session.close()
             self._cluster.destroy()
 
     async def _prepare(self, cql: str) -> Any:
         if self._closed:
             raise Unavailable("the store is closed: open the book again")
-        future = self._prepared.get(cql)
+        future = self._preparing.get(cql)
         if future is None:
-            future = self._prepared[cql] = asyncio.ensure_future(
-                self._session.create_prepared(cql, timeout=self._settings.read_timeout_s)
-            )
-        if future.done() and not future.cancelled() and future.exception() is None:
-            return future.result()
-        try:
-            # Shielded: others wait for the same statement, and one of them giving up is not their concern.
-            return await asyncio.shield(future)
-        except BaseException:
-            if future.done() and self._prepared.get(cql) is future:
-                del self._prepared[cql]
-            raise
+            future = asyncio.ensure_future(self._session.create_prepared(cql, timeout=self._settings.read_timeout_s))
+            self._preparing[cql] = future
+            future.add_done_callback(lambda done: self._on_prepared(cql, done))
+        # Shielded: others wait for the same statement, and one of them giving up is not their concern.
+        return await asyncio.shield(future)
+
+    def _on_prepared(self, cql: str, done: asyncio.Future[Any]) -> None:
+        del self._preparing[cql]
+        if not done.cancelled() and done.exception() is None and not self._closed:
+            self._prepared[cql] = done.result()
 
 
 async def connect(settings: CassandraSettings, metrics: Metrics) -> Session:
@@ -212,7 +212,6 @@ async def connect(settings: CassandraSettings, metrics: Metrics) -> Session:
             constant_reconnect_delay_ms=RECONNECT_MS,
             heartbeat_interval_sec=HEARTBEAT_S,
             idle_timeout_sec=IDLE_S,
-            coalesce_delay_us=0,
             load_balance_dc_aware=settings.local_dc,
             hostname_resolution=settings.verify == "name",
             ssl_enabled=settings.tls,
