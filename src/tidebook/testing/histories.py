@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,9 @@ from tidebook.core.fold import Change, Lost, Unchanged, fold
 from tidebook.core.head import Head
 from tidebook.core.position import FIRST_EPOCH, START, Position
 from tidebook.core.topic import TopicFacts
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 #: The log's time of offset 0; each further record comes a second later.
 FIRST_MS = 1_700_000_000_000
@@ -130,3 +133,47 @@ def histories(length: int, letters: Sequence[Letter], facts: TopicFacts) -> Iter
                 yield from go_on(grown.head, (*done, grown.action))
 
     yield from go_on(None, ())
+
+
+def random_histories(facts: TopicFacts, *, most: int = 40) -> SearchStrategy[list[Action]]:
+    """Histories of any length up to `most`, each action made for the journal as it stands. Needs Hypothesis."""
+    from hypothesis import strategies as st
+
+    kinds = st.sampled_from(list(_RANDOM))
+    return st.lists(st.tuples(kinds, st.integers(1, 7), st.integers(-3, 12)), min_size=1, max_size=most).map(
+        lambda rolls: _history(rolls, facts)
+    )
+
+
+def _history(rolls: Iterable[tuple[str, int, int]], facts: TopicFacts) -> list[Action]:
+    head: Head | None = None
+    done: list[Action] = []
+    for offset, (kind, count, near) in enumerate(rolls):
+        last = head.seq_nr if head is not None and head.live else 0
+        action = _RANDOM[kind](head, count, max(0, last + near))
+        if isinstance(action, Append):
+            action = placed_at(action, offset)
+        head, _ = fold(head, action, Position(facts.epoch, offset), FIRST_MS + 1000 * offset, facts)
+        done.append(action)
+    return done
+
+
+#: From the head, a count, and a number near the last one.
+_RANDOM: Mapping[str, Callable[[Head | None, int, int], Action]] = {
+    "next": lambda head, count, number: append(count),
+    "expected": lambda head, count, number: append(count, expected=number),
+    "expected the last": lambda head, count, number: append(
+        count, expected=head.seq_nr if head is not None and head.live else 0
+    ),
+    "at": lambda head, count, number: append(count, at=number + 1),
+    "expiring": lambda head, count, number: append(expire_after_ms=count),
+    "repeated": lambda head, count, number: append(append_id=bytes([count]) * 16),
+    "delete": lambda head, count, number: delete(number),
+    "delete of this life": lambda head, count, number: delete(
+        number, incarnation=head.incarnation if head is not None else START
+    ),
+    "purge": lambda head, count, number: purge(),
+    "purge if here": lambda head, count, number: purge(if_position=head.position if head is not None else START),
+    "purge if there": lambda head, count, number: purge(if_position=Position(FIRST_EPOCH, count)),
+    "mark": lambda head, count, number: Mark(FIRST_EPOCH),
+}

@@ -1,0 +1,75 @@
+"""A journal as a plain list: no log, no store, no replication; only what a user was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: How many appends of a journal are remembered.
+REMEMBERED = 16
+
+
+@dataclass
+class Life:
+    """One life of a journal: its events by number, and the snapshots that were saved of it."""
+
+    last: int = 0
+    events: dict[int, int] = field(default_factory=dict)
+    snapshots: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Plain:
+    """All lives of one journal."""
+
+    life: Life | None = None
+    appended: list[tuple[bytes, int, int]] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        return self.life.last if self.life is not None else 0
+
+    def known(self, append_id: bytes) -> tuple[int, int] | None:
+        for id, first, last in self.appended[-REMEMBERED:]:
+            if id == append_id:
+                return first, last
+        return None
+
+    def append(self, append_id: bytes, payloads: list[int], *, expected: int | None, at: int | None) -> int | None:
+        """The first number, or None where it is void."""
+        if (expected is not None and expected != self.last) or (at is not None and at <= self.last):
+            return None
+        first = at if at is not None else self.last + 1
+        if self.life is None:
+            self.life = Life()
+        for i, payload in enumerate(payloads):
+            self.life.events[first + i] = payload
+        self.life.last = first + len(payloads) - 1
+        self.appended.append((append_id, first, self.life.last))
+        return first
+
+    def delete(self, to: int) -> None:
+        if self.life is None:
+            self.life = Life(last=to)
+            return
+        for number in [number for number in self.life.events if number <= to]:
+            del self.life.events[number]
+
+    def purge(self) -> None:
+        self.life = None
+
+    def read(self, start: int, end: int) -> list[tuple[int, int]]:
+        if self.life is None:
+            return []
+        return sorted((n, payload) for n, payload in self.life.events.items() if start <= n <= end)
+
+    def save(self, seq_nr: int, payload: int, slots: int) -> None:
+        assert self.life is not None
+        self.life.snapshots[seq_nr] = payload
+        for number in sorted(self.life.snapshots)[:-slots]:
+            del self.life.snapshots[number]
+
+    def load(self) -> tuple[int, int] | None:
+        if self.life is None or not self.life.snapshots:
+            return None
+        newest = max(self.life.snapshots)
+        return newest, self.life.snapshots[newest]
