@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import weakref
 from functools import partial
@@ -20,6 +21,8 @@ from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
 
 #: A followed partition that has news brings it within this time, or a consumer of the pool fetches it.
 _TAIL_PATIENCE_S = 0.1
+#: How often a wait without news looks whether the topic is still there.
+_LOOK_EVERY_S = 5.0
 #: What batch and record headers may take of FRAME_BYTES.
 _RECORD_FRAME_BYTES = 96
 _KEY_BYTES_MAX = FRAME_BYTES - _RECORD_FRAME_BYTES
@@ -126,6 +129,10 @@ class KafkaLog:
                 raise unknown(topic, partition)
         return known
 
+    async def _check_again(self, topic: str, partition: int) -> None:
+        self._forget(topic)
+        await self._check(topic, partition)
+
     # ---- writing
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
@@ -218,11 +225,13 @@ class KafkaLog:
         if wanted.stop <= start:
             return Batch((), start)
         page = await self._read_tail(wanted)
+        if page is not None:
+            return page
         try:
-            return page or await self._pool().read(wanted)
-        except NotFound:
-            self._forget(topic)
-            raise
+            return await self._pool().read(wanted)
+        except NotFound:  # a broker that has just started may not know it yet
+            await self._check_again(topic, partition)
+            return await self._pool().read(wanted)
 
     async def _stop(self, topic: str, partition: int, start: int, stop: int) -> int:
         """`stop`, or the partition's end where that comes first: what is not there is not waited for."""
@@ -256,9 +265,9 @@ class KafkaLog:
     async def _ask(self, topic: str, partition: int, which: Which) -> int:
         try:
             offset = await self._offsets().ask(topic, partition, which)
-        except NotFound:
-            self._forget(topic)
-            raise
+        except NotFound:  # a broker that has just started may not know it yet
+            await self._check_again(topic, partition)
+            offset = await self._offsets().ask(topic, partition, which)
         if which == "end":
             self._ends[topic, partition] = offset
         return offset
@@ -275,7 +284,7 @@ class KafkaLog:
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
         await self._check(topic, partition)
-        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
         while True:
             followed = self._tail().get((topic, partition))
             if followed is None:
@@ -283,10 +292,19 @@ class KafkaLog:
                 if end > offset:
                     return True
                 followed = self._tail().follow((topic, partition), end)
-            left = None if deadline is None else max(0.0, deadline - self._loop.time())
-            news = await followed.wait(offset, left)
-            if news is not None:
-                return news
+            left = max(0.0, deadline - self._loop.time())
+            news = await followed.wait(offset, min(left, _LOOK_EVERY_S))
+            if news or (news is False and left <= _LOOK_EVERY_S):
+                return bool(news)
+            if news is False and await self._ended_elsewhere(topic, partition, followed.next_offset):
+                self._tail().forget(topic)
+
+    async def _ended_elsewhere(self, topic: str, partition: int, followed_to: int) -> bool:
+        """Whether a followed partition is no longer what it was: the client does not tell of a topic that is gone."""
+        try:
+            return await self._ask(topic, partition, "end") != followed_to
+        except Unavailable:
+            return False  # it may come back, and then the tail goes on
 
     # ---- clients, made when they are first used
 
