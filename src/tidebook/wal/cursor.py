@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import dropwhile
 
 from tidebook.core.errors import Corrupt
 from tidebook.wal.entry import Entry
 from tidebook.wal.mapping import SeqOffsets
-from tidebook.wal.meta import RegionMeta
 from tidebook.wal.record import Write, decode_record, payloads_of
 
 #: Two records of a table that lie further apart than this are fetched by two reads.
 GAP_MAX = 64
 
-#: first, stop and offset, as `SeqOffsets.batches` tells them.
-Batch = tuple[int, int, int]
-
 
 class Sieve:
     """Takes the entries that count out of records, in offset order, and notices a record that is missing."""
 
-    def __init__(self, meta: RegionMeta, *, tables: dict[int, int] | None = None, from_offset: int = 0) -> None:
-        """`tables` narrows to these tables, each from a sequence number on."""
-        starts = dict.fromkeys(meta.tables, 0) if tables is None else tables
-        self._batches: dict[int, Iterator[Batch]] = {}
+    def __init__(self, mappings: Mapping[int, SeqOffsets]) -> None:
+        self._batches = {table: mapping.batches() for table, mapping in mappings.items()}
         #: The next batch of each table: offset, table, first, stop.
         self._due: list[tuple[int, int, int, int]] = []
-        for table, start in starts.items():
-            if table in meta.tables:
-                batches = meta.tables[table].mapping.batches(start)
-                self._batches[table] = dropwhile(lambda batch: batch[2] < from_offset, batches)
-                self._step(table)
+        for table in mappings:
+            self._step(table)
 
     def next_offset(self) -> int | None:
         """The next record that holds an entry; None when all were seen."""
@@ -67,11 +57,11 @@ class Sieve:
             heappush(self._due, (offset, table, first, stop))
 
 
-def table_ranges(mapping: SeqOffsets, start: int) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets that hold a table's records from `start` on, without passing over much of the others'."""
+def table_ranges(mapping: SeqOffsets) -> Iterator[tuple[int, int]]:
+    """Ranges of offsets that hold a table's records, without passing over much of the others'."""
     begin: int | None = None
     last = 0
-    for _, _, offset in mapping.batches(start):
+    for _, _, offset in mapping.batches():
         if begin is not None and offset - last > GAP_MAX:
             yield begin, last + 1
             begin = None

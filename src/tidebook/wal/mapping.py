@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Self
 
@@ -72,6 +72,26 @@ class SeqOffsets(Mapping[int, int]):
         copy = SeqOffsets.__new__(SeqOffsets)
         copy._firsts, copy._offsets, copy._batches, copy._stop = self._firsts, self._offsets, self._batches, self._stop
         return copy
+
+    def within(self, *, seqs: range | None = None, offsets: range | None = None) -> SeqOffsets:
+        """The part of it whose numbers and whose offsets lie in these ranges."""
+        first, stop = 0, self._batches
+        if offsets is not None:
+            first = bisect_left(self._offsets, offsets.start, 0, stop)
+            stop = bisect_left(self._offsets, offsets.stop, 0, stop)
+        part = SeqOffsets(self._firsts[stop] if stop < self._batches else self._stop)
+        part._firsts, part._offsets = self._firsts[first:stop], self._offsets[first:stop]
+        part._batches = len(part._firsts)
+        if seqs is not None:
+            part.remove_below(min(seqs.start, part._stop))
+            part._remove_from(max(seqs.stop, part.start))
+        return part
+
+    def _remove_from(self, seq: int) -> None:
+        if seq < self._stop:
+            kept = bisect_left(self._firsts, seq, 0, self._batches)
+            self._firsts, self._offsets = self._firsts[:kept], self._offsets[:kept]
+            self._batches, self._stop = kept, seq
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, int, int]]:
         """(first, stop, offset) of each batch that holds a number at or after `start`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from tidebook.core.errors import Corrupt, LogLost, Truncated
 from tidebook.wal.cursor import Sieve, table_ranges
 from tidebook.wal.entry import Entry
+from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.topics import RegionTopics
 
@@ -16,9 +17,11 @@ FETCH_MAX = 1000
 
 async def read_region(topics: RegionTopics, meta: RegionMeta, *, from_offset: int = 0) -> AsyncIterator[list[Entry]]:
     """All entries in the order they were written, a list for each fetch. `meta` must be frozen."""
-    start = max(meta.first_offset, meta.truncated_to, from_offset)
-    sieve = Sieve(meta, from_offset=from_offset)
-    async for entries in _through(topics, sieve, [(start, meta.next_offset)]):
+    offsets = range(from_offset, meta.next_offset)
+    mappings = {table: held.mapping for table, held in meta.tables.items()}
+    if from_offset:
+        mappings = {table: mapping.within(offsets=offsets) for table, mapping in mappings.items()}
+    async for entries in read_mapped(topics, mappings, [(max(meta.first_offset, from_offset), meta.next_offset)]):
         yield entries
 
 
@@ -29,12 +32,16 @@ async def read_table(
     held = meta.tables.get(table)
     if held is None:
         return
-    sieve = Sieve(meta, tables={table: start})
-    async for entries in _through(topics, sieve, table_ranges(held.mapping, start)):
+    mapping = held.mapping.within(seqs=range(start, held.next_seq_num))
+    async for entries in read_mapped(topics, {table: mapping}, table_ranges(mapping)):
         yield entries
 
 
-async def _through(topics: RegionTopics, sieve: Sieve, ranges: Iterable[tuple[int, int]]) -> AsyncIterator[list[Entry]]:
+async def read_mapped(
+    topics: RegionTopics, mappings: Mapping[int, SeqOffsets], ranges: Iterable[tuple[int, int]]
+) -> AsyncIterator[list[Entry]]:
+    """The entries that the mappings name; `ranges` are the offsets where they lie."""
+    sieve = Sieve(mappings)
     for begin, stop in ranges:
         start = begin
         while start < stop and sieve.next_offset() is not None:

@@ -48,6 +48,19 @@ def test_batches_tell_each_number_from_the_start_on_once(steps: list[tuple[str, 
     assert told == {seq: at for seq, at in model.items() if seq >= start}
 
 
+@given(STEPS, st.integers(0, 40), st.integers(0, 40), st.integers(0, 30), st.integers(0, 30))
+def test_a_part_within_ranges_holds_what_lies_in_them(
+    steps: list[tuple[str, int, int]], seq: int, seq_stop: int, offset: int, offset_stop: int
+) -> None:
+    mapping, model = build(steps)
+    seqs, offsets = range(seq, seq_stop), range(offset, offset_stop)
+    assert dict(mapping.within(seqs=seqs)) == {s: at for s, at in model.items() if s in seqs}
+    assert dict(mapping.within(offsets=offsets)) == {s: at for s, at in model.items() if at in offsets}
+    both = {s: at for s, at in model.items() if s in seqs and at in offsets}
+    assert dict(mapping.within(seqs=seqs, offsets=offsets)) == both
+    assert dict(mapping) == model
+
+
 @given(STEPS)
 def test_it_comes_back_from_its_packed_form(steps: list[tuple[str, int, int]]) -> None:
     mapping, _ = build(steps)
