@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from tidebook.cli import doctor, journal, outbox, output, pipeline, tags, up, wal
+from tidebook.cli import doctor, flush_wal, journal, outbox, output, pipeline, tags, up, wal
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
@@ -33,6 +33,7 @@ app.add_typer(journal.app, name="journal")
 app.add_typer(tags.app, name="tags")
 app.add_typer(wal.app, name="wal")
 app.add_typer(pipeline.app, name="pipeline")
+pipeline.app.command("flush-wal")(flush_wal.flush_wal)
 app.add_typer(outbox.app, name="outbox")
 app.command()(doctor.doctor)
 

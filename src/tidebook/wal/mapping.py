@@ -46,6 +46,11 @@ class SeqOffsets(Mapping[int, int]):
         """The oldest record that is still needed."""
         return self._offsets[0] if self._batches else None
 
+    @property
+    def last_offset(self) -> int | None:
+        """The youngest record that is mapped."""
+        return self._offsets[self._batches - 1] if self._batches else None
+
     def append(self, count: int, *, offset: int) -> None:
         """Map the next `count` numbers to one record."""
         if not self._batches or self._offsets[-1] != offset:

@@ -1,0 +1,152 @@
+"""Flush: entries of regions to Parquet, a folder a table, sorted by number, exactly once; then they are marked deleted.
+
+OUTPUT/region=7/table=1/LIFE-FIRST-LAST-N.parquet         what readers see
+OUTPUT/_tidebook/region=7/000000000012.json               the manifests, of which the last one counts
+OUTPUT/_tidebook/staging/…                                what no manifest holds yet
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from tidebook.core.errors import InvalidInput
+from tidebook.core.portal import Portal
+from tidebook.pipeline.failures import failure_of
+from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
+from tidebook.wal.flush import Flushed, Life, Range, flush_region
+from tidebook.wal.manifest import VERSION, Commit, FolderManifest, Move, next_commit
+from tidebook.wal.region import Region
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import settings_to_json
+
+META = "_tidebook"
+STAGING = f"{META}/staging"
+_SLICES = "number long, slice binary"
+
+
+def flush_wal(
+    spark: SparkSession,
+    book: Book,
+    portal: Portal,
+    *,
+    namespace: str,
+    output: str | Path,
+    regions: Sequence[int] = (),
+    tell: Callable[[Flushed], None] = lambda flushed: None,
+) -> list[Flushed]:
+    """Flush regions of a namespace, all of them unless some are named."""
+    folder = output_folder(output)
+
+    async def go() -> list[Flushed]:
+        wal = open_wal(book.log, namespace)
+        done = []
+        for id in regions or await wal.regions():
+            region = await wal.open_region(id, writable=False)
+            sink = ParquetSink(spark, settings_to_json(book.settings), namespace, id, folder)
+            done.append(await flush_region(region, sink))
+            tell(done[-1])
+        await wal.close()
+        return done
+
+    return portal.run(go())
+
+
+def output_folder(output: str | Path) -> Path:
+    """The folder of a path or a file: URL; it must be one that every worker has at the same place."""
+    parts = urlsplit(str(output))
+    if parts.scheme not in ("", "file"):
+        raise InvalidInput(f"{parts.scheme}:// cannot be flushed to: give a folder, shared by all workers")
+    return Path(parts.path).resolve()
+
+
+class ParquetSink:
+    """Stages with Spark, commits in a manifest, publishes by renaming."""
+
+    def __init__(self, spark: SparkSession, settings: str, namespace: str, region: int, output: Path) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._namespace = namespace
+        self._region = region
+        self._output = output
+        self._manifest = FolderManifest(output, f"region={region}")
+        #: The manifest that the ranges are planned from: the next one must follow it.
+        self._base = Commit(VERSION, 0)
+
+    async def committed(self) -> Mapping[Life, int]:
+        """What the manifest holds, published."""
+        return await asyncio.to_thread(self._published)
+
+    def _published(self) -> dict[Life, int]:
+        self._manifest.publish()
+        self._base = self._manifest.last()
+        return self._base.committed
+
+    async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
+        """Read the ranges in Spark's tasks and write a file a table into a fresh staging folder."""
+        meta = region.meta.frozen()
+        mappings = {
+            each.table: meta.tables[each.table].mapping.within(seqs=range(each.first, each.last + 1)) for each in ranges
+        }
+        slices = plan_slices(self._region, meta, mappings)
+        return await asyncio.to_thread(self._write, slices, len(ranges))
+
+    def _write(self, slices: Sequence[RegionSlice], tables: int) -> list[str]:
+        staging = self._output / STAGING / f"{self._region}-{self._base.number}-{uuid4().hex}"
+        entries = read_slices(self._spark, self._settings, self._namespace, slices)
+        width = min(tables, self._spark.sparkContext.defaultParallelism * 4)
+        by_table = entries.repartition(width, "table").sortWithinPartitions("table", "seq").drop("region")
+        try:
+            by_table.write.partitionBy("table").parquet(staging.as_uri())
+        except Exception as error:
+            raise failure_of(error) from error
+        return [str(path.relative_to(self._output)) for path in sorted(staging.glob("table=*/*.parquet"))]
+
+    async def commit(self, ranges: Sequence[Range], files: Sequence[str]) -> None:
+        """Make the ranges count, all at once, then show them."""
+        await asyncio.to_thread(self._commit, ranges, files)
+
+    def _commit(self, ranges: Sequence[Range], files: Sequence[str]) -> None:
+        self._manifest.add(next_commit(self._base, ranges, self._moves(ranges, files)))
+        self._manifest.publish()
+        self._manifest.prune()
+        self._sweep()
+
+    def _moves(self, ranges: Sequence[Range], files: Sequence[str]) -> list[Move]:
+        by_table = {each.table: each for each in ranges}
+        counts: dict[int, int] = {}
+        moves = []
+        for file in files:
+            table = int(Path(file).parent.name.removeprefix("table="))
+            each = by_table[table]
+            number = counts[table] = counts.get(table, -1) + 1
+            name = f"{each.life}-{each.first}-{each.last}-{number}.parquet"
+            moves.append(Move(file, f"region={self._region}/table={table}/{name}"))
+        return moves
+
+    def _sweep(self) -> None:
+        """Remove the staging folders of this commit and of all before it: whoever is still at one will conflict."""
+        for folder in (self._output / STAGING).glob(f"{self._region}-*-*"):
+            if int(folder.name.split("-")[1]) <= self._base.number:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_slices(spark: SparkSession, settings: str, namespace: str, slices: Sequence[RegionSlice]) -> DataFrame:
+    """The entries of slices, one task a slice."""
+    rows = [(number, msgspec.msgpack.encode(each)) for number, each in enumerate(slices)]
+    plan = spark.createDataFrame(rows, _SLICES).repartitionByRange(max(1, len(rows)), "number")
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for data in batch.column("slice").to_pylist():
+                yield from read_slice(settings, namespace, msgspec.msgpack.decode(data, type=RegionSlice))
+
+    return plan.mapInArrow(task, SCHEMA)

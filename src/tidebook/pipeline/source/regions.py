@@ -1,0 +1,190 @@
+"""Regions of write-ahead logs as Spark tables: one task a range of offsets, each with its slice of the mappings.
+
+    spark.read.format("tidebook").option("book", "./data").option("wal", "metrics").option("region", 7).load()
+
+Columns: region, table, seq, payload, payload_type, offset. Without `region`, all regions of the namespace. Nothing is
+claimed: the owners write on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from tidebook.core.clock import RandomIds, SystemClock
+from tidebook.core.errors import InvalidInput
+from tidebook.core.metrics import Metrics
+from tidebook.core.payload import TYPE_NAMES, encode_payload
+from tidebook.log.port import Log
+from tidebook.pipeline.worker import Worker
+from tidebook.wal.entry import Entry
+from tidebook.wal.mapping import SeqOffsets
+from tidebook.wal.meta import RegionMeta
+from tidebook.wal.names import RegionId, namespace_name, region_id
+from tidebook.wal.reading import read_mapped
+from tidebook.wal.topics import RegionTopics
+from tidebook.wal.wal import Wal
+from tidebook.wiring.settings import read_settings, settings_to_json
+
+NAME = "tidebook_regions"
+SCHEMA = "region long, table long, seq long, payload binary, payload_type string, offset long"
+#: About so much of the log goes to one task.
+SLICE_BYTES = 64 * 1024 * 1024
+_ARROW = pa.schema(
+    [
+        ("region", pa.int64()),
+        ("table", pa.int64()),
+        ("seq", pa.int64()),
+        ("payload", pa.binary()),
+        ("payload_type", pa.string()),
+        ("offset", pa.int64()),
+    ]
+)
+
+
+class RegionSlice(msgspec.Struct, frozen=True):
+    """Offsets of one region, and the entries that count there: table → firsts, offsets and stop of its mapping."""
+
+    region: int
+    start: int
+    stop: int
+    mappings: dict[int, tuple[bytes, bytes, int]]
+
+
+def plan_slices(
+    region: int, meta: RegionMeta, mappings: Mapping[int, SeqOffsets], *, slice_bytes: int = SLICE_BYTES
+) -> list[RegionSlice]:
+    """Cut what the mappings name into slices of about equal size."""
+    held = [(m.first_offset, m.last_offset) for m in mappings.values()]
+    begin = min((first for first, _ in held if first is not None), default=None)
+    last = max((last for _, last in held if last is not None), default=None)
+    if begin is None or last is None:
+        return []
+    count = max(1, -(-meta.meter.bytes_from(begin) // slice_bytes))
+    step = -(-(last + 1 - begin) // count)
+    slices = []
+    for start in range(begin, last + 1, step):
+        offsets = range(start, min(start + step, last + 1))
+        parts = {table: mapping.within(offsets=offsets) for table, mapping in mappings.items()}
+        packed = {table: (*part.packed(), part.stop) for table, part in parts.items() if part}
+        if packed:
+            slices.append(RegionSlice(region, offsets.start, offsets.stop, packed))
+    return slices
+
+
+def read_slice(settings: str, namespace: str, wanted: RegionSlice) -> Iterator[pa.RecordBatch]:
+    """The entries of a slice as Arrow, in a Python worker, in the order of the log."""
+    worker = Worker.of(settings)
+    pages = worker.run(_pages(worker, namespace, wanted))
+    try:
+        while (entries := worker.run(_next(pages))) is not None:
+            yield to_arrow(wanted.region, entries)
+    finally:
+        worker.run(_close(pages))
+
+
+def to_arrow(region: int, entries: Sequence[Entry]) -> pa.RecordBatch:
+    """Entries as one batch."""
+    payloads = [encode_payload(entry.payload) for entry in entries]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(region, pa.int64()), len(entries)),
+            pa.array([entry.table for entry in entries], pa.int64()),
+            pa.array([entry.seq for entry in entries], pa.int64()),
+            pa.array([data for _, data in payloads], pa.binary()),
+            pa.array([TYPE_NAMES[kind] for kind, _ in payloads], pa.string()),
+            pa.array([entry.offset for entry in entries], pa.int64()),
+        ],
+        schema=_ARROW,
+    )
+
+
+async def _pages(worker: Worker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Entry]]:
+    topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
+    mappings = {table: SeqOffsets.unpacked(*packed) for table, packed in wanted.mappings.items()}
+    return read_mapped(topics, mappings, [(wanted.start, wanted.stop)])
+
+
+async def _next(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
+    return await anext(pages, None)
+
+
+async def _close(pages: AsyncIterator[list[Entry]]) -> None:
+    await pages.aclose()  # type: ignore[attr-defined]
+
+
+def open_wal(log: Log, namespace: str) -> Wal:
+    """A namespace for looking: its regions are opened with writable=False."""
+    return Wal(log, namespace, clock=SystemClock(), ids=RandomIds(), metrics=Metrics())
+
+
+class RegionPartition(InputPartition):
+    """A slice on its way to a task."""
+
+    def __init__(self, slice_: RegionSlice) -> None:
+        self.slice = slice_
+
+
+class RegionsSource(DataSource):
+    """`spark.read.format("tidebook_regions")`; format("tidebook") comes here when the option `wal` is given."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> RegionsReader:
+        return RegionsReader(dict(self.options))
+
+
+class RegionsReader(DataSourceReader):
+    """Plans slices on the driver, as of one moment, and reads them in tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        given = {name.lower(): value for name, value in options.items()}
+        if "wal" not in given:
+            raise InvalidInput("reading regions needs the option wal, the name of a namespace")
+        self._namespace = namespace_name(given["wal"])
+        self._settings = given.get("settings") or settings_to_json(read_settings(given.get("book", "./tidebook-data")))
+        self._region = _number(given, "region")
+        self._table = _number(given, "table")
+
+    def partitions(self) -> Sequence[InputPartition]:
+        worker = Worker.of(self._settings)
+        slices = worker.run(self._plan(worker))
+        return [RegionPartition(each) for each in slices]
+
+    async def _plan(self, worker: Worker) -> list[RegionSlice]:
+        wal = open_wal(await worker.log(), self._namespace)
+        slices: list[RegionSlice] = []
+        for id in await wal.regions() if self._region is None else [self._region]:
+            region = await wal.open_region(id, writable=False)
+            mappings = {
+                table: held.mapping
+                for table, held in region.meta.tables.items()
+                if self._table is None or table == self._table
+            }
+            slices += plan_slices(id, region.meta, mappings)
+        return slices
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RegionPartition):  # Spark asks with None where there is nothing to read
+            return iter(())
+        return read_slice(self._settings, self._namespace, partition.slice)
+
+
+def _number(options: Mapping[str, Any], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return region_id(int(text))
+    except ValueError as error:
+        raise InvalidInput(f"the option {name} is a whole number, not {text!r}") from error

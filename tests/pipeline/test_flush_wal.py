@@ -1,0 +1,217 @@
+"""Regions on Spark: the data source, and the flush to Parquet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from pyarrow import parquet
+
+import tidebook
+from tests.pipeline.conftest import opened
+from tidebook.core.errors import InvalidInput
+from tidebook.core.portal import Portal
+from tidebook.wal.flush import Range
+from tidebook.wal.region import Region
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import settings_to_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def book(request: pytest.FixtureRequest, portal: Portal, tmp_path: Path) -> Iterator[Book]:
+    """A book whose log is embedded, or on the real Kafka; a region needs no store."""
+    where = tmp_path / "book"
+    if request.param == "kafka":
+        where = tmp_path / "tidebook.toml"
+        where.write_text(f'[log]\nurl = "kafka://{request.getfixturevalue("kafka_bootstrap")}"\n')
+    with opened(portal, where) as found:
+        yield found
+
+
+@pytest.fixture
+def namespace() -> str:
+    """One of its own: the servers are shared."""
+    return f"metrics-{uuid4().hex[:12]}"
+
+
+class Crash(Exception):
+    """The driver ends here."""
+
+
+async def fill(book: Book, namespace: str, *, start: int = 0, stop: int = 300) -> Region:
+    region = await book.wal(namespace).open_region(7, create=True)
+    for n in range(start, stop):
+        await region.write(n % 3, [b"%d" % n, {"n": n}])
+    return region
+
+
+def rows(spark: SparkSession, output: Path) -> list[tuple[int, int, int, Any]]:
+    found = spark.read.parquet(str(output)).select("region", "table", "seq", "payload").collect()
+    return sorted((r.region, r.table, r.seq, bytes(r.payload)) for r in found)
+
+
+def expected(stop: int = 300) -> list[tuple[int, int, int, bytes]]:
+    held = []
+    counts = [0, 0, 0]
+    for n in range(stop):
+        table = n % 3
+        held.append((7, table, counts[table] + 1, b"%d" % n))
+        held.append((7, table, counts[table] + 2, b'{"n":%d}' % n))
+        counts[table] += 2
+    return sorted(held)
+
+
+def flush(spark: SparkSession, book: Book, portal: Portal, namespace: str, output: Path) -> int:
+    from tidebook.pipeline.jobs.flush_wal import flush_wal
+
+    return sum(each.entries for each in flush_wal(spark, book, portal, namespace=namespace, output=output))
+
+
+def test_regions_are_a_spark_table(spark: SparkSession, book: Book, portal: Portal, namespace: str) -> None:
+    from tidebook.pipeline.source import regions
+
+    region = portal.run(fill(book, namespace))
+    portal.run(region.mark_deleted(1, 51))
+    spark.dataSource.register(regions.RegionsSource)
+    reader = spark.read.format("tidebook_regions").option("settings", settings_to_json(book.settings))
+    reader = reader.option("wal", namespace)
+    found = reader.load()
+    assert found.count() == 600 - 50
+    one = reader.option("region", 7).option("table", 2).load().orderBy("seq").collect()
+    assert [r.seq for r in one] == list(range(1, 201))
+    assert (bytes(one[0].payload), one[0].payload_type) == (b"2", "bytes")
+    assert (bytes(one[1].payload), one[1].payload_type) == (b'{"n":2}', "json")
+
+
+def test_slices_together_hold_every_entry_once(book: Book, portal: Portal, namespace: str) -> None:
+    from tidebook.pipeline.source.regions import plan_slices
+    from tidebook.wal.mapping import SeqOffsets
+
+    region = portal.run(fill(book, namespace))
+    mappings = {table: held.mapping for table, held in region.meta.tables.items()}
+    slices = plan_slices(7, region.meta, mappings, slice_bytes=2_000)
+    assert len(slices) > 3
+    assert all(earlier.stop <= later.start for earlier, later in pairwise(slices))
+    found = [
+        (table, seq)
+        for each in slices
+        for table, packed in each.mappings.items()
+        for seq in SeqOffsets.unpacked(*packed)
+    ]
+    assert sorted(found) == [(table, seq) for table in range(3) for seq in range(1, 201)]
+
+
+def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
+    spark: SparkSession, book: Book, portal: Portal, namespace: str, tmp_path: Path
+) -> None:
+    region = portal.run(fill(book, namespace))
+    output = tmp_path / "out"
+    assert flush(spark, book, portal, namespace, output) == 600
+    assert rows(spark, output) == expected()
+    assert sorted(path.name for path in (output / "region=7").iterdir()) == ["table=0", "table=1", "table=2"]
+    for folder in (output / "region=7").iterdir():
+        (file,) = folder.glob("*.parquet")
+        seqs = [r.seq for r in spark.read.parquet(str(file)).collect()]
+        assert seqs == sorted(seqs)
+    portal.run(region.refresh())
+    assert {t: held.latest_marked_deleted for t, held in region.meta.tables.items()} == dict.fromkeys(range(3), 201)
+    assert flush(spark, book, portal, namespace, output) == 0
+    portal.run(fill(book, namespace, start=300, stop=330))
+    assert flush(spark, book, portal, namespace, output) == 60
+    assert rows(spark, output) == expected(330)
+
+
+@pytest.mark.parametrize("step", ["before stage", "after stage", "after link", "after publish", "after one mark"])
+def test_a_flush_that_dies_at_any_step_is_finished_by_the_next(
+    spark: SparkSession,
+    embedded: Book,
+    portal: Portal,
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    from tidebook.pipeline.jobs.flush_wal import ParquetSink
+    from tidebook.wal.manifest import FolderManifest
+
+    portal.run(fill(embedded, namespace, stop=60))
+    output = tmp_path / "out"
+    with monkeypatch.context() as broken:
+        _break(broken, step, ParquetSink, FolderManifest)
+        with pytest.raises(Crash):
+            flush(spark, embedded, portal, namespace, output)
+    portal.run(fill(embedded, namespace, start=60, stop=66))
+    flush(spark, embedded, portal, namespace, output)
+    assert rows(spark, output) == expected(66)
+    region = portal.run(embedded.wal(namespace).open_region(7, writable=False))
+    portal.run(region.refresh())
+    assert region.meta.held_bytes == 0
+    assert list((output / "_tidebook" / "staging").iterdir()) == []
+
+
+def _break(patch: pytest.MonkeyPatch, step: str, sink: type, manifest: type) -> None:
+    def after(kind: type, name: str) -> None:
+        whole: Callable[..., Any] = getattr(kind, name)
+
+        def broken(self: Any, *arguments: Any) -> None:
+            whole(self, *arguments)
+            raise Crash(step)
+
+        patch.setattr(kind, name, broken)
+
+    async def crash(self: Any, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
+        raise Crash(step)
+
+    marks: list[int] = []
+    mark_deleted = Region.mark_deleted
+
+    async def one_mark(self: Region, table: int, seq: int) -> None:
+        await mark_deleted(self, table, seq)
+        raise Crash(step)
+
+    match step:
+        case "before stage":
+            patch.setattr(sink, "stage", crash)
+        case "after stage":
+            after(sink, "_write")
+        case "after link":
+            after(manifest, "add")
+        case "after publish":
+            after(sink, "_commit")
+        case _:
+            marks.clear()
+            patch.setattr(Region, "mark_deleted", one_mark)
+
+
+def test_an_output_that_workers_cannot_share_is_refused() -> None:
+    from tidebook.pipeline.jobs.flush_wal import output_folder
+
+    with pytest.raises(InvalidInput, match="s3"):
+        output_folder("s3://bucket/x")
+
+
+def test_flush_wal_on_the_command_line(tmp_path: Path) -> None:
+    with tidebook.open_sync(tmp_path / "book") as book:
+        region = book.wal("metrics").open_region(7, create=True)
+        region.write(1, [b"a", "b"])
+    command = [sys.executable, "-m", "tidebook.cli.app", "pipeline", "flush-wal", "metrics"]
+    command += ["--to", str(tmp_path / "out"), "--book", str(tmp_path / "book")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["entries"] == 2
+    (file,) = (tmp_path / "out" / "region=7" / "table=1").glob("*.parquet")
+    assert parquet.read_table(file).column("payload").to_pylist() == [b"a", b"b"]
+    with tidebook.open_sync(tmp_path / "book") as book:
+        assert list(book.wal("metrics").open_region(7, writable=False).read()) == []
