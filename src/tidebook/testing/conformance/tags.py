@@ -1,0 +1,181 @@
+"""What streams by tag must do, whatever log and store they stand on.
+
+class TestMyTags(TagsContract):
+    @pytest.fixture
+    def book_factory(self, tmp_path):
+        return lambda **journal: open_my_book(tmp_path, journal)  # each time on the same data
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import pytest_asyncio
+
+from tidebook.core.errors import InvalidInput
+from tidebook.core.event import Event
+from tidebook.tags.event import TaggedEvent
+from tidebook.tags.horizon import read_horizon
+from tidebook.tags.ticks import tick
+from tidebook.testing.conformance.journal_base import BookFactory
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+
+OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
+
+
+class TagsContract:
+    """Subclass it, give `book_factory`."""
+
+    @pytest.fixture
+    def book_factory(self) -> BookFactory:
+        raise NotImplementedError("the subclass gives book_factory")
+
+    @pytest.fixture
+    def topic(self) -> str:
+        return f"t-{uuid.uuid4().hex[:12]}"
+
+    @pytest.fixture
+    def tag(self) -> str:
+        return f"tag-{uuid.uuid4().hex[:12]}"
+
+    @pytest_asyncio.fixture
+    async def book(self, book_factory: BookFactory) -> AsyncIterator[Book]:
+        async with book_factory(**OPTIONS) as book:
+            yield book
+
+    async def settle(self, book: Book, *topics: str) -> None:
+        """Replicate everything, and bring it below the horizon."""
+        for topic in topics:
+            await replicate(book.log, book.store, topic)
+        await tick(book.log, book.store, topics)
+        for topic in topics:
+            await replicate(book.log, book.store, topic)
+
+    async def read(self, book: Book, tag: str, *topics: str, after: str | datetime | None = None) -> list[TaggedEvent]:
+        return [event async for event in book.tags.read(tag, after=after, topics=topics)]
+
+    async def test_the_stream_is_the_filter_of_the_journals_in_the_order_of_the_log(
+        self, book: Book, topic: str, tag: str
+    ) -> None:
+        journal = book.journal(topic)
+        for n in range(6):
+            await journal.append(f"j-{n % 2}", [Event(n, tags={tag} if n != 3 else {"other"}), Event("untagged")])
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        assert sorted(event.payload for event in events) == [0, 1, 2, 4, 5]
+        for id, payloads in (("j-0", [0, 2, 4]), ("j-1", [1, 5])):
+            of_journal = [event for event in events if event.id == id]
+            assert [event.payload for event in of_journal] == payloads
+            assert [event.tag_seq_nr for event in of_journal] == list(range(1, len(payloads) + 1))
+        assert events[0].topic == topic
+        assert events[0].tags == {tag}
+
+    async def test_a_stream_is_resumed_behind_every_one_of_its_offsets(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("a", [Event(n, tags={tag}) for n in range(4)])
+        await journal.append("b", [Event(n, tags={tag}) for n in range(4)])
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        assert len(events) == 8
+        for n, event in enumerate(events):
+            assert await self.read(book, tag, topic, after=event.tag_offset) == events[n + 1 :]
+
+    async def test_a_stream_begins_at_a_moment(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("a", [Event(1, tags={tag})])
+        await self.settle(book, topic)
+        assert len(await self.read(book, tag, topic, after=datetime.now(UTC) - timedelta(hours=1))) == 1
+        assert await self.read(book, tag, topic, after=datetime.now(UTC) + timedelta(hours=1)) == []
+
+    async def test_nothing_is_delivered_that_is_not_below_the_horizon(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("a", [Event(1, tags={tag})])
+        assert await self.read(book, tag, topic) == []
+        await replicate(book.log, book.store, topic)
+        horizon = await read_horizon(book.store, [topic])
+        below = [event for event in await self.read(book, tag, topic) if event.timestamp_ms >= horizon.time_ms]
+        assert below == []
+
+    async def test_a_topic_that_is_not_replicated_holds_the_others_back_and_is_named(
+        self, book: Book, topic: str, tag: str
+    ) -> None:
+        stuck = f"{topic}-stuck"
+        await book.journal(topic).append("a", [Event(1, tags={tag})])
+        await book.journal(stuck).append("a", [Event(2)])
+        await self.settle(book, topic)
+        assert len(await self.read(book, tag, topic)) == 1
+        assert await self.read(book, tag, topic, stuck) == []
+        horizon = await read_horizon(book.store, [topic, stuck])
+        assert horizon.topic == stuck
+
+    async def test_deleted_and_purged_events_leave_the_stream(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        for id in ("kept", "cut", "gone"):
+            await journal.append(id, [Event(f"{id}-{n}", tags={tag}) for n in range(3)])
+        await self.settle(book, topic)
+        await journal.delete("cut", to=2)
+        await journal.purge("gone")
+        await journal.append("gone", [Event("again", tags={tag})])
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        assert sorted(event.payload for event in events) == ["again", "cut-2", "kept-0", "kept-1", "kept-2"]
+        assert {event.payload: event.tag_seq_nr for event in events}["again"] == 1
+        assert {event.payload: event.tag_seq_nr for event in events}["cut-2"] == 3
+
+    async def test_numbers_do_not_depend_on_how_the_log_was_cut(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        for n in range(7):
+            await journal.append("a", [Event(n, tags={tag})] * 2)
+            if n == 4:
+                await journal.delete("a", to=3)
+        for _ in range(3):
+            await replicate(book.log, book.store, topic, batch_records=2, batches_max=1)
+        await self.settle(book, topic)
+        assert [event.tag_seq_nr for event in await self.read(book, tag, topic)] == list(range(4, 15))
+
+    async def test_a_replay_writes_the_same_rows(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("a", [Event(n, tags={tag}) for n in range(3)])
+        await self.settle(book, topic)
+        before = await self.read(book, tag, topic)
+        await self.settle(book, topic)
+        assert await self.read(book, tag, topic) == before
+
+    async def test_a_follower_gets_what_comes_later(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("a", [Event(0, tags={tag})])
+        await self.settle(book, topic)
+        seen: asyncio.Queue[int] = asyncio.Queue()
+
+        async def follow() -> None:
+            async for event in book.tags.read(tag, follow=True, topics=[topic]):
+                seen.put_nowait(event.payload)
+
+        task = asyncio.create_task(follow())
+        try:
+            assert await asyncio.wait_for(seen.get(), 30) == 0
+            for n in (1, 2):
+                await journal.append("b", [Event(n, tags={tag})])
+                await self.settle(book, topic)
+                assert await asyncio.wait_for(seen.get(), 30) == n
+        finally:
+            task.cancel()
+
+    async def test_tags_are_listed(self, book: Book, topic: str, tag: str) -> None:
+        await book.journal(topic).append("a", [Event(1, tags={tag, f"{tag}-2"})])
+        await self.settle(book, topic)
+        assert {tag, f"{tag}-2"} <= {each async for each in book.tags.list()}
+
+    async def test_what_is_no_offset_is_refused(self, book: Book, tag: str) -> None:
+        for bad in ("", "nonsense", "AAAA"):
+            with pytest.raises(InvalidInput):
+                book.tags.read(tag, after=bad)
+        with pytest.raises(InvalidInput):
+            book.tags.read(tag, after=datetime(2026, 1, 1))
+        with pytest.raises(InvalidInput):
+            book.tags.read("")

@@ -1,0 +1,61 @@
+"""Buckets name times without going back, whatever sizes they had."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.buckets import SIZES_MS, Buckets, Change, decode_buckets, encode_buckets
+from tidebook.core.errors import Corrupt, InvalidInput
+
+HOUR, DAY = SIZES_MS["hour"], SIZES_MS["day"]
+
+
+def histories() -> st.SearchStrategy[Buckets]:
+    later = st.lists(
+        st.tuples(st.integers(1, 10 * DAY), st.sampled_from(sorted(SIZES_MS))), max_size=4, unique_by=lambda c: c[0]
+    )
+    first = st.sampled_from(sorted(SIZES_MS))
+    return st.builds(
+        lambda size, rest: Buckets((Change(0, size), *(Change(*each) for each in sorted(rest)))), first, later
+    )
+
+
+def test_a_bucket_is_named_by_when_it_begins() -> None:
+    assert Buckets().start(3 * HOUR + 5) == 3 * HOUR
+    assert Buckets((Change(0, "day"),)).start(DAY + HOUR) == DAY
+
+
+def test_a_larger_size_begins_a_bucket_of_its_own_where_it_takes_effect() -> None:
+    buckets = Buckets().changed("day", from_ms=10 * HOUR + 7)
+    assert buckets.start(10 * HOUR + 6) == 10 * HOUR
+    assert buckets.start(10 * HOUR + 7) == 10 * HOUR + 7
+    assert buckets.start(DAY) == DAY
+
+
+@given(histories(), st.lists(st.integers(0, 12 * DAY), min_size=2, max_size=20))
+def test_buckets_of_growing_times_never_go_back_and_begin_no_later_than_their_times(
+    buckets: Buckets, times: list[int]
+) -> None:
+    starts = [buckets.start(time) for time in sorted(times)]
+    assert starts == sorted(starts)
+    assert all(start <= time for start, time in zip(starts, sorted(times), strict=True))
+
+
+@given(histories())
+def test_a_history_is_the_same_after_it_was_kept(buckets: Buckets) -> None:
+    assert decode_buckets(encode_buckets(buckets)) == buckets
+
+
+def test_an_unknown_size_or_an_earlier_change_is_refused() -> None:
+    with pytest.raises(InvalidInput):
+        Buckets().changed("week", from_ms=5)
+    with pytest.raises(InvalidInput):
+        Buckets((Change(0, "day"), Change(50, "hour"))).changed("minute", from_ms=50)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '[[0,"week"]]', "null"])
+def test_a_damaged_history_is_named(text: str) -> None:
+    with pytest.raises(Corrupt):
+        decode_buckets(text)
