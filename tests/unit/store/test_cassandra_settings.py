@@ -100,8 +100,8 @@ def test_replicas_are_read_from_either_strategy() -> None:
 
 def test_pages_of_an_unknown_topic_begin_small_and_grow_with_what_is_seen() -> None:
     sizes = PageSizes()
-    assert sizes.rows("t", 1000) == 100
-    sizes.saw("t", 100, 100 * 200)
+    assert sizes.rows("t", 1000) == 16
+    sizes.saw("t", 16, 16 * 200)
     assert sizes.rows("t", 1000) == 1000
 
 
@@ -113,3 +113,15 @@ def test_pages_of_large_events_stay_within_their_bytes() -> None:
     for _ in range(60):
         sizes.saw("t", 4, 800)
     assert sizes.rows("t", 1000) == 1000
+
+
+def test_a_page_that_timed_out_is_asked_for_in_smaller_parts() -> None:
+    sizes = PageSizes()
+    sizes.saw("t", 10, 10 * 1000)
+    assert sizes.rows("t", 1000) == 1000
+    sizes.timed_out("t")
+    sizes.timed_out("t")
+    assert sizes.rows("t", 1000) == 250
+    for _ in range(20):
+        sizes.timed_out("t")
+    assert sizes.rows("t", 1000) == 4

@@ -35,6 +35,12 @@ PASSING: Final = (
     errors.CassErrorServerServerError,
     errors.CassErrorSslClosed,
 )
+#: A read that took too long, for whatever reason.
+TIMED_OUT: Final = (
+    errors.CassErrorLibRequestTimedOut,
+    errors.CassErrorServerReadTimeout,
+    errors.CassErrorServerReadFailure,
+)
 _REFUSED: Final = (errors.CassErrorServerBadCredentials, errors.CassErrorServerUnauthorized)
 
 

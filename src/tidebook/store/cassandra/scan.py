@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
+from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, segments_between
 from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.failures import TIMED_OUT
 from tidebook.store.cassandra.page_size import PageSizes
 from tidebook.store.cassandra.rows import decode_rows
 from tidebook.store.cassandra.session import Session
@@ -105,7 +107,13 @@ class EventPages:
         return []
 
     async def _segment(self, key: Key, segment: int, after: int, to: int, limit: int) -> list[bytes]:
-        page = await self._session.read(cql.EVENTS, [key.id, key.topic, segment, after, to, limit], page_size=limit)
+        values = [key.id, key.topic, segment, after, to, limit]
+        try:
+            page = await self._session.read(cql.EVENTS, values, page_size=limit)
+        except Unavailable as error:
+            if isinstance(error.__cause__, TIMED_OUT):
+                self._sizes.timed_out(key.topic)
+            raise
         return [row.column_value_by_index(0) for row in page]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -92,7 +93,10 @@ class Session:
                 timeout=self._settings.read_timeout_s,
             )  # fmt: skip
             statement.set_is_idempotent(True)
-            return await self._session.execute(statement)
+            began = time.perf_counter()
+            result = await self._session.execute(statement)
+        self._metrics.time("cassandra_read", time.perf_counter() - began)
+        return result
 
     async def write(self, batch: Batch) -> None:
         """Carry out one batch, again and again until it is acknowledged or the deadline has passed.

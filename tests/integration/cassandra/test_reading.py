@@ -1,0 +1,109 @@
+"""Pages of events on a real Cassandra: bounded in bytes, read ahead, and never those of another read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidebook.core.key import Key
+from tidebook.core.replication import EventRow
+from tidebook.core.topic import TopicFacts
+from tidebook.pipeline.slice import replicate_slice
+from tidebook.store.cassandra import CassandraStore
+from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, truth_of
+
+pytestmark = pytest.mark.cassandra
+
+OpenStore = Callable[[], Awaitable[CassandraStore]]
+EVENT_BYTES = 1_000_000
+
+
+async def made(store: CassandraStore, segment_size: int = 1000, limit_bytes: int = 1_000_000) -> tuple[str, TopicFacts]:
+    topic = f"t-{uuid4().hex}"
+    wanted = TopicFacts(topic_id=topic, partitions=1, segment_size=segment_size, segments=8, limit_bytes=limit_bytes)
+    return topic, await store.set_facts(topic, wanted, expected=None)
+
+
+async def test_pages_of_large_events_are_cut_by_their_bytes(open_store: OpenStore) -> None:
+    store = await open_store()
+    topic, facts = await made(store, limit_bytes=2 * EVENT_BYTES)
+    for offset in range(40):
+        records = records_of([("a", append(payload=b"x" * EVENT_BYTES))], start=offset)
+        await replicate_slice(store, topic, 0, records, facts)
+    key = Key(topic, "a")
+    head = await store.head(key)
+    assert head is not None
+    pages, after = [], 0
+    while page := await store.events(key, head, after=after, to=head.seq_nr, limit=1000):
+        pages.append(len(page))
+        after = page[-1].seq_nr
+    assert sum(pages) == 40
+    assert pages[0] <= 16
+    assert max(pages[1:]) <= 4
+
+
+async def test_the_third_page_of_a_read_is_there_before_it_is_asked_for(open_store: OpenStore) -> None:
+    store = await open_store()
+    topic, facts = await made(store)
+    await replicate_slice(store, topic, 0, records_of([("a", append(50))]), facts)
+    key = Key(topic, "a")
+    head = await store.head(key)
+    assert head is not None
+    numbers = []
+    for after in range(0, 50, 10):
+        numbers += [row.seq_nr for row in await store.events(key, head, after=after, to=50, limit=10)]
+    assert numbers == list(range(1, 51))
+    assert store._metrics.counted("cassandra_pages_ahead") == 3
+
+
+async def test_a_page_read_ahead_is_not_given_to_who_holds_another_head(open_store: OpenStore) -> None:
+    store = await open_store()
+    topic, facts = await made(store)
+    steps: list[Step] = [("a", append(40)), ("a", purge()), ("a", append(40))]
+    records = records_of(steps)
+    await replicate_slice(store, topic, 0, records[:1], facts)
+    key = Key(topic, "a")
+    old = await store.head(key)
+    assert old is not None
+    for after in (0, 10):
+        await store.events(key, old, after=after, to=40, limit=10)  # 21 to 30 of the old life are on their way
+    await replicate_slice(store, topic, 0, records[1:], facts)
+    new = await store.head(key)
+    assert new is not None
+    page = await store.events(key, new, after=20, to=40, limit=10)
+    assert {row.position for row in page} == {new.incarnation}
+
+
+@pytest.mark.timeout(300)
+async def test_any_gaps_segments_and_page_sizes_give_the_folds_events(open_store: OpenStore) -> None:
+    store = await open_store()
+    pending: list[tuple[list[Step], int, int]] = []
+    action = st.one_of(
+        st.builds(append, st.integers(1, 9)),
+        st.builds(lambda at: append(1, at=at), st.sampled_from([3, 8, 20, 41, 10**6, 10**15])),
+        st.builds(delete, st.sampled_from([1, 4, 11, 10**6])),
+        st.just(purge()),
+    )
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.lists(action, min_size=1, max_size=7), st.integers(1, 7), st.integers(1, 12))
+    def collect(actions: list[object], segment_size: int, limit: int) -> None:
+        pending.append(([("a", each) for each in actions], segment_size, limit))  # type: ignore[misc]
+
+    collect()
+    for steps, segment_size, limit in pending:
+        topic, facts = await made(store, segment_size)
+        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        truth = truth_of(steps, facts)["a"]
+        key = Key(topic, "a")
+        rows: list[EventRow] = []
+        if truth.head is not None:
+            while page := await store.events(
+                key, truth.head, after=rows[-1].seq_nr if rows else 0, to=truth.head.seq_nr, limit=limit
+            ):
+                rows += page
+        assert tuple(rows) == truth.rows, (steps, segment_size, limit)
