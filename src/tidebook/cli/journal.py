@@ -56,6 +56,13 @@ def show_event(event: ReadEvent) -> None:
     output.emit(row, f"{event.seq_nr:>8}  {row['timestamp']}  {output.shown(row['payload'])}{tags}")
 
 
+def _expiry(seconds: float) -> timedelta | int:
+    try:
+        return timedelta(seconds=seconds) if seconds else tidebook.NEVER
+    except (OverflowError, ValueError) as error:
+        raise InvalidInput(f"--expire-after-s {seconds}: {error}") from error
+
+
 @app.command()
 def append(
     topic: Topic,
@@ -76,9 +83,7 @@ def append(
         Event(payload_of(each), tags=tag or (), metadata=payload_of(metadata) if metadata else None)
         for each in payloads
     ]
-    expire_after: timedelta | int | None = None
-    if expire_after_s is not None:
-        expire_after = timedelta(seconds=expire_after_s) if expire_after_s else tidebook.NEVER
+    expire_after = None if expire_after_s is None else _expiry(expire_after_s)
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as opened:

@@ -1,0 +1,83 @@
+"""A process killed in the middle of 64 writers' appends: no acknowledged append is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tidebook
+from tidebook.testing.replicating import replicate
+
+TOPIC = "orders"
+
+WRITER = """
+import asyncio, sys
+import tidebook
+
+async def main(folder, life, replicating):
+    async with tidebook.open(folder) as book:
+        orders = book.journal("orders")
+
+        async def write(writer):
+            id, n = f"j{writer % 16}", 0
+            while True:
+                done = await orders.append(id, [tidebook.Event([life, writer, n])])
+                sys.stdout.write(f"{id} {done.first} {life} {writer} {n}\\n")
+                sys.stdout.flush()
+                n += 1
+
+        async def copy():
+            from tidebook.testing.replicating import replicate
+            await orders.facts()
+            while replicating:
+                await replicate(book.log, book.store, "orders", batch_records=50, batches_max=1)
+                await asyncio.sleep(0.001)
+
+        await asyncio.gather(copy(), *(write(writer) for writer in range(64)))
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"))
+"""
+
+Told = dict[tuple[str, int], list[int]]
+
+
+def killed_after(folder: Path, life: int, count: int, *, replicating: bool) -> Told:
+    """Run a process until `count` appends were acknowledged, kill it, and return all that it was told."""
+    command = [sys.executable, "-c", WRITER, str(folder), str(life), str(replicating)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    told: Told = {}
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.endswith("\n"):
+            break  # cut off by the kill
+        id, number, *payload = line.split()
+        told[id, int(number)] = [int(part) for part in payload]
+        if len(told) == count:
+            process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    return told
+
+
+@pytest.mark.parametrize("replicating", [False, True], ids=["log only", "replicating"])
+async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicating: bool, long_form: bool) -> None:
+    told: Told = {}
+    for life in range(20 if long_form else 4):
+        new = killed_after(tmp_path, life, 100 + 400 * (life % 3), replicating=replicating)
+        assert not told.keys() & new.keys(), "a number was given twice"
+        told |= new
+    async with tidebook.open(tmp_path) as book:
+        orders = book.journal(TOPIC)
+        for _ in range(2):
+            found = {}
+            for id in [id async for id in orders.ids()]:
+                events = [event async for event in orders.read(id)]
+                assert [event.seq_nr for event in events] == list(range(1, len(events) + 1))
+                found |= {(id, event.seq_nr): event.payload for event in events}
+                assert len({tuple(event.payload) for event in events}) == len(events), "an event is there twice"
+            assert {place: found.get(place) for place in told} == told
+            await replicate(book.log, book.store, TOPIC, batch_records=333)  # then once more, from the store
