@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from tidebook.cli import doctor, flush_wal, journal, outbox, output, pipeline, tags, up, wal
+from tidebook.cli import doctor, flush_wal, journal, outbox, output, pipeline, queue, tags, up, wal
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
@@ -35,6 +35,7 @@ app.add_typer(wal.app, name="wal")
 app.add_typer(pipeline.app, name="pipeline")
 pipeline.app.command("flush-wal")(flush_wal.flush_wal)
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(queue.app, name="queue")
 app.command()(doctor.doctor)
 
 

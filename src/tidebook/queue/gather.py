@@ -25,13 +25,15 @@ class Gather(Generic[Item, Result]):
         self._group_max = group_max
         self._flights_max = flights_max
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._flying = 0
         self._flights: set[asyncio.Task[None]] = set()
 
     async def __call__(self, item: Item) -> Result:
         """The outcome of one item."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if len(self._flights) < self._flights_max:
+        if self._flying < self._flights_max:
+            self._flying += 1
             flight = asyncio.create_task(self._fly())
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
@@ -43,6 +45,12 @@ class Gather(Generic[Item, Result]):
             await asyncio.gather(*self._flights, return_exceptions=True)
 
     async def _fly(self) -> None:
+        try:
+            await self._serve()
+        finally:
+            self._flying -= 1  # in the same step in which nothing was left to serve
+
+    async def _serve(self) -> None:
         while self._waiting:
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._group_max))]
             outcomes: Sequence[Result | BaseException]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -144,12 +145,13 @@ class Queue:
         _refuse_lost([job for job, outcome in zip(ours, outcomes, strict=True) if outcome == "lost"])
         return outcomes
 
-    async def listen(self) -> AsyncIterator[datetime]:
+    async def listen(self) -> AsyncGenerator[datetime, None]:
         """Yields the store's time whenever work becomes due: at once, if some is. Then claim until nothing comes."""
         ref = await self._ref()
         waker = await self._service.waker()
-        async for due in waker.listen(ref):
-            yield due
+        async with aclosing(waker.listen(ref)) as dues:
+            async for due in dues:
+                yield due
 
     async def entries(self, limit: int = 100) -> list[Listed]:
         """The first entries: those being processed, then those that wait, in their order."""

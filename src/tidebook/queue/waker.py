@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from datetime import datetime
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ class Waker:
         self._asked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def listen(self, ref: QueueRef) -> AsyncIterator[datetime]:
+    async def listen(self, ref: QueueRef) -> AsyncGenerator[datetime, None]:
         """The store's time whenever work becomes due."""
         watch = self._watches.get(ref.id)
         if watch is None:

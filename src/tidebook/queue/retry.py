@@ -1,0 +1,32 @@
+"""How long a failed entry rests before it comes again."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """Twice as long each time, up to a limit, spread a little so that what failed together does not come together."""
+
+    first_s: float = 1.0
+    factor: float = 2.0
+    longest_s: float = 3_600.0
+    #: The part of the delay that is left to chance.
+    spread: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.first_s < 0 or self.factor < 1 or self.longest_s < self.first_s or not 0 <= self.spread <= 1:
+            raise InvalidInput(f"{self!r} is no retry policy: delays grow from first_s to longest_s")
+
+    def delay_s(self, timeouts: int, chance: float | None = None) -> float:
+        """The delay after a failure; `timeouts` is how often the entry had failed before."""
+        chance = random.random() if chance is None else chance
+        try:
+            delay_s = min(self.first_s * self.factor**timeouts, self.longest_s)
+        except OverflowError:
+            delay_s = self.longest_s
+        return delay_s * (1 - self.spread * chance)

@@ -1,0 +1,184 @@
+"""A worker: takes what is due, runs a handler over it, keeps its leases alive, and stops without dropping anything."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, Final
+
+from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
+from tidebook.queue.entry import duration_ms
+from tidebook.queue.job import Job
+from tidebook.queue.queue import Queue
+from tidebook.queue.retry import Retry
+
+log = logging.getLogger("tidebook.queue")
+
+CONCURRENCY_MAX: Final = 1_000
+LEASE_S: Final = 60.0
+#: A lease is extended this often within its time.
+BEATS: Final = 3
+#: While the store does not answer, this long between tries.
+_PAUSE_S: Final = 1.0
+
+#: Takes a job; what it returns is dropped, what it raises sends the entry back to wait. May be async.
+Handler = Callable[[Job], Any]
+
+
+class Worker:
+    """Works on one queue until it is told to stop."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Handler,
+        *,
+        concurrency: int = 10,
+        lease_s: float = LEASE_S,
+        retry: Retry | None = None,
+        grace_s: float = 30.0,
+    ) -> None:
+        if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise InvalidInput(f"concurrency is 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
+        duration_ms(lease_s, "lease", least_ms=10)
+        self._queue = queue
+        self._handler = handler
+        self._concurrency = concurrency
+        self._lease_s = lease_s
+        self._retry = retry or Retry()
+        self._grace_s = grace_s
+        self._running: dict[asyncio.Task[None], Job] = {}
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004
+        )
+        self.done = self.failed = self.lost = 0
+
+    def stop(self) -> None:
+        """Take nothing more; `run` returns when what is running has ended, or its time of grace is over."""
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self, *, once: bool = False) -> None:
+        """Work until stopped; with `once`, until nothing is due and nothing runs."""
+        beating = asyncio.create_task(self._beat())
+        listening = None if once else asyncio.create_task(self._listen())
+        try:
+            while not self._stopping:
+                taken = await self._take()
+                if once and not taken and not self._running:
+                    break
+                if not taken or len(self._running) >= self._concurrency:
+                    await self._changed.wait()
+                self._changed.clear()
+            await self._finish_running()
+        finally:
+            for task in (beating, listening):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*(task for task in (beating, listening) if task), return_exceptions=True)
+            if self._threads is not None:
+                self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _take(self) -> int:
+        free = self._concurrency - len(self._running)
+        if free <= 0:
+            return 0
+        try:
+            jobs = await self._queue.claim(limit=free, lease=self._lease_s)
+        except TidebookError as error:
+            log.warning("queue %s: cannot claim, trying again: %s", self._queue.name, error)
+            await asyncio.sleep(_PAUSE_S)
+            self._changed.set()
+            return 0
+        for job in jobs:
+            task = asyncio.create_task(self._work(job))
+            self._running[task] = job
+            task.add_done_callback(self._ended)
+        return len(jobs)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        self._changed.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("queue %s: a job ended badly", self._queue.name, exc_info=task.exception())
+
+    async def _work(self, job: Job) -> None:
+        try:
+            await self._handle(job)
+        except asyncio.CancelledError:
+            await self._give_back(job, "the worker stopped", 0.0)
+            raise
+        except Exception as error:  # whatever a handler raises is the entry's failure, not the worker's
+            log.warning("queue %s: %s failed", self._queue.name, job.key or job.id, exc_info=True)
+            await self._give_back(job, f"{type(error).__name__}: {error}", self._retry.delay_s(job.timeouts))
+            return
+        try:
+            await self._queue.done(job)
+            self.done += 1
+        except LeaseLost as error:
+            self.lost += 1
+            log.warning("queue %s: %s", self._queue.name, error)
+        except TidebookError as error:  # it comes again when its lease has run out
+            log.warning("queue %s: %s is done, but that could not be noted: %s", self._queue.name, job.id, error)
+
+    async def _handle(self, job: Job) -> None:
+        if self._is_async:
+            await self._handler(job)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"queue {self._queue.name}")
+        result = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, job)
+        if inspect.isawaitable(result):
+            await _awaited(result)
+
+    async def _give_back(self, job: Job, reason: str, delay_s: float) -> None:
+        self.failed += 1
+        try:
+            await self._queue.fail(job, delay=delay_s, reason=reason)
+        except LeaseLost:
+            self.lost += 1
+        except TidebookError as error:  # it comes again when its lease has run out
+            log.warning("queue %s: %s failed, but that could not be noted: %s", self._queue.name, job.id, error)
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._queue.listen()) as due:
+                    async for _ in due:
+                        self._changed.set()
+            except TidebookError as error:
+                log.warning("queue %s: cannot listen, trying again: %s", self._queue.name, error)
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / BEATS)
+            jobs = list(self._running.values())
+            if not jobs:
+                continue
+            try:
+                await self._queue.heartbeat(jobs, lease=self._lease_s)
+            except LeaseLost as error:
+                log.warning("queue %s: %s", self._queue.name, error)
+            except TidebookError as error:  # the next beat may still be in time
+                log.warning("queue %s: no heartbeat: %s", self._queue.name, error)
+
+    async def _finish_running(self) -> None:
+        if not self._running:
+            return
+        _, late = await asyncio.wait(list(self._running), timeout=self._grace_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
+async def _awaited(result: Awaitable[Any]) -> None:
+    await result
