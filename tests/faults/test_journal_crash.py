@@ -73,7 +73,7 @@ async def test_no_acknowledged_append_is_lost_by_a_kill(tmp_path: Path, replicat
     async with tidebook.open(tmp_path) as book:
         orders = book.journal(TOPIC)
         for _ in range(2):
-            found = {}
+            found: dict[tuple[str, int], list[int]] = {}
             for id in [id async for id in orders.ids()]:
                 events = [event async for event in orders.read(id)]
                 assert [event.seq_nr for event in events] == list(range(1, len(events) + 1))
