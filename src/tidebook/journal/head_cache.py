@@ -51,6 +51,13 @@ class Stored:
         #: The last offset of this epoch that head and events are known to contain, or -1.
         self.as_of = max((position.offset for position in known if position.epoch == epoch), default=-1)
 
+    @classmethod
+    def nothing(cls, as_of: int) -> Stored:
+        """What the store would say of a journal that begins behind `as_of`."""
+        stored = cls(None, None, 0)
+        stored.as_of = as_of
+        return stored
+
 
 class HeadCache:
     """One partition's heads and tail."""
@@ -300,6 +307,16 @@ class HeadCache:
     def known(self, id: str) -> bool:
         """Whether the head is here, exact as of the tail."""
         return id in self._heads
+
+    def born_in_tail(self, id: str) -> int | None:
+        """The offset at which the present life of a known journal began, if the tail still has it."""
+        if id not in self._heads:
+            return None
+        head = self._heads[id]
+        if head is None:
+            return self.next_offset
+        born = head.incarnation
+        return born.offset if born.epoch == self.facts.epoch and born.offset >= self._base else None
 
     def cached(self, id: str) -> Head | None:
         """The head of a known id."""

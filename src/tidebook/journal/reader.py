@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from tidebook.core.errors import Corrupt, LogLost, Truncated
+from tidebook.core.errors import Corrupt, LogLost, Truncated, Unavailable
 from tidebook.core.event import ReadEvent, read_event
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -64,8 +64,30 @@ class Reader:
             barrier = await self._barriers.fix(kind)
             stored = await self._cache.stored(key)
         else:
-            barrier, stored = await asyncio.gather(self._barriers.fix(kind), self._cache.stored(key))
+            fixing = asyncio.ensure_future(self._barriers.fix(kind))
+            try:
+                stored = await self._cache.stored(key)
+            except Unavailable as error:
+                return await self._view_without_store(key, await fixing, error)
+            except BaseException:
+                fixing.cancel()
+                raise
+            barrier = await fixing
         return await self._view(key, barrier, stored)
+
+    async def _view_without_store(self, key: Key, barrier: int, error: Unavailable) -> View:
+        """The journal from the tail alone, where the store is down and all of its present life is in the tail."""
+        await self._cache.reach(barrier)
+        born = self._cache.born_in_tail(key.id)
+        if born is None:
+            raise error
+        as_of, known = self._cache.next_offset - 1, self._cache.cached(key.id)
+        tail = Tail(None, self._cache.facts, bytes_max=self._settings.tail_bytes_max)
+        await self._cache.fold_tail(key, tail, after=born - 1, to=as_of)
+        if known is not None and (tail.head is None or tail.head.position != known.position):
+            raise error  # what an earlier life left in the head decides here, and only the store has that
+        self._metrics.count("read_without_store")
+        return View(Stored.nothing(born - 1), tail, as_of)
 
     async def _view(self, key: Key, barrier: int, stored: Stored) -> View:
         for _ in range(PLANS_MAX):

@@ -1,0 +1,74 @@
+"""The store is down: what needs only the log goes on, the rest says so, and all of it recovers unaided."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.journal.rig import Rig
+from tidebook.core.errors import Unavailable
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Over a log like Kafka: where log and store are one machine's files, they are down together."""
+    rig = Rig(tmp_path, "like kafka")
+    yield rig
+    await rig.close()
+
+
+def take_down(rig: Rig) -> None:
+    for call in ("pointer", "head", "heads", "events", "facts"):
+        rig.store_faults.fail(call, Unavailable("the store is down"), times=None)
+
+
+async def test_unconfirmed_appends_go_on(rig: Rig) -> None:
+    await rig.append("a", 1)
+    take_down(rig)
+    assert (await rig.append("new", 1, confirm=False)).offset > 0
+    rig.store_faults.heal()
+    assert await rig.read("new") == [1]
+
+
+async def test_confirmed_appends_go_on_where_the_head_is_known_and_fail_fast_where_it_is_not(rig: Rig) -> None:
+    await rig.append("a", 1)
+    take_down(rig)
+    assert (await rig.append("a", 2)).last == 2
+    with pytest.raises(Unavailable):
+        await rig.append("new", 1)
+
+
+async def test_a_journal_that_is_all_in_the_tail_is_read_without_the_store(rig: Rig) -> None:
+    await rig.append("a", 1, 2)
+    await rig.append("b", 9)
+    await rig.journal.delete("a", to=1)
+    await rig.append("a", 3)
+    take_down(rig)
+    assert await rig.read("a") == [2, 3]
+    assert await rig.journal.pointer("a") == 3
+    assert rig.metrics.counted("read_without_store") == 1
+
+
+async def test_a_life_that_began_in_the_tail_is_read_without_the_store(rig: Rig) -> None:
+    await rig.append("a", 1)
+    await rig.replicate()
+    await rig.journal.purge("a")
+    await rig.append("a", 5)
+    take_down(rig)
+    assert await rig.read("a") == [5]
+
+
+async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_store_is_back(rig: Rig) -> None:
+    await rig.append("a", 1)
+    await rig.replicate()
+    other = await rig.append("a", 2)
+    assert other.last == 2
+    await rig.journal.close()  # a process that begins now has the tail from the pointer on
+    await rig.read("a")
+    take_down(rig)
+    with pytest.raises(Unavailable):
+        await rig.read("a")
+    rig.store_faults.heal()
+    assert await rig.read("a") == [1, 2]
