@@ -108,7 +108,7 @@ def test_slices_together_hold_every_entry_once(book: Book, portal: Portal, names
         (table, seq)
         for each in slices
         for table, packed in each.mappings.items()
-        for seq in SeqOffsets.unpacked(*packed)
+        for seq in SeqOffsets.unpacked(packed)
     ]
     assert sorted(found) == [(table, seq) for table in range(3) for seq in range(1, 201)]
 

@@ -10,9 +10,9 @@ import msgspec
 
 from tidebook.core.errors import Corrupt, UnknownVersion
 from tidebook.core.frame import Frame
-from tidebook.wal.mapping import SeqOffsets
+from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta, TableMeta
-from tidebook.wal.meter import Meter
+from tidebook.wal.meter import Meter, MeterState
 
 FRAME: Final = Frame(0x7D, 1, "a region's snapshot")
 #: What a chunk's record takes beside its data, at most.
@@ -20,15 +20,13 @@ CHUNK_OVERHEAD_BYTES: Final = 64
 
 
 class TableSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """One table; the mapping's arrays are packed."""
+    """One table."""
 
     table: int
     life: int
-    next_seq_num: int
     latest_marked_deleted: int
     current_high_watermark: int
-    firsts: bytes
-    offsets: bytes
+    mapping: PackedMapping
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +41,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     #: The claim in force. Older ones are not needed: the mappings tell which records below count.
     term: int
     writer: bytes
-    meter: Meter
+    meter: MeterState
     tables: tuple[TableSnapshot, ...]
 
 
@@ -74,10 +72,9 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
         TableSnapshot(
             table,
             held.life,
-            held.next_seq_num,
             held.latest_marked_deleted,
             held.current_high_watermark,
-            *held.mapping.packed(),
+            held.mapping.packed(),
         )
         for table, held in sorted(meta.tables.items())
     )
@@ -85,7 +82,7 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
     meter = meta.meter.copy()
     meter.remove_below(truncated_to)
     return Snapshot(
-        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter=meter, tables=tables
+        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter=meter.state, tables=tables
     )
 
 
@@ -95,11 +92,11 @@ def restore_meta(snapshot: Snapshot) -> RegionMeta:
     meta.term, meta.writer = snapshot.term, snapshot.writer
     meta.next_offset, meta.truncated_to = snapshot.data_offset, snapshot.truncated_to
     meta.snapshot_ms = snapshot.taken_ms
-    meta.meter = snapshot.meter.copy()
+    meta.meter = Meter(snapshot.meter)
     for held in snapshot.tables:
         meta.tables[held.table] = TableMeta(
             held.life,
-            mapping=SeqOffsets.unpacked(held.firsts, held.offsets, held.next_seq_num),
+            mapping=SeqOffsets.unpacked(held.mapping),
             latest_marked_deleted=held.latest_marked_deleted,
             current_high_watermark=held.current_high_watermark,
         )

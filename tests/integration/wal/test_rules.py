@@ -250,7 +250,7 @@ async def test_rule_38_a_snapshot_holds_no_acknowledgement_that_was_not_verified
     with pytest.raises(Fenced):
         await region.write(1, [b"acknowledged, and void"])
     snapshot = await region.snapshot()
-    assert [(t.table, t.next_seq_num) for t in snapshot.tables] == [(1, 2)]
+    assert [(t.table, t.mapping.stop) for t in snapshot.tables] == [(1, 2)]
 
 
 async def test_rule_38_recovery_takes_the_snapshot_that_reaches_furthest(

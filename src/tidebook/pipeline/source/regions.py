@@ -23,7 +23,7 @@ from tidebook.core.payload import TYPE_NAMES, encode_payload
 from tidebook.log.port import Log
 from tidebook.pipeline.worker import Worker
 from tidebook.wal.entry import Entry
-from tidebook.wal.mapping import SeqOffsets
+from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.names import RegionId, namespace_name, region_id
 from tidebook.wal.reading import read_mapped
@@ -48,12 +48,12 @@ _ARROW = pa.schema(
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
-    """Offsets of one region, and the entries that count there: table → firsts, offsets and stop of its mapping."""
+    """Offsets of one region, and the entries that count there, by table."""
 
     region: int
     start: int
     stop: int
-    mappings: dict[int, tuple[bytes, bytes, int]]
+    mappings: dict[int, PackedMapping]
 
 
 def plan_slices(
@@ -71,7 +71,7 @@ def plan_slices(
     for start in range(begin, last + 1, step):
         offsets = range(start, min(start + step, last + 1))
         parts = {table: mapping.within(offsets=offsets) for table, mapping in mappings.items()}
-        packed = {table: (*part.packed(), part.stop) for table, part in parts.items() if part}
+        packed = {table: part.packed() for table, part in parts.items() if part}
         if packed:
             slices.append(RegionSlice(region, offsets.start, offsets.stop, packed))
     return slices
@@ -106,7 +106,7 @@ def to_arrow(region: int, entries: Sequence[Entry]) -> pa.RecordBatch:
 
 async def _pages(worker: Worker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Entry]]:
     topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
-    mappings = {table: SeqOffsets.unpacked(*packed) for table, packed in wanted.mappings.items()}
+    mappings = {table: SeqOffsets.unpacked(packed) for table, packed in wanted.mappings.items()}
     return read_mapped(topics, mappings, [(wanted.start, wanted.stop)])
 
 
