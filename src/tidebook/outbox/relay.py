@@ -69,8 +69,12 @@ class Relay:
         store = self._connect()
         if store is None:
             return 0
-        outbox = store.identity()
-        target = self._make_target(outbox)
+        try:
+            outbox = store.identity()
+            target = self._make_target(outbox)
+        except BaseException:
+            store.close()
+            raise
         workers = [
             threading.Thread(target=self._worker, args=(n, outbox, target), name=f"tidebook-outbox-{n}", daemon=True)
             for n in range(self._settings.threads)
@@ -99,24 +103,25 @@ class Relay:
 
     def _watch(self, store: OutboxStore | None, once: bool) -> None:
         looks = 0
-        while not self._stop.asked():
-            try:
-                store = store or self._connect()
-                if store is None:
+        try:
+            while not self._stop.asked():
+                try:
+                    store = store or self._connect()
+                    if store is None:
+                        break
+                    offered = self._offer(store.topics_waiting())
+                except TidebookError as error:
+                    if once:
+                        raise
+                    self._again(store, error)
+                    store = None
+                    continue
+                if once and not offered and not self._busy:
                     break
-                offered = self._offer(store.topics_waiting())
-            except TidebookError as error:
-                if once:
-                    raise
-                self._again(store, error)
-                store = None
-                continue
-            if once and not offered and not self._busy:
-                break
-            looks = 0 if offered else looks
-            looks = self._sleep(looks)
-        if store is not None:
-            store.close()
+                looks = self._sleep(0 if offered else looks)
+        finally:
+            if store is not None:
+                store.close()
 
     def _offer(self, topics: list[str]) -> int:
         """Give topics to the workers, each to one at a time."""

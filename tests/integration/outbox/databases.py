@@ -109,6 +109,7 @@ def mysql_database(server_url: str) -> Iterator[Database]:
     server = pymysql.connect(**mysql_parameters(server_url), autocommit=True)
     try:
         with server.cursor() as cursor:
+            cursor.execute("SET GLOBAL max_allowed_packet = 67108864")  # for connections that are made from now on
             cursor.execute(f"CREATE DATABASE {name}")
             try:
                 yield Database("mysql", urlsplit(server_url)._replace(path=f"/{name}").geturl())

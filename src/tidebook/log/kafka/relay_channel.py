@@ -13,6 +13,7 @@ from tidebook.log.relay_port import Outcome, Refused, Relayed, Sent, TargetTopic
 
 #: What a broker says of a message that it will never take, whoever sends it and whenever.
 REFUSALS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD})
+_TOO_OLD = "Invalid timestamp"
 #: By the key.
 ANY_PARTITION = -1
 BATCH_BYTES_MAX = 1_000_000
@@ -21,6 +22,9 @@ BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
 QUEUE_KIB_MAX = 2_000_000
 CLOSE_S_MAX = 1.0
+#: How often, and how long, reports are asked for after a fatal error.
+REPORT_TRIES = 20
+REPORT_S = 0.05
 #: How long one call to end a transaction may take; a commit is called again, between heartbeats.
 STEP_S = 1.0
 END_S_MAX = 10.0
@@ -117,10 +121,7 @@ class KafkaChannel:
     def wait(self, timeout_s: float) -> Outcome | None:
         """Serve the producer until the batch has ended, at most for so long."""
         if self._broken is None:
-            try:
-                self._producer.flush(timeout_s)
-            except KafkaException as error:
-                self._broken = error.args[0]
+            self._serve(timeout_s)
         if self._failures or self._broken is not None:
             return self._failed()
         if self._open:
@@ -130,6 +131,21 @@ class KafkaChannel:
             return None
         return self._complete()
 
+    def _serve(self, timeout_s: float) -> None:
+        """Deliver reports. A fatal error is raised out of it, before or among the reports that explain it."""
+        try:
+            self._producer.flush(timeout_s)
+            return
+        except (KafkaException, SystemError) as error:
+            self._broken = _fatal(error)
+        for _ in range(REPORT_TRIES):
+            if self._failures:
+                return
+            try:
+                self._producer.poll(REPORT_S)
+            except (KafkaException, SystemError):
+                continue  # told already
+
     def _complete(self) -> Outcome | None:
         return Sent(dict(self._offsets))
 
@@ -138,12 +154,13 @@ class KafkaChannel:
         first = min(self._failures, default=None)
         error = self._failures[first] if first is not None else self._broken
         assert error is not None
-        if error.code() in REFUSALS:
+        # Of a batch that is too old, librdkafka reports each message as an invalid record; the fatal error tells more.
+        late = error.code() == KafkaError.INVALID_TIMESTAMP or _TOO_OLD in (self._broken.str() if self._broken else "")
+        if error.code() in REFUSALS and not late:
             if self._singly and first is not None:
                 sent = tuple(self._messages[index].id for index in self._acknowledged)
                 return Refused(self._messages[first].id, error.str(), sent, dict(self._offsets))
             return Unsure(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
-        late = error.code() == KafkaError.INVALID_TIMESTAMP
         return Unsure(f"{error.name()}: {error.str()}", late=late)
 
     def drop(self) -> None:
@@ -152,9 +169,18 @@ class KafkaChannel:
         try:
             self._producer.purge()
             self._producer.flush(CLOSE_S_MAX)
-        except KafkaException:
+        except (KafkaException, SystemError):
             pass  # it is past use; closing it is all that is left
         self._messages = ()
+
+
+def _fatal(error: KafkaException | SystemError) -> KafkaError:
+    """The error inside; a fatal one that met a report on its way is the cause of what was raised."""
+    cause = error if isinstance(error, KafkaException) else error.__cause__
+    if isinstance(cause, KafkaException):
+        failure: KafkaError = cause.args[0]
+        return failure
+    return KafkaError(KafkaError._FAIL, str(error))
 
 
 class KafkaTransactionChannel(KafkaChannel):

@@ -37,6 +37,9 @@ TOPIC_KEPT_S = 60.0
 BEFORE_MAX = "message.timestamp.before.max.ms"
 TYPE = "message.timestamp.type"
 _TRY_AGAIN = PASSING | {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.CONCURRENT_TRANSACTIONS}
+#: In a producer's statistics, once it has its id.
+_HAS_ID = '"idemp_state": "Assigned"'
+STATISTICS_MS = 100
 TRIES_MAX = 20
 TRY_AGAIN_S = 0.1
 PRODUCERS_MAX = 64
@@ -147,7 +150,7 @@ class KafkaTarget:
         producer = None if transaction and fresh else producers.get(name)
         if producer is None:
             producers.pop(name, None)
-            producer = self._transactional(topic) if transaction else Producer(self._settings(topic))
+            producer = self._transactional(topic) if transaction else self._idempotent(topic)
             producers[name] = producer
             while len(producers) > PRODUCERS_MAX:
                 del producers[next(iter(producers))]
@@ -156,6 +159,24 @@ class KafkaTarget:
 
     def _settings(self, topic: TargetTopic) -> dict[str, Any]:
         return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
+
+    def _idempotent(self, topic: TargetTopic) -> Producer:
+        """A producer that may send at once: a new one waits for its id, half a second of a batch's short life."""
+        ready = threading.Event()
+
+        def look(statistics: str) -> None:
+            if _HAS_ID in statistics:
+                ready.set()
+
+        settings = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": look}
+        producer = Producer(self._settings(topic) | settings)
+        self._again(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
+        deadline = time.monotonic() + REQUEST_S_MAX
+        while not ready.is_set():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"topic {topic.topic!r}: Kafka gave no producer id for {REQUEST_S_MAX:g} s")
+            producer.poll(STATISTICS_MS / 1000)
+        return producer
 
     def _transactional(self, topic: TargetTopic) -> Producer:
         """Fences every older producer of the topic, and ends what it had begun, before it returns."""

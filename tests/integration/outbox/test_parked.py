@@ -1,0 +1,126 @@
+"""Messages that Kafka can never take: set aside with a reason, in nobody's way but their own key's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.outbox.conftest import EVERY_DATABASE
+from tests.integration.outbox.databases import Database
+from tests.integration.outbox.relaying import Cluster, opened_store, publish, running, until
+from tidebook.core.errors import NotFound
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.sql.port.outbox import ParkedMessage
+
+every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
+pytestmark = pytest.mark.kafka
+
+LARGE = b"x" * 10_000_000
+
+
+def aside(database: Database) -> list[ParkedMessage]:
+    with opened_store(database) as store:
+        return store.parked(None, limit=100)
+
+
+@every_database
+def test_a_message_of_ten_megabytes_goes_where_the_topic_takes_it(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1, max_message_bytes="20000000")
+    publish(database, topic, (b"k", b"before"), (b"k", LARGE), (b"k", b"after"))
+    assert cluster.relay(database).run(once=True) == 3
+    assert [each.value for each in cluster.read(topic)] == [b"before", LARGE, b"after"]
+
+
+@every_database
+def test_a_message_that_is_too_large_is_parked_and_the_others_go(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1)
+    publish(database, topic, (b"a", b"1"), (b"big", LARGE), (b"b", b"2"), (None, LARGE), (None, b"3"), (b"a", b"4"))
+    assert cluster.relay(database).run(once=True) == 4
+    assert [each.value for each in cluster.read(topic)] == [b"1", b"2", b"3", b"4"]
+    parked = aside(database)
+    assert [(each.state, each.key, each.size_bytes, each.tries) for each in parked] == [
+        ("parked", b"big", 10_000_000, 1),
+        ("parked", None, 10_000_000, 1),
+    ]
+    assert "10,000," in parked[0].reason
+    assert "max.message.bytes" in parked[0].reason
+    with opened_store(database) as store:
+        [status] = store.status(count_max=10)
+    assert (status.waiting, status.parked, status.held, status.error) == (0, 2, 0, False)
+
+
+@every_database
+def test_a_parked_message_holds_its_key_until_it_is_dropped(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1)
+    publish(database, topic, (b"k", LARGE), (b"k", b"2"), (b"other", b"3"))
+    relay = cluster.relay(database)
+    assert relay.run(once=True) == 1
+    publish(database, topic, (b"k", b"4"))
+    assert cluster.relay(database).run(once=True) == 0
+    assert [each.state for each in aside(database)] == ["parked", "held", "held"]
+    with opened_store(database) as store:
+        [parked, *_] = store.parked(topic, limit=1)
+        assert store.parked_drop(topic, parked.id) == 1
+    publish(database, topic, (b"k", b"5"))
+    assert cluster.relay(database).run(once=True) == 3
+    assert [each.value for each in cluster.read(topic)] == [b"3", b"2", b"4", b"5"]
+    assert aside(database) == []
+
+
+@every_database
+def test_a_retried_message_goes_in_its_place_once_the_topic_takes_it(database: Database, cluster: Cluster) -> None:
+    from tests.integration.outbox.test_rules import _limit
+
+    topic = cluster.topic(partitions=1, max_message_bytes="20000")
+    publish(database, topic, (b"k", b"x" * 50_000), (b"k", b"2"))
+    cluster.relay(database).run(once=True)
+    _limit(cluster, topic, 1_000_000)
+    with opened_store(database) as store:
+        assert store.parked_retry(topic, None) == 1
+    publish(database, topic, (b"k", b"3"))
+    assert cluster.relay(database).run(once=True) == 3
+    assert [each.value for each in cluster.read(topic)] == [b"x" * 50_000, b"2", b"3"]
+
+
+@every_database
+def test_with_skip_later_messages_of_the_key_pass(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1)
+    publish(database, topic, (b"k", LARGE), (b"k", b"2"))
+    assert cluster.relay(database, OutboxSettings(parked="skip")).run(once=True) == 1
+    assert [each.value for each in cluster.read(topic)] == [b"2"]
+    assert [each.state for each in aside(database)] == ["parked"]
+
+
+@every_database
+@pytest.mark.parametrize("policy", ["hold_key", "skip"])
+def test_a_message_is_parked_after_the_configured_tries(database: Database, cluster: Cluster, policy: str) -> None:
+    topic = cluster.topic(partitions=1)
+    publish(database, topic, (b"k", LARGE), (b"k", b"2"), (b"other", b"3"))
+    settings = OutboxSettings(park_after_tries=3, rest_s=0.3, poll_s=0.1, parked=policy)  # type: ignore[arg-type]
+    with running(cluster.relay(database, settings)) as relay:
+        until(lambda: relay.metrics.counted("outbox_sent") == 1, "the other key is not held up")
+        assert {each.state for each in aside(database)} <= {"retrying", "held", "parked"}
+        until(lambda: any(each.state == "parked" for each in aside(database)), "it was tried often enough")
+        if policy == "skip":
+            until(lambda: relay.metrics.counted("outbox_sent") == 2, "what it held goes on")
+    [parked, *held] = aside(database)
+    assert (parked.state, parked.tries) == ("parked", 3)
+    assert [each.state for each in held] == ([] if policy == "skip" else ["held"])
+
+
+@every_database
+def test_a_message_without_a_key_is_parked_where_the_topic_is_compacted(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1, cleanup_policy="compact")
+    publish(database, topic, (None, b"1"), (b"k", b"2"))
+    assert cluster.relay(database).run(once=True) == 1
+    [parked] = aside(database)
+    assert "compacted" in parked.reason
+
+
+@every_database
+def test_what_is_not_parked_can_be_neither_retried_nor_dropped(database: Database) -> None:
+    with opened_store(database) as store:
+        with pytest.raises(NotFound):
+            store.parked_retry("orders", 7)
+        with pytest.raises(NotFound):
+            store.parked_drop("orders", 7)
+        assert store.parked_drop("orders", None) == 0
