@@ -94,10 +94,19 @@ class LeaseLost(TidebookError):
 
 
 class LogLost(TidebookError):
-    """The log no longer holds records that are still needed: retention has overtaken replication."""
+    """The log no longer holds records that are still needed: retention has overtaken replication, for one."""
 
-    def __init__(self, *, topic: str, partition: int, first: int, last: int, remedy: str = "") -> None:
-        text = f"{topic}/{partition}: the log lost offsets {first} to {last} before they were replicated"
+    def __init__(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        first: int,
+        last: int,
+        remedy: str = "",
+        when: str = "before they were replicated",
+    ) -> None:
+        text = f"{topic}/{partition}: the log lost offsets {first} to {last} {when}"
         super().__init__(f"{text}: {remedy}" if remedy else text)
         self.topic = topic
         self.partition = partition

@@ -55,7 +55,7 @@ class Cleaner:
         self._ids = ids
         self._metrics = metrics
         self._labels = labels
-        self._on_pinned = on_pinned
+        self.on_pinned = on_pinned
         self._taken_ms = meta.snapshot_ms
         self._taken_bytes = meta.meter.total_bytes
 
@@ -104,13 +104,13 @@ class Cleaner:
 
     async def offer_pinned(self) -> None:
         """Offer the tables that hold too much to the flush callback, the oldest first."""
-        if self._on_pinned is None or not self._settings.force_flush_bytes:
+        if self.on_pinned is None or not self._settings.force_flush_bytes:
             return
         for pinned in pinned_tables(self._meta):
             if pinned.held_bytes <= self._settings.force_flush_bytes:
                 break
             self._metrics.count("wal_forced_flushes", 1, **self._labels)
-            waiting = self._on_pinned(pinned)
+            waiting = self.on_pinned(pinned)
             if waiting is not None:
                 await waiting
 

@@ -44,11 +44,6 @@ def pinned_tables(meta: RegionMeta) -> list[Pinned]:
     return sorted(pinned, key=lambda each: (each.offset, each.table))
 
 
-def is_worth_cleaning(meta: RegionMeta, *, log_start: int) -> bool:
-    """Whether anything could go."""
-    return meta.first_offset > log_start
-
-
 def copies_needed(stored: Sequence[Stored], *, topic_id: str, wanted: int) -> int:
     """How many snapshots must be written before the data topic may be cut at `wanted`."""
     good = sum(1 for each in stored if each.snapshot.topic_id == topic_id and each.snapshot.data_offset >= wanted)

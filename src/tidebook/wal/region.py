@@ -123,6 +123,14 @@ class Region:
             region._cleaning = asyncio.create_task(region._keep_clean())
         return region
 
+    async def reopen(self, on_pinned: OnPinned | None) -> None:
+        """Opened once more: a reader looks anew, a flush callback takes the place of the one before."""
+        if on_pinned is not None:
+            self._cleaner.on_pinned = on_pinned
+        if self._commits is None:
+            async with self._one_at_a_time:
+                await self.refresh()
+
     @property
     def meta(self) -> RegionMeta:
         """What is known of the tables: verified, never ahead of the log."""

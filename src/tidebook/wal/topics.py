@@ -121,4 +121,11 @@ class RegionTopics:
 
     def lost(self, lost: Lost) -> LogLost:
         """The loss as an error."""
-        return LogLost(topic=self.data, partition=_PARTITION, first=lost.first, last=lost.last, remedy=lost.remedy)
+        return LogLost(
+            topic=self.data,
+            partition=_PARTITION,
+            first=lost.first,
+            last=lost.last,
+            remedy=lost.remedy,
+            when="while they were needed",
+        )

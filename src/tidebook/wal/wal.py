@@ -42,7 +42,7 @@ class Wal:
     ) -> Region:
         """Find the region, or make it with `create=True`; recover it, and claim it where it is to be written.
 
-        A second call gives the same region object, until another writer has taken it over.
+        A second call gives the same region object (a reader's brought up to date), until it was taken over.
 
         >>> async def example(book):
         ...     return await book.wal("metrics").open_region(7, create=True)
@@ -51,6 +51,7 @@ class Wal:
         async with self._opening:
             known = self._open.get((region, writable))
             if known is not None and (not writable or known.writable):
+                await known.reopen(on_pinned)
                 return known
             opened = await self._find(region, create=create, writable=writable, on_pinned=on_pinned)
             if known is not None:

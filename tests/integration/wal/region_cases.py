@@ -178,6 +178,12 @@ class ReadingCases(RegionBase):
         await region.write(1, [b"b"])
         assert await contents(reader) == {1: [(1, b"a"), (2, b"b")]}
 
+    async def test_a_reader_opened_once_more_is_up_to_date(self, other: Wal, region: Region) -> None:
+        reader = await other.open_region(7, writable=False)
+        await region.write(1, [b"a"])
+        assert await other.open_region(7, writable=False) is reader
+        assert reader.meta.tables[1].next_seq_num == 2
+
     async def test_opening_for_reading_claims_nothing(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a"])
         reader = await other.open_region(7, writable=False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from confluent_kafka import Producer
 
-from tests.integration.wal.base import OpenLog
+from tests.integration.wal.base import OpenLog, contents, facts
 from tests.integration.wal.region_cases import RegionCases
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.wal.region import Region
+from tidebook.wal.wal import Wal
 
 pytestmark = pytest.mark.kafka
 
@@ -29,3 +33,21 @@ class TestKafkaRegion(RegionCases):
                 await log.close()
 
         return open_log
+
+    async def test_holes_that_foreign_transactions_leave_are_no_loss(
+        self, log: KafkaLog, other: Wal, region: Region, namespace: str, kafka_bootstrap: str
+    ) -> None:
+        await region.write(1, [b"a"])
+        producer = Producer({"bootstrap.servers": kafka_bootstrap, "transactional.id": namespace})
+        await asyncio.to_thread(producer.init_transactions, 30)
+        for _ in range(3):
+            producer.begin_transaction()
+            producer.produce(f"wal.{namespace}.7.data", b"never committed", partition=0)
+            await asyncio.to_thread(producer.flush, 30)
+            await asyncio.to_thread(producer.abort_transaction, 30)
+            await region.write(1, [b"b"])
+        assert [seq for seq, _ in (await contents(region))[1]] == [1, 2, 3, 4]
+        offsets = list(region.meta.tables[1].mapping.values())
+        assert offsets[-1] - offsets[0] > 3
+        again = await other.open_region(7)
+        assert facts(again.meta) == facts(region.meta)
