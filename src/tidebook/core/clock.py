@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from typing import Protocol
 
 
@@ -31,11 +32,24 @@ class RandomIds:
     """A random prefix for each source and a counter behind it: unique, and far cheaper than a uuid each."""
 
     def __init__(self) -> None:
+        self._draw_anew()
+        # A fork must not draw its parent's ids.
+        _sources.add(self)
+
+    def _draw_anew(self) -> None:
         self._prefix = os.urandom(10)
         self._next = itertools.count()
-        self._pid = os.getpid()
 
     def new(self) -> bytes:
-        if self._pid != os.getpid():  # a fork must not draw its parent's ids
-            self.__init__()  # type: ignore[misc]
         return self._prefix + next(self._next).to_bytes(6, "big")
+
+
+_sources: weakref.WeakSet[RandomIds] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for source in list(_sources):
+        source._draw_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

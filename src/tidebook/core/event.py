@@ -119,9 +119,10 @@ def count_tags(events: Iterable[Event]) -> tuple[tuple[str, int], ...]:
     """How many of the events carry each tag."""
     counts: dict[str, int] = {}
     for event in events:
-        for tag in event.tags:
-            counts[tag] = counts.get(tag, 0) + 1
-    return tuple(sorted(counts.items()))
+        if event.tags:
+            for tag in event.tags:
+                counts[tag] = counts.get(tag, 0) + 1
+    return tuple(sorted(counts.items())) if counts else ()
 
 
 def decode_event(kept: bytes | msgspec.Raw) -> KeptEvent:

@@ -93,8 +93,9 @@ def _append(
     if action.epoch != at.epoch:
         return head, STALE
     if head is not None:
+        append_id = action.append_id
         for known in head.recent:
-            if known.append_id == action.append_id:
+            if known.append_id == append_id:
                 return head, Repeated(known.first, known.last, known.position)
         if action.floor is not None and may_be_forgotten(head, action.floor, at.epoch):
             return head, Forgotten()

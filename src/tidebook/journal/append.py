@@ -15,7 +15,7 @@ from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST, seq_nr
 from tidebook.journal.outcome import Appended, answer, answer_from_head
 from tidebook.journal.topic import OpenPartition
-from tidebook.log.port import Log, Outgoing, Record, Sent
+from tidebook.log.port import Log, Outgoing, Sent
 
 EVENTS_MAX = 10_000
 
@@ -101,8 +101,7 @@ class Pending:
             self._settle(self._with_identity(sent))
             return
         cache = self._partition.cache
-        record = Record(sent.offset, sent.timestamp_ms, self._record.key, self._record.value)
-        cache.take_own(record, self._id, self._action)
+        cache.take_own(sent, self._record, self._id, self._action)
         change = cache.outcome(self._action.append_id, sent.offset)
         if change is not None:
             self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, self._position(sent)))

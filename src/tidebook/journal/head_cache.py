@@ -211,17 +211,19 @@ class HeadCache:
         if known and action is not None:
             self._fold(id, action, record.offset, record.timestamp_ms)
 
-    def take_own(self, record: Record, id: str | None, action: Action) -> None:
+    def take_own(self, sent: Sent, record: Outgoing, id: str | None, action: Action) -> None:
         """The same for a record that this process has just written, without decoding it, if it comes next."""
-        self.seen = max(self.seen, record.offset)
-        if record.offset != self.next_offset:
+        offset = sent.offset
+        if offset > self.seen:
+            self.seen = offset
+        if offset != self.next_offset:
             return
-        self.next_offset = record.offset + 1
+        self.next_offset = offset + 1
         if id is not None:
             if not self._log.indexed_by_key:
-                self._remember(id, record)
+                self._remember(id, Record(offset, sent.timestamp_ms, record.key, record.value))
             if id in self._heads:
-                self._fold(id, action, record.offset, record.timestamp_ms)
+                self._fold(id, action, offset, sent.timestamp_ms)
 
     async def write(self, action: Action, id: str | None = None) -> Sent:
         """Write a record other than an append, and take it."""
@@ -231,7 +233,7 @@ class HeadCache:
 
         def on_sent(sent: Sent | TidebookError) -> None:
             if isinstance(sent, Sent):
-                self.take_own(Record(sent.offset, sent.timestamp_ms, outgoing.key, value), id, action)
+                self.take_own(sent, outgoing, id, action)
             if future.done():
                 return
             if isinstance(sent, Sent):

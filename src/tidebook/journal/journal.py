@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from tidebook.core import seq_nr as numbers
-from tidebook.core.action import Delete, Purge
+from tidebook.core.action import Append, Delete, Purge
 from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Truncated
 from tidebook.core.event import Event, ReadEvent
@@ -26,6 +26,9 @@ from tidebook.journal.topic import OpenPartition, OpenTopic, adopt_topic, open_t
 from tidebook.log.port import Log, Outgoing
 from tidebook.store.port import Snapshot as KeptSnapshot
 from tidebook.store.port import StoreWriter
+
+#: Heads that are asked for together, where a call names many journals.
+HEADS_AT_ONCE = 256
 
 
 class Journal:
@@ -93,16 +96,12 @@ class Journal:
         skipped); with neither, they follow the last. `retry` takes the OutcomeUnknown of an earlier try.
         With `confirm=False` it answers at the log's acknowledgement, with numbers only where they are known by then.
         """
-        pending = await self._send(
-            id,
-            events,
-            expected=expected,
-            at=at,
-            expire_after=expire_after,
-            confirm=confirm,
-            append_id=append_id,
-            retry=retry,
-        )
+        topic = self._open or await self._opened()
+        partition, action, record = self._prepare(topic, id, events, expected, at, expire_after, append_id, retry)
+        if confirm and not partition.cache.known(id):
+            await partition.cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
+        pending = Pending(partition, id, action, record, confirm=confirm)
+        pending.send(self._log)
         return await pending.future
 
     async def append_many(
@@ -112,7 +111,13 @@ class Journal:
 
         Bad input in any of them raises before anything is sent.
         """
-        pending = [await self._send(id, events, confirm=confirm, hold=True) for id, events in items]
+        topic = self._open or await self._opened()
+        prepared = [(id, *self._prepare(topic, id, events)) for id, events in items]
+        if confirm:
+            await self._resolve({id: partition for id, partition, _, _ in prepared})
+        pending = [
+            Pending(partition, id, action, record, confirm=confirm) for id, partition, action, record in prepared
+        ]
         for each in pending:
             each.send(self._log)
         outcomes: list[Appended | TidebookError] = []
@@ -123,27 +128,32 @@ class Journal:
                 outcomes.append(error)
         return outcomes
 
-    async def _send(
+    async def _resolve(self, ids: Mapping[str, OpenPartition]) -> None:
+        """Learn the heads that are not at hand, some at a time."""
+        unknown = [(id, partition) for id, partition in ids.items() if not partition.cache.known(id)]
+        for start in range(0, len(unknown), HEADS_AT_ONCE):
+            some = unknown[start : start + HEADS_AT_ONCE]
+            await asyncio.gather(*(partition.cache.head(id) for id, partition in some))
+
+    def _prepare(
         self,
+        topic: OpenTopic,
         id: str,
         events: Sequence[Event],
-        *,
         expected: int | None = None,
         at: int | None = None,
         expire_after: timedelta | int | None = None,
-        confirm: bool = True,
         append_id: bytes | None = None,
         retry: OutcomeUnknown | None = None,
-        hold: bool = False,
-    ) -> Pending:
-        topic = self._open or await self._opened()
+    ) -> tuple[OpenPartition, Append, Outgoing]:
+        """Check what was given and make the record of it; nothing is sent yet."""
         partition = topic.partition(journal_id(id))
+        facts = topic.facts
         floor = None
         if retry is not None:
             if append_id is not None or getattr(retry, "append_id", None) is None:
                 raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
-            append_id, floor = retry.append_id, floor_of(retry, topic.facts.epoch)
-        facts = topic.facts
+            append_id, floor = retry.append_id, floor_of(retry, facts.epoch)
         action = append_action(
             events,
             epoch=facts.epoch,
@@ -153,15 +163,8 @@ class Journal:
             expire_after=expire_after,
             floor=floor,
         )
-        record = Outgoing(
-            self.topic, partition.number, id.encode(), encode_record(action, limit_bytes=facts.limit_bytes)
-        )
-        if confirm and not partition.cache.known(id):
-            await partition.cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
-        pending = Pending(partition, id, action, record, confirm=confirm)
-        if not hold:
-            pending.send(self._log)
-        return pending
+        value = encode_record(action, limit_bytes=facts.limit_bytes)
+        return partition, action, Outgoing(self.topic, partition.number, id.encode(), value)
 
     async def delete(self, id: str, *, to: int) -> None:
         """Delete the events up to and including `to`, never future ones; on no journal, it starts one behind `to`."""
