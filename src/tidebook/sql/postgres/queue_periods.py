@@ -157,7 +157,7 @@ class Periods:
 
     async def _move_stragglers(self, connection: Connection, slot: int, target: int) -> None:
         cursor = await connection.execute(
-            f"SELECT count(*) FROM (SELECT FROM {self._parent} WHERE slot = %s LIMIT %s) AS some",
+            f"SELECT count(*) FROM (SELECT FROM {self._parent} WHERE slot = %s LIMIT %s) AS few",
             (slot, STRAGGLERS_MAX + 1),
         )
         row = await cursor.fetchone()

@@ -93,22 +93,18 @@ class Claims:
             priority, here = _next(connection, ref.id, lowest, run_out=any_run_out)
             if priority is None or (priority >= SLOW_PRIORITY and found and found[0].priority < SLOW_PRIORITY):
                 break
+            rows = _rows(connection, _PICK, (ref.id, priority, now_ms, not ref.settings.parallel_keys, left))
             if here:
-                found += self._take(connection, claim, now_ms, _PICK_RUN_OUT, (ref.id, priority, now_ms, left))
-                left = claim.limit - len(found)
-            serial = not ref.settings.parallel_keys
-            found += self._take(connection, claim, now_ms, _PICK, (ref.id, priority, now_ms, serial, left))
+                rows += _rows(connection, _PICK_RUN_OUT, (ref.id, priority, now_ms, left))
+                rows.sort(key=_by_date)
+            found += self._take(connection, claim, now_ms, rows[:left])
             lowest = priority + 1
         found.sort(key=attrgetter("priority", "process_at", "id"))
         return found
 
-    def _take(
-        self, connection: apsw.Connection, claim: Claim, now_ms: int, pick: str, parameters: tuple[Any, ...]
-    ) -> list[Claimed]:
-        text: str = connection.execute(pick, parameters).get
-        if text == "[]":
+    def _take(self, connection: apsw.Connection, claim: Claim, now_ms: int, rows: list[_Row]) -> list[Claimed]:
+        if not rows:
             return []
-        rows = [_decode_row(each) for each in _decode_texts(text)]
         until = now_ms + claim.lease_ms
         serial = None if claim.queue.settings.parallel_keys else 1
         ids = _encode([row[0] for row in rows]).decode()
@@ -144,6 +140,15 @@ class Claims:
             session.connection.execute(_EXTEND, (until, ids))
             kept.append({hold.held[place]: until for place in _decode_ids(places)})
         return kept
+
+
+def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -> list[_Row]:
+    text: str = connection.execute(pick, parameters).get
+    return [] if text == "[]" else [_decode_row(each) for each in _decode_texts(text)]
+
+
+def _by_date(row: _Row) -> tuple[int, int]:
+    return row[7], row[0]
 
 
 def _next(connection: apsw.Connection, queue: int, lowest: int, *, run_out: bool) -> tuple[int | None, bool]:

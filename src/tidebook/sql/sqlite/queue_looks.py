@@ -8,7 +8,8 @@ import apsw
 
 from tidebook.sql.port.queue import NEVER_MS, UPCOMING_MAX, Counts, Due, Flag, QueueRef, Waiting
 
-_LEASE_END = "SELECT min(lease_until) FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P'"
+_LEASE_END = """SELECT lease_until FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND (lease_until > 0 OR expires_at > ?) ORDER BY lease_until LIMIT 1"""
 _NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
     ORDER BY priority LIMIT 1"""
 _DUE = """SELECT 1 FROM entry AS e INDEXED BY entry_order WHERE e.queue = ?1 AND e.status = 'W' AND e.priority = ?2
@@ -36,7 +37,7 @@ _FLAG = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.time
 def due(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Due:
     """When something becomes due."""
     execute = connection.execute
-    end: int | None = execute(_LEASE_END, (queue.id,)).get
+    end: int | None = execute(_LEASE_END, (queue.id, now_ms)).get
     lease_end = NEVER_MS if end is None else end
     ready, held, upcoming = lease_end <= now_ms, False, list[int]()
     serial = not queue.settings.parallel_keys

@@ -34,6 +34,8 @@ _WAIT = """UPDATE entry SET status = 'W', token = NULL, started_at = NULL, lease
 _HELD = "SELECT timeouts, lease_until, expires_at, keyhash FROM entry WHERE id = ? AND status = 'P' AND token = ?"
 _EXPIRED = """DELETE FROM entry WHERE id IN (SELECT id FROM entry INDEXED BY entry_expiry
     WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT ?)"""
+_EXPIRED_RUN_OUT = """DELETE FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND lease_until = 0 AND expires_at <= ?"""
 _NEXT_EXPIRY = """SELECT min(expires_at) FROM entry INDEXED BY entry_expiry
     WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807"""
 _NEXT_LEASE = (
@@ -87,6 +89,8 @@ class RunOuts:
     def _sweep(self, session: Session, queue: QueueRef) -> Swept:
         connection, now_ms = session.connection, self._clock.now_ms()
         out, dead, gone = run_out(connection, queue, now_ms)
+        connection.execute(_EXPIRED_RUN_OUT, (queue.id, now_ms))
+        gone += connection.changes()
         connection.execute(_EXPIRED, (queue.id, now_ms, EXPIRED_MAX))
         expired = gone + connection.changes()
         dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]

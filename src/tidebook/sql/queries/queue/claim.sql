@@ -31,37 +31,45 @@ BEGIN
         EXIT WHEN v_priority IS NULL OR (v_priority >= 200 AND v_fast);
         IF v_run_out AND v_priority = v_out THEN
             RETURN QUERY
-            WITH picked AS MATERIALIZED (
-                SELECT e.slot, e.ctid FROM @schema@.@table@ e
+            WITH out AS MATERIALIZED (
+                SELECT e.slot, e.ctid, e.process_at, e.id FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.priority = v_priority
                     AND e.expires_at > v_now
                 ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
+            ), waiting AS MATERIALIZED (
+                SELECT e.slot, e.ctid, e.process_at, e.id FROM @schema@.@table@ e
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
+                    AND e.expires_at > v_now
+                    AND (e.key IS NULL OR NOT p_serial OR (
+                        SELECT true FROM @schema@.@table@ h
+                        WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
+                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
+            ), picked AS MATERIALIZED (
+                SELECT c.slot, c.ctid FROM (SELECT * FROM out UNION ALL SELECT * FROM waiting) AS c
+                ORDER BY c.process_at, c.id LIMIT v_left
             )
-            UPDATE @schema@.@table@ e SET token = p_token, started_at = v_now, lease_until = v_now + p_lease,
-                serial = nullif(p_serial, false)
+            UPDATE @schema@.@table@ e SET status = 'P', token = p_token, started_at = v_now,
+                lease_until = v_now + p_lease, serial = nullif(p_serial, false)
             FROM picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
             RETURNING e.slot, e.id, uuid_send(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at,
                 e.process_at, e.expires_at, e.started_at, e.lease_until, e.kind, e.data;
-            GET DIAGNOSTICS v_got = ROW_COUNT;
-            v_left := v_left - v_got;
-            v_fast := v_fast OR (v_got > 0 AND v_priority < 200);
+        ELSE
+            RETURN QUERY
+            WITH picked AS MATERIALIZED (
+                SELECT e.slot, e.ctid FROM @schema@.@table@ e
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
+                    AND e.expires_at > v_now
+                    AND (e.key IS NULL OR NOT p_serial OR (
+                        SELECT true FROM @schema@.@table@ h
+                        WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
+                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
+            )
+            UPDATE @schema@.@table@ e SET status = 'P', token = p_token, started_at = v_now,
+                lease_until = v_now + p_lease, serial = nullif(p_serial, false)
+            FROM picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
+            RETURNING e.slot, e.id, uuid_send(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at,
+                e.process_at, e.expires_at, e.started_at, e.lease_until, e.kind, e.data;
         END IF;
-        EXIT WHEN v_left = 0;
-        RETURN QUERY
-        WITH picked AS MATERIALIZED (
-            SELECT e.slot, e.ctid FROM @schema@.@table@ e
-            WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
-                AND e.expires_at > v_now
-                AND (e.key IS NULL OR NOT p_serial OR (
-                    SELECT true FROM @schema@.@table@ h
-                    WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
-            ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
-        )
-        UPDATE @schema@.@table@ e SET status = 'P', token = p_token, started_at = v_now, lease_until = v_now + p_lease,
-            serial = nullif(p_serial, false)
-        FROM picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
-        RETURNING e.slot, e.id, uuid_send(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at,
-            e.process_at, e.expires_at, e.started_at, e.lease_until, e.kind, e.data;
         GET DIAGNOSTICS v_got = ROW_COUNT;
         v_left := v_left - v_got;
         v_fast := v_fast OR (v_got > 0 AND v_priority < 200);

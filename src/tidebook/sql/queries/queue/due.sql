@@ -10,7 +10,9 @@ BEGIN
     held := false;
     upcoming := '{}';
     SELECT e.lease_until INTO lease_end FROM @schema@.@table@ e
-        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until IS NOT NULL ORDER BY e.lease_until LIMIT 1;
+        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until IS NOT NULL
+            AND (e.lease_until > 0 OR e.expires_at > now_ms)
+        ORDER BY e.lease_until LIMIT 1;
     lease_end := coalesce(lease_end, 9223372036854775807);
     ready := lease_end <= now_ms;
     LOOP

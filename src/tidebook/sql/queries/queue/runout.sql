@@ -56,6 +56,8 @@ BEGIN
     now_ms := @now@;
     SELECT o.run_out, o.dead, o.expired INTO run_out, dead, v_expired
         FROM @schema@.@table@_run_out(p_queue, p_max, now_ms) o;
+    DELETE FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.expires_at <= now_ms;
     WITH picked AS MATERIALIZED (
         SELECT e.slot, e.ctid FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'W' AND e.expires_at < 9223372036854775807 AND e.expires_at <= now_ms

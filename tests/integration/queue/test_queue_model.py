@@ -1,0 +1,98 @@
+"""Both stores follow the rules, whatever is done to them in whatever order."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.integration.queue.model import QueueMachine
+from tidebook.sql.port.queue import QueueStore
+from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.sql.sqlite.queue import SqliteQueues
+from tidebook.testing.conformance.queue_base import START_MS
+
+
+class HandClock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class SqliteMachine(QueueMachine):
+    async def open(self, stack: AsyncExitStack) -> tuple[QueueStore, int, Callable[[int], Any]]:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        clock = HandClock()
+        store = SqliteQueues(folder, clock=clock)
+        stack.push_async_callback(store.close)
+
+        async def advance(by_ms: int) -> None:
+            clock.ms += by_ms
+
+        return store, START_MS, advance
+
+
+def settings_for(long_form: bool) -> settings:
+    return settings(
+        max_examples=400 if long_form else 30,
+        stateful_step_count=60 if long_form else 30,
+        deadline=None,
+        phases=tuple(Phase) if long_form else (Phase.explicit, Phase.reuse, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.timeout(600)
+def test_sqlite_follows_the_rules(long_form: bool) -> None:
+    run_state_machine_as_test(SqliteMachine, settings=settings_for(long_form))
+
+
+@pytest.fixture
+def schema(postgres_url: str) -> Iterator[str]:
+    name = f"queue_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        connection.execute(f"CREATE TABLE {name}.clock AS SELECT {START_MS} AS now_ms")
+        yield name
+        connection.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("turning", [False, True], ids=["one table", "turning tables"])
+def test_postgres_follows_the_rules(postgres_url: str, schema: str, long_form: bool, turning: bool) -> None:
+    class PostgresMachine(QueueMachine):
+        sweeps_as_time_goes = turning
+
+        async def open(self, stack: AsyncExitStack) -> tuple[QueueStore, int, Callable[[int], Any]]:
+            connection = await psycopg.AsyncConnection.connect(postgres_url, autocommit=True)
+            stack.push_async_callback(connection.close)
+            await connection.execute(f"UPDATE {schema}.clock SET now_ms = {START_MS}")
+            now = f"(SELECT c.now_ms FROM {schema}.clock c)"
+            store = await PostgresQueues.open(postgres_url, schema=f"{schema}_q", now=now, connections_max=2)
+            stack.push_async_callback(store.close)
+
+            async def advance(by_ms: int) -> None:
+                await connection.execute(f"UPDATE {schema}.clock SET now_ms = now_ms + {by_ms}")
+                if turning:  # the next sweep finds the period over, and moves on to another table
+                    await connection.execute(f"UPDATE {schema}_q.period SET finished = 1000000")
+                    await store.sweep(self.desk.ref)
+
+            return store, START_MS, advance
+
+    try:
+        run_state_machine_as_test(PostgresMachine, settings=settings_for(long_form))
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {schema}_q CASCADE")
