@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ async def refused(server: Cassandra, options: dict[str, Any], secret: str) -> Ti
 
 async def test_the_right_password_over_tls_is_let_in(server: Cassandra, options: dict[str, Any]) -> None:
     await works(server, options)
+
+
+@pytest.mark.parametrize("verify", ["certificate", "address", "name"])
+async def test_the_certificate_is_checked_as_far_as_was_asked(
+    server: Cassandra, options: dict[str, Any], verify: str
+) -> None:
+    if verify == "name" and socket.gethostbyaddr("127.0.0.1")[0] != "localhost":
+        pytest.skip("the name of 127.0.0.1 is not localhost on this machine")
+    await works(server, {**options, "verify": verify})
 
 
 async def test_a_password_may_come_from_a_file_or_the_environment(
