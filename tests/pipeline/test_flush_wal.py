@@ -80,12 +80,12 @@ def flush(spark: SparkSession, book: Book, portal: Portal, namespace: str, outpu
 
 
 def test_regions_are_a_spark_table(spark: SparkSession, book: Book, portal: Portal, namespace: str) -> None:
-    from tidebook.pipeline.source import regions
+    from tidebook.pipeline.source.format import register
 
     region = portal.run(fill(book, namespace))
     portal.run(region.mark_deleted(1, 51))
-    spark.dataSource.register(regions.RegionsSource)
-    reader = spark.read.format("tidebook_regions").option("settings", settings_to_json(book.settings))
+    register(spark)
+    reader = spark.read.format("tidebook").option("settings", settings_to_json(book.settings))
     reader = reader.option("wal", namespace)
     found = reader.load()
     assert found.count() == 600 - 50

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tidebook.core.clock import RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput
@@ -31,7 +30,6 @@ from tidebook.wal.topics import RegionTopics
 from tidebook.wal.wal import Wal
 from tidebook.wiring.settings import read_settings, settings_to_json
 
-NAME = "tidebook_regions"
 SCHEMA = "region long, table long, seq long, payload binary, payload_type string, offset long"
 #: About so much of the log goes to one task.
 SLICE_BYTES = 64 * 1024 * 1024
@@ -128,20 +126,6 @@ class RegionPartition(InputPartition):
 
     def __init__(self, slice_: RegionSlice) -> None:
         self.slice = slice_
-
-
-class RegionsSource(DataSource):
-    """`spark.read.format("tidebook_regions")`; format("tidebook") comes here when the option `wal` is given."""
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def schema(self) -> str:
-        return SCHEMA
-
-    def reader(self, schema: StructType) -> RegionsReader:
-        return RegionsReader(dict(self.options))
 
 
 class RegionsReader(DataSourceReader):
