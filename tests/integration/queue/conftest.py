@@ -1,0 +1,59 @@
+"""Queues on a schema of their own, in the database's own time."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+import tidebook
+from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.testing.conformance.queue_base import Desk, new_queue
+
+
+@pytest.fixture
+def schema(postgres_url: str) -> Iterator[str]:
+    """The name of a schema, dropped afterwards."""
+    name = f"queue_{uuid.uuid4().hex[:12]}"
+    yield name
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest_asyncio.fixture
+async def store(postgres_url: str, schema: str) -> AsyncIterator[PostgresQueues]:
+    store = await PostgresQueues.open(postgres_url, schema=schema)
+    yield store
+    await store.close()
+
+
+@pytest_asyncio.fixture
+async def desk(store: PostgresQueues) -> Desk:
+    return Desk(store, await new_queue(store))
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path, postgres_url: str, schema: str) -> Path:
+    """A book whose queues are on PostgreSQL."""
+    file = tmp_path / "tidebook.toml"
+    file.write_text(f'folder = "data"\n[sql]\nurl = "{postgres_url}"\n[queue]\nschema = "{schema}"\n')
+    return file
+
+
+@pytest.fixture(params=["postgres", "embedded"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A book on either backend."""
+    if request.param == "embedded":
+        return tmp_path / "data"
+    file: Path = request.getfixturevalue("settings_file")
+    return file
+
+
+@pytest_asyncio.fixture
+async def book(where: Path) -> AsyncIterator[tidebook.Book]:
+    async with tidebook.open(where) as book:
+        yield book

@@ -1,0 +1,93 @@
+"""Rule 42: leases that ran out are taken in place, and nobody waits for a caller's open transaction."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.testing.conformance.queue_base import Desk, entry
+
+pytestmark = pytest.mark.postgres
+SOON_S = 10
+
+
+async def put_and_hold(desk: Desk, url: str, key: str, data: str) -> psycopg.AsyncConnection:
+    """Put inside a transaction that stays open."""
+    connection = await psycopg.AsyncConnection.connect(url)
+    put = desk.store.put_within(connection, desk.ref, [entry(key, data)], inserted_at=0)
+    await put  # type: ignore[misc]
+    return connection
+
+
+async def test_a_claim_does_not_wait_for_an_open_transaction_that_has_put_the_same_key(
+    desk: Desk, postgres_url: str
+) -> None:
+    await desk.put("k", data="old")
+    await desk.claim(1, lease_ms=1)
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    again = await asyncio.wait_for(desk.claim(1), SOON_S)
+    assert [(taken.name, taken.entry.timeouts) for taken in again] == [("old", 1)]
+    await holder.commit()
+    await holder.close()
+    assert await desk.claim(1) == []
+    await desk.finish(*again)
+    assert await desk.names() == ["new"]
+
+
+async def test_fail_does_not_wait_for_an_open_transaction_that_has_put_the_same_key(
+    desk: Desk, postgres_url: str
+) -> None:
+    await desk.put("k", data="old")
+    taken = await desk.take()
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    assert await asyncio.wait_for(desk.fail(taken), SOON_S) == "waiting"
+    await holder.commit()
+    await holder.close()
+    merged = await desk.claim(5)
+    assert [(each.name, each.entry.timeouts) for each in merged] == [("new", 1)]
+
+
+async def test_who_has_failed_an_entry_that_rests_cannot_finish_it(desk: Desk, postgres_url: str) -> None:
+    await desk.put("k", data="old")
+    taken = await desk.take()
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    await desk.fail(taken)
+    assert await desk.finish(taken) == [False]
+    await holder.rollback()
+    await holder.close()
+    again = await desk.take()
+    assert (again.name, again.entry.timeouts) == ("old", 1)
+
+
+async def test_run_out_merges_only_into_a_sibling_that_nobody_has_locked(desk: Desk, postgres_url: str) -> None:
+    await desk.put("k", data="old")
+    await desk.claim(1, lease_ms=1)
+    await desk.put("k", data="new")
+    holder = await put_and_hold(desk, postgres_url, "k", "newest")
+    taken = await asyncio.wait_for(desk.take(), SOON_S)
+    assert (taken.name, taken.entry.timeouts) == ("old", 1)
+    await holder.commit()
+    await holder.close()
+    await desk.finish(taken)
+    assert await desk.names() == ["newest"]
+
+
+async def test_a_sweep_does_not_wait_for_an_open_transaction(desk: Desk, postgres_url: str) -> None:
+    await desk.put("k")
+    await desk.claim(1, lease_ms=1)
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    swept = await asyncio.wait_for(desk.store.sweep(desk.ref), SOON_S)
+    assert swept.run_out == 1
+    await holder.rollback()
+    await holder.close()
+
+
+async def test_a_put_that_is_rolled_back_was_never_there(desk: Desk, store: PostgresQueues, postgres_url: str) -> None:
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    assert await desk.claim(1) == []
+    await holder.rollback()
+    await holder.close()
+    assert await desk.claim(1) == []

@@ -1,0 +1,219 @@
+"""Rule 46: listeners wake exactly when work becomes due, and putters notify only those who would sleep past it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import tidebook
+from tests.integration.queue.patience import until
+from tidebook.queue.queue import Queue
+from tidebook.sql.port.queue import NEVER_MS
+from tidebook.testing.conformance.queue_base import Desk
+
+pytestmark = pytest.mark.postgres
+PATIENCE_S = 30
+
+
+class Ear:
+    """Hears every notification of a schema."""
+
+    def __init__(self, connection: psycopg.AsyncConnection) -> None:
+        self._connection = connection
+
+    async def heard(self) -> list[str]:
+        """All so far: the one that is sent last is the end."""
+        channel = "tidebook_test_end"
+        await self._connection.execute(f"LISTEN {channel}")
+        async with await psycopg.AsyncConnection.connect(self._connection.info.dsn, autocommit=True) as other:
+            await other.execute(f"NOTIFY {channel}")
+        found = []
+        async for notification in self._connection.notifies(timeout=PATIENCE_S):
+            if notification.channel == channel:
+                break
+            found.append(notification.payload)
+        return found
+
+
+@asynccontextmanager
+async def ear(url: str, schema: str) -> AsyncIterator[Ear]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(f'LISTEN "{schema}"')
+        yield Ear(connection)
+
+
+async def test_a_put_notifies_nobody_while_nobody_sleeps(desk: Desk, postgres_url: str, schema: str) -> None:
+    async with ear(postgres_url, schema) as hearing:
+        await desk.put("k")
+        assert await hearing.heard() == []
+
+
+async def test_a_put_notifies_only_if_somebody_sleeps_past_its_date(desk: Desk, postgres_url: str, schema: str) -> None:
+    soon = int(time.time() * 1000) + 100_000
+    await desk.store.sleep(b"s" * 16, {desk.ref.id: (soon, False)})
+    async with ear(postgres_url, schema) as hearing:
+        await desk.put("later", process_at=soon + 1)
+        assert await hearing.heard() == []
+        await desk.put("sooner", process_at=soon - 1)
+        assert await hearing.heard() == [f"{desk.ref.id} {soon - 1}"]
+        await desk.store.awake(b"s" * 16, [desk.ref.id])
+        await desk.put("now")
+        assert await hearing.heard() == []
+
+
+async def test_done_notifies_who_waits_for_a_held_key(desk: Desk, postgres_url: str, schema: str) -> None:
+    await desk.put("k")
+    taken = await desk.take()
+    await desk.store.sleep(b"s" * 16, {desk.ref.id: (NEVER_MS, True)})
+    async with ear(postgres_url, schema) as hearing:
+        await desk.finish(taken)
+        assert await hearing.heard() == [f"{desk.ref.id}"]
+
+
+async def next_job(queue: Queue) -> tuple[object, float]:
+    """Listen until a job comes: its data, and when."""
+    async with aclosing(queue.listen()) as dues:
+        async for _ in dues:
+            if jobs := await queue.claim():
+                woken = time.time()
+                await queue.done(jobs)
+                return jobs[0].data, woken
+    raise AssertionError("listening never ends")
+
+
+async def settled(book: tidebook.Book) -> None:
+    """Wait until the listener has looked, found nothing, and said so."""
+    await until(lambda: book.metrics.counted("queue_looks") >= 3)
+
+
+async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
+    async with tidebook.open(where) as here, tidebook.open(where) as there:
+        waiting = asyncio.create_task(next_job(here.queue("mail")))
+        await settled(here)
+        put_at = time.time()
+        await there.queue("mail").put("x")
+        data, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        assert data == "x"
+        assert woken - put_at < 4.5, "it was the slow poll that found it"
+
+
+async def test_a_listener_wakes_at_the_process_date_of_what_was_put_elsewhere(where: Path) -> None:
+    async with tidebook.open(where) as here, tidebook.open(where) as there:
+        waiting = asyncio.create_task(next_job(here.queue("mail")))
+        await settled(here)
+        at = datetime.now(UTC) + timedelta(milliseconds=700)
+        await there.queue("mail").put("x", process_at=at)
+        _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        assert at.timestamp() - 0.01 <= woken < at.timestamp() + 2.5
+
+
+async def test_a_listener_wakes_at_the_end_of_a_lease(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put("x")
+    await queue.claim(lease=0.5)
+    claimed_at = time.time()
+    data, woken = await asyncio.wait_for(next_job(queue), PATIENCE_S)
+    assert data == "x"
+    assert 0.4 < woken - claimed_at < 4.5
+
+
+async def test_a_listener_wakes_when_the_key_that_held_work_up_is_free(where: Path) -> None:
+    async with tidebook.open(where) as here, tidebook.open(where) as there:
+        await there.queue("mail").put("first", key="k")
+        (job,) = await there.queue("mail").claim()
+        await there.queue("mail").put("second", key="k")
+        waiting = asyncio.create_task(next_job(here.queue("mail")))
+        await settled(here)
+        await there.queue("mail").done(job)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "second"
+
+
+async def test_an_idle_listener_hardly_asks(book: tidebook.Book) -> None:
+    waiting = asyncio.create_task(next_job(book.queue("mail")))
+    await settled(book)
+    before = book.metrics.counted("queue_looks")
+    done, _ = await asyncio.wait([waiting], timeout=3)
+    assert not done
+    assert book.metrics.counted("queue_looks") - before <= 2
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_thousands_of_listeners_share_one_connection(settings_file: Path, postgres_url: str, schema: str) -> None:
+    async with tidebook.open(settings_file) as book:
+        queue = await book.queue("mail").open()
+        heard = 0
+
+        async def hear() -> None:
+            nonlocal heard
+            async with aclosing(queue.listen()) as dues:
+                await anext(dues)
+                heard += 1
+
+        listeners = [asyncio.create_task(hear()) for _ in range(3_000)]
+        await settled(book)
+        await queue.put("x")
+        await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        assert heard == 3_000
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            cursor = await connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidebook queue listener'"
+                " AND query LIKE %s",
+                (f"%{schema}%",),
+            )
+            row = await cursor.fetchone()
+        assert row is not None
+        assert row[0] <= 1
+
+
+async def test_a_listener_outlives_its_connections(settings_file: Path, postgres_url: str, schema: str) -> None:
+    async with tidebook.open(settings_file) as here, tidebook.open(settings_file) as there:
+        await there.queue("mail").open()
+        waiting = asyncio.create_task(next_job(here.queue("mail")))
+        await settled(here)
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'tidebook queue listener' AND query LIKE %s",
+                (f"%{schema}%",),
+            )
+        await there.queue("mail").put("x")
+        assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "x"
+
+
+async def test_work_that_nobody_takes_is_not_told_of_in_a_loop(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put("x")
+    told = 0
+    async with aclosing(queue.listen()) as dues:
+        try:
+            async with asyncio.timeout(2):
+                async for _ in dues:
+                    told += 1
+        except TimeoutError:
+            pass
+    assert 1 <= told <= 6
+
+
+async def test_who_takes_a_part_is_told_of_the_rest_at_once(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    for number in range(30):
+        await queue.put(number)
+    taken = []
+    began = time.monotonic()
+    async with aclosing(queue.listen()) as dues:
+        async for _ in dues:
+            jobs = await queue.claim(3)
+            taken += [job.data for job in jobs]
+            await queue.done(jobs)
+            if len(taken) == 30:
+                break
+    assert taken == list(range(30))
+    assert time.monotonic() - began < 20
