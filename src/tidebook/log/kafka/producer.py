@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -17,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import LOGGER, connect, producer_config
+from tidebook.log.kafka.crossing import Crossing
 from tidebook.log.kafka.faults import TOO_LARGE, not_acknowledged, not_sent
 from tidebook.log.kafka.reading import Message
 from tidebook.log.kafka.settings import KafkaSettings
@@ -39,6 +41,7 @@ class KafkaProducer:
         self._settings = settings
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
+        self._crossing = Crossing()
         self._config = producer_config(settings, batch_bytes=batch_bytes)
         self._timeout_s = settings.send_timeout_ms / 1000
         self._client = self._connect()
@@ -140,6 +143,7 @@ class KafkaProducer:
     def _take(self, results: list[_Result]) -> None:
         """Acknowledgements, in the order in which the broker gave them."""
         self._in_flight -= len(results)
+        self._metrics.count("kafka_sent", len(results))
         for on_sent, result in results:
             try:
                 on_sent(result)
@@ -180,6 +184,7 @@ class KafkaProducer:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
+        self._crossing.close()
 
     # ---- in the producer's thread
 
@@ -187,12 +192,13 @@ class KafkaProducer:
         while not self._stopping:
             client = self._client
             client.poll(_POLL_S)
+            self._hand_over()
             for retired in list(self._retired):
                 retired.purge(in_queue=True, in_flight=True, blocking=False)
                 retired.poll(0)
                 if len(retired) == 0:
                     self._retired.remove(retired)
-            self._hand_over()
+                self._hand_over()
             if self._told_down:
                 self._probe(client)
         for client in (self._client, *self._retired):
@@ -203,7 +209,6 @@ class KafkaProducer:
     def _hand_over(self) -> None:
         if self._done:
             results, self._done = self._done, []
-            self._metrics.count("kafka_sent", len(results))
             self._tell(self._take, results)
 
     def _delivered(self, on_sent: OnSent, error: KafkaError | None, message: Message) -> None:
@@ -255,8 +260,6 @@ class KafkaProducer:
         self._told_down = False
         self._tell(self._brokers, False)
 
-    def _tell(self, call: object, *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *args)  # type: ignore[arg-type]
-        except RuntimeError:
-            self._stopping = True  # the loop was closed under us: nobody is left to tell
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        if not self._crossing.tell(call, *args):
+            self._stopping = True  # the loop was closed under us

@@ -10,12 +10,14 @@ import queue
 import threading
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable
 from operator import attrgetter
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import LOGGER, new_consumer
+from tidebook.log.kafka.crossing import Crossing
 from tidebook.log.kafka.faults import OUT_OF_RANGE, UNKNOWN_TOPIC
 from tidebook.log.kafka.reading import Message, Slice, record_of
 from tidebook.log.kafka.settings import KafkaSettings
@@ -110,6 +112,7 @@ class Tail:
         self._settings = settings
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
+        self._crossing = Crossing()
         self._followed: dict[Place, Followed] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         #: (place, offset to follow it from, or None to leave it); None ends the thread.
@@ -150,6 +153,7 @@ class Tail:
         if self._thread is not None:
             self._orders.put(None)
             await asyncio.to_thread(self._thread.join)
+        self._crossing.close()
 
     def _order(self, place: Place, offset: int | None) -> None:
         self._orders.put((place, offset))
@@ -231,8 +235,6 @@ class Tail:
         if news:
             self._tell(self._take, dict(news))
 
-    def _tell(self, call: object, *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *args)  # type: ignore[arg-type]
-        except RuntimeError:
-            self._orders.put(None)  # the loop was closed under us: nobody is left to tell
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        if not self._crossing.tell(call, *args):
+            self._orders.put(None)  # the loop was closed under us
