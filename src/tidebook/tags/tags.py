@@ -14,6 +14,7 @@ from tidebook.tags.event import TaggedEvent, tagged_event
 from tidebook.tags.horizon import read_horizon
 from tidebook.tags.offset import beginning
 from tidebook.tags.settings import TagSettings
+from tidebook.tags.ticks import Following
 
 
 class Tags:
@@ -49,7 +50,10 @@ class Tags:
     async def _below_horizon(
         self, tag: str, place: TagPlace | None, from_ms: int, follow: bool, topics: frozenset[str] | None
     ) -> AsyncIterator[TaggedEvent]:
+        following = Following(self._store, self._clock)
         while True:
+            if follow:
+                await following.renew()
             horizon = await read_horizon(self._store, topics)
             self._metrics.gauge("tags_horizon_lag_seconds", (self._clock.now_ms() - horizon.time_ms) / 1000, tag=tag)
             while rows := await self._store.tag_rows(

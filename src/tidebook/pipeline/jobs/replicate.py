@@ -27,6 +27,7 @@ from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
 from tidebook.pipeline.task import DONE, Done, replicate_task
+from tidebook.pipeline.ticking import settle, ticking
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
@@ -100,7 +101,16 @@ class Replication:
             return Progress(self._batches, self._records, seconds, self._partitions, dict(self._stopped), waiting)
 
     def run(self, *, once: bool = False) -> Progress:
-        """Replicate until all that the log held at the start is done, or until `stop`."""
+        """Replicate until all that the log held at the start is done, or until `stop`; streams by tag show it then."""
+        if not once:
+            with ticking(self._book, self._portal, self._topics):
+                return self._run(once=False)
+        self._run(once=True)
+        self._portal.run(settle(self._book, self._topics))
+        self._look(self._facts())
+        return self.progress()
+
+    def _run(self, *, once: bool) -> Progress:
         failures, wait_s = 0, RESTART_FIRST_S
         while not self._stop.is_set():
             before = self._records
