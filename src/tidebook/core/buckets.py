@@ -9,6 +9,8 @@ import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput
 
+#: Which setting of a store holds the history.
+BUCKETS_SETTING: Final = "tags/buckets"
 SIZES_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 #: A change takes effect at least this far ahead of all that was written.
 LEAD_MS: Final = 60_000
@@ -31,6 +33,10 @@ class Buckets(msgspec.Struct, frozen=True):
         change = self.changes[max(0, bisect_right(self.changes, time_ms, key=lambda each: each.from_ms) - 1)]
         size_ms = SIZES_MS[change.size]
         return max(time_ms // size_ms * size_ms, change.from_ms)
+
+    def before(self, time_ms: int) -> int:
+        """The bucket before the one of a time."""
+        return self.start(max(0, self.start(time_ms) - 1))
 
     def changed(self, size: str, *, from_ms: int) -> Buckets:
         """The same with another size from a time on, which must lie behind all changes so far."""

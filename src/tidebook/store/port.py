@@ -86,8 +86,8 @@ class TagReader(Protocol):
         """How far each partition of a topic is replicated; those that never were are absent."""
         ...
 
-    async def wait_any(self, *, timeout_s: float) -> None:
-        """Wait until some pointer may have moved, or the time ran out."""
+    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
+        """Wait until some pointer may have moved since then, or the time ran out; returns the next call's `since`."""
         ...
 
 

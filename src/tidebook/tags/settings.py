@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from tidebook.core.errors import InvalidInput
+
 Consistency = Literal["horizon", "delay"]
 
 
@@ -18,3 +20,27 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_time_bucket: str = "2020-01-01"
     #: How long a query that follows waits at most before it looks again, where it is not woken.
     poll_s: float = 1.0
+    #: Whether deleted and purged events leave their streams, or stay in them for ever.
+    deletes: Literal["follow", "keep"] = "follow"
+
+    # With consistency = "delay":
+    #: How far a query stays behind the clock, for events of other partitions to arrive.
+    delay_s: float = 5.0
+    #: How often it looks back for events that arrived later than that, and how far; "max": two buckets.
+    back_track_interval_s: float = 1.0
+    back_track_period_s: float | Literal["max"] = 5.0
+    #: How long a missing event is searched for before the stream fails.
+    missing_timeout_s: float = 10.0
+    #: How long events before the first one seen of a journal are searched for.
+    new_persistence_id_scan_timeout_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.page_events < 1:
+            raise InvalidInput(f"[tags] page_events is at least 1, not {self.page_events}")
+        for name in (
+            "poll_s", "delay_s", "back_track_interval_s", "back_track_period_s", "missing_timeout_s",
+            "new_persistence_id_scan_timeout_s",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value != "max" and value < 0:
+                raise InvalidInput(f"[tags] {name} is a time in seconds, not {value}")

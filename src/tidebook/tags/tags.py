@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
 
+from tidebook.core.buckets import Buckets
 from tidebook.core.clock import Clock
 from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.replication import TagPlace
 from tidebook.store.port import StoreWriter
+from tidebook.tags.delay import DelayedStream
 from tidebook.tags.event import TaggedEvent, tagged_event
 from tidebook.tags.horizon import read_horizon
 from tidebook.tags.offset import beginning
-from tidebook.tags.settings import TagSettings
+from tidebook.tags.settings import Consistency, TagSettings
+from tidebook.tags.sizes import change_size, read_buckets
 from tidebook.tags.ticks import Following
+
+#: A stream behind the clock has something new when time has passed, whether or not a pointer moved.
+BEHIND_POLL_S = 0.25
 
 
 class Tags:
@@ -36,21 +42,35 @@ class Tags:
         after: str | datetime | None = None,
         follow: bool = False,
         topics: Iterable[str] | None = None,
+        consistency: Consistency | None = None,
     ) -> AsyncIterator[TaggedEvent]:
         """The events of a tag behind `after`, in one order for everybody; with `follow` it goes on as they come.
 
         `after` is an event's `tag_offset`, a moment, or None for the beginning. Only what is below the horizon is
-        delivered, so nothing can arrive late; `topics` narrows both the stream and the horizon.
+        delivered, so nothing can arrive late; `topics` narrows both the stream and the horizon. With
+        `consistency="delay"` the stream stays behind the clock instead, and searches for what comes later than that.
         """
         if type(tag) is not str or not tag:
             raise InvalidInput("a tag is a text that is not empty")
+        consistency = consistency or self._settings.consistency
         place, from_ms = beginning(tag, after, self._first_ms)
-        return self._below_horizon(tag, place, from_ms, follow, None if topics is None else frozenset(topics))
+        wanted = None if topics is None else frozenset(topics)
+        match consistency:
+            case "horizon":
+                return self._below_horizon(tag, place, from_ms, follow, wanted)
+            case "delay":
+                stream = DelayedStream(
+                    tag, place, from_ms, begins=after is None, topics=wanted,
+                    store=self._store, clock=self._clock, settings=self._settings, metrics=self._metrics,
+                )  # fmt: skip
+                return self._behind_clock(stream, follow)
+            case _:
+                raise InvalidInput(f'consistency is "horizon" or "delay", not {consistency!r}')
 
     async def _below_horizon(
         self, tag: str, place: TagPlace | None, from_ms: int, follow: bool, topics: frozenset[str] | None
     ) -> AsyncIterator[TaggedEvent]:
-        following = Following(self._store, self._clock)
+        following, since = Following(self._store, self._clock), -1
         while True:
             if follow:
                 await following.renew()
@@ -59,13 +79,35 @@ class Tags:
             while rows := await self._store.tag_rows(
                 tag, after=place, from_ms=from_ms, until_ms=horizon.time_ms, limit=self._settings.page_events
             ):
+                since = -1
                 for row in rows:
                     place = row.place
                     if topics is None or place.topic in topics:
                         yield tagged_event(row)
             if not follow:
                 return
-            await self._store.wait_any(timeout_s=self._settings.poll_s)
+            since = await self._store.wait_any(timeout_s=self._settings.poll_s, since=since)
+
+    async def _behind_clock(self, stream: DelayedStream, follow: bool) -> AsyncIterator[TaggedEvent]:
+        await stream.scan()
+        since = -1
+        while True:
+            async for row in stream.news():
+                since = -1
+                yield tagged_event(row)
+            if not follow:
+                async for row in stream.look_back():
+                    yield tagged_event(row)
+                return
+            since = await self._store.wait_any(timeout_s=min(self._settings.poll_s, BEHIND_POLL_S), since=since)
+
+    async def set_bucket_size(self, size: str) -> Buckets:
+        """Let buckets be a "day", an "hour" or a "minute" from now on; the history of sizes, the last to come."""
+        return await change_size(self._store, self._clock, size)
+
+    async def buckets(self) -> Buckets:
+        """The history of bucket sizes."""
+        return await read_buckets(self._store)
 
     def list(self) -> AsyncIterator[str]:
         """The tags that have events, each once, in order."""

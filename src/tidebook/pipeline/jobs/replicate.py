@@ -106,7 +106,9 @@ class Replication:
             with ticking(self._book, self._portal, self._topics):
                 return self._run(once=False)
         self._run(once=True)
-        self._portal.run(settle(self._book, self._topics))
+        ticks = self._portal.run(settle(self._book, self._topics))
+        with self._lock:
+            self._records += ticks
         self._look(self._facts())
         return self.progress()
 

@@ -172,8 +172,8 @@ class CassandraStore:
             found[partition] = Pointer(Position(epoch, offset), time_ms)
         return found
 
-    async def wait_any(self, *, timeout_s: float) -> None:
-        await self._tags.pause(timeout_s)
+    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
+        return await self._tags.pause(timeout_s, since)
 
     # Writing
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from tidebook.core.buckets import Buckets, decode_buckets
+from tidebook.core.buckets import BUCKETS_SETTING, Buckets, decode_buckets
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import tombstone_stamp
 from tidebook.core.replication import ClearEvents, ClearJournal, PutTags, SliceWrites, TagPlace, TagRow
@@ -16,13 +16,13 @@ from tidebook.store.cassandra.scan import EventPages
 from tidebook.store.cassandra.session import Session
 from tidebook.store.cassandra.tag_writes import clear_batches, places_of, tag_batches, tag_row
 
-BUCKETS_SETTING: Final = "tags/buckets"
 #: The history of sizes is read again after this time: well within the minute that a change lies ahead.
 REFRESH_S: Final = 15.0
 BUCKETS_PER_QUERY: Final = 500
 CLEAR_PAGE: Final = 1000
 POLL_FIRST_S: Final = 0.02
 POLL_MAX_S: Final = 0.25
+PAUSES_MAX: Final = 20
 
 
 class TagViews:
@@ -41,7 +41,6 @@ class TagViews:
         self._metrics = metrics
         self._buckets: Buckets | None = None
         self._read_at = 0.0
-        self._pause_s = POLL_FIRST_S
 
     async def buckets(self) -> Buckets:
         """How streams are cut, as of a few seconds ago."""
@@ -88,10 +87,14 @@ class TagViews:
             found += (row.as_tuple()[0] for row in page)
         return sorted(found)
 
-    async def pause(self, timeout_s: float) -> None:
-        """Cassandra cannot tell who moved: look again soon, and less often while nothing comes."""
-        await asyncio.sleep(min(self._pause_s, timeout_s))
-        self._pause_s = min(self._pause_s * 1.3, POLL_MAX_S)
+    async def pause(self, timeout_s: float, since: int) -> int:
+        """Cassandra cannot tell who moved: look again soon, and less often while nothing comes.
+
+        `since` counts a waiter's pauses; one that found something begins again at -1.
+        """
+        pauses = min(max(since, 0), PAUSES_MAX)
+        await asyncio.sleep(min(POLL_FIRST_S * 1.3**pauses, POLL_MAX_S, timeout_s))
+        return pauses + 1
 
     # Writing
 
@@ -117,8 +120,6 @@ class TagViews:
         for clear in clears:
             rounds.append(iter([batch async for batch in self._clear(clear, writes.partition, cut)]))
         rounds.append(tag_batches(puts, cut))
-        if puts:
-            self._pause_s = POLL_FIRST_S
         return rounds
 
     async def _clear(self, write: ClearEvents | ClearJournal, partition: int, cut: Buckets):  # type: ignore[no-untyped-def]

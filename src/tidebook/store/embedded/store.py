@@ -46,7 +46,6 @@ class EmbeddedStore:
         self._file = File.open(folder, FILE, SCHEMA, metrics=metrics)
         self._database = self._file.database
         self._closed = False
-        self._heard = 0
 
     # What apps read
 
@@ -143,11 +142,11 @@ class EmbeddedStore:
         sql = 'SELECT partition, epoch, "offset", time_ms FROM pointer WHERE topic = ?'
         return {row[0]: Pointer(Position(row[1], row[2]), row[3]) for row in self._select(sql, (topic,))}
 
-    async def wait_any(self, *, timeout_s: float) -> None:
-        """Wait until some pointer may have moved, or the time ran out."""
+    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
+        """Wait until some pointer may have moved since then, or the time ran out; returns the next call's `since`."""
         pings = self._file.pings
-        await pings.wait(ANY_POINTER, since=self._heard, timeout_s=timeout_s)
-        self._heard = pings.count(ANY_POINTER)
+        await pings.wait(ANY_POINTER, since=since, timeout_s=timeout_s)
+        return pings.count(ANY_POINTER)
 
     # What the pipeline, and the few explicit acts of an app, write
 

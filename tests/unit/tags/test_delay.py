@@ -1,0 +1,222 @@
+"""Streams behind the clock: late events are found, gaps are filled or told, nothing comes twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tidebook import Event, MissingTaggedEvent
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.metrics import Metrics
+from tidebook.core.replication import TagPlace, TagRow
+from tidebook.tags.settings import TagSettings
+from tidebook.tags.tags import Tags
+from tidebook.testing.clock import ManualClock
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
+
+HOUR_MS = 3_600_000
+START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS + 60_000
+
+
+class Lagging:
+    """The store of another node's point of view: tag rows, and heads, that have not arrived yet."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.hidden: Callable[[TagRow], bool] = lambda row: False
+        self.headless = False
+        self.waited = 0
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def head(self, key: Key) -> Head | None:
+        return None if self.headless else await self._store.head(key)
+
+    async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
+        self.waited += 1
+        self.on_wait()
+        return 0
+
+    async def tag_rows(
+        self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
+    ) -> Sequence[TagRow]:
+        while rows := await self._store.tag_rows(tag, after=after, from_ms=from_ms, until_ms=until_ms, limit=limit):
+            if seen := [row for row in rows if not self.hidden(row)]:
+                return seen
+            after = rows[-1].place
+        return []
+
+
+class World:
+    def __init__(self, book: Book, clock: ManualClock) -> None:
+        self.book, self.clock, self.metrics = book, clock, Metrics()
+        self.store = Lagging(book.store)
+
+    async def append(self, id: str, *payloads: object, step_ms: int = 1000) -> None:
+        for payload in payloads:
+            await self.book.journal("t").append(id, [Event(payload, tags={"paid"})])
+            self.clock.advance(step_ms)
+        await replicate(self.book.log, self.book.store, "t")
+
+    def tags(self, **settings: Any) -> Tags:
+        return Tags(
+            store=self.store,
+            clock=self.clock,
+            metrics=self.metrics,
+            settings=TagSettings(consistency="delay", page_events=3, **settings),
+        )
+
+    async def read(self, after: str | datetime | None = None, **settings: Any) -> list[object]:
+        return [event.payload async for event in self.tags(**settings).read("paid", after=after)]
+
+    def count(self, name: str) -> float:
+        return sum(sample.value for sample in self.metrics.samples() if sample.name == name)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    clock = ManualClock(START_MS)
+    async with Book(Settings(tmp_path, {"journal": Section(None, {"partitions": 2})}), clock=clock) as book:
+        yield World(book, clock)
+
+
+async def test_a_query_stays_behind_the_clock_by_the_delay(world: World) -> None:
+    await world.append("a", 1)
+    assert await world.read() == []
+    world.clock.advance(5000)
+    assert await world.read() == [1]
+
+
+async def test_a_gap_is_filled_from_the_journal_before_what_was_held_back(world: World) -> None:
+    await world.append("a", 1, 2, 3, 4)
+    world.clock.advance(60_000)
+    world.store.hidden = lambda row: row.tag_seq_nr in (2, 3)
+    assert await world.read() == [1, 2, 3, 4]
+    assert world.count("tags_gaps_found") == 1
+
+
+async def test_a_gap_older_than_two_buckets_is_filled(world: World) -> None:
+    await world.append("a", 1, 2)
+    world.clock.advance(5 * HOUR_MS)
+    await world.append("a", 3)
+    world.clock.advance(60_000)
+    world.store.hidden = lambda row: row.tag_seq_nr == 2
+    assert await world.read() == [1, 2, 3]
+
+
+async def test_deleted_numbers_are_no_gap(world: World) -> None:
+    await world.append("a", 1, 2, 3)
+    await world.book.journal("t").delete("a", to=2)
+    await world.append("a", 4)
+    world.clock.advance(60_000)
+    assert await world.read() == [3, 4]
+    assert world.store.waited == 0
+
+
+async def test_a_missing_event_fails_the_stream_and_names_where_to_resume(world: World) -> None:
+    await world.append("a", 1, 2, 3)
+    world.clock.advance(60_000)
+    world.store.hidden = lambda row: row.tag_seq_nr == 2
+    world.store.headless = True
+    world.store.on_wait = lambda: world.clock.advance(2500)
+    seen = []
+    with pytest.raises(MissingTaggedEvent) as raised:
+        async for event in world.tags().read("paid"):
+            seen.append(event)
+    assert [event.payload for event in seen] == [1]
+    assert raised.value.missing == (2, 2)
+    assert raised.value.last_known_offset == seen[0].tag_offset
+    world.store.hidden = lambda row: False
+    assert await world.read(after=raised.value.last_known_offset) == [2, 3]
+
+
+async def test_a_held_back_event_is_delivered_once_the_missing_one_arrives(world: World) -> None:
+    await world.append("a", 1, 2, 3)
+    world.clock.advance(60_000)
+    world.store.hidden = lambda row: row.tag_seq_nr == 2
+    world.store.headless = True
+
+    def arrive() -> None:
+        world.store.hidden = lambda row: False
+
+    world.store.on_wait = arrive
+    assert await world.read() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("period_s", [90.0, "max"])
+async def test_a_late_event_of_a_journal_without_another_is_found_by_looking_back(
+    world: World, period_s: float | str
+) -> None:
+    await world.append("late", 1)
+    world.clock.advance(59_000)  # another node's clock, a minute behind
+    await world.append("a", 2)
+    world.clock.advance(10_000)
+    world.store.hidden = lambda row: row.id == "late"
+    seen = []
+
+    def arrive() -> None:
+        world.store.hidden = lambda row: False
+        world.clock.advance(1500)
+
+    world.store.on_wait = arrive
+    stream = world.tags(back_track_period_s=period_s).read("paid", follow=True)
+    async for event in stream:
+        seen.append(event.payload)
+        if len(seen) == 2:
+            break
+    assert seen == [2, 1]
+    assert world.count("tags_delayed_found") == 1
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_restarted_query_scans_the_current_bucket_and_delivers_nothing_twice(world: World) -> None:
+    await world.append("a", 1, 2, 3)
+    world.clock.advance(10_000)
+    events = [event async for event in world.tags().read("paid")]
+    await world.append("a", 4)
+    await world.append("b", 5)
+    world.clock.advance(10_000)
+    world.store.headless = True
+    for n, event in enumerate(events):
+        assert await world.read(after=event.tag_offset) == [1, 2, 3, 4, 5][n + 1 :]
+    assert world.store.waited == 0
+
+
+async def test_after_a_restart_a_late_event_behind_the_offset_is_found(world: World) -> None:
+    await world.append("a", 1, 2, 3)
+    world.clock.advance(10_000)
+    first = [event async for event in world.tags().read("paid")][0]
+    world.store.hidden = lambda row: row.tag_seq_nr == 2
+    assert await world.read(after=first.tag_offset) == [2, 3]
+
+
+async def test_a_journal_first_seen_in_a_later_bucket_is_waited_for_and_then_taken(world: World) -> None:
+    await world.append("a", 1, 2)
+    world.clock.advance(3 * HOUR_MS)
+    begin = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
+    await world.append("a", 3)
+    world.clock.advance(10_000)
+    assert await world.read(after=begin) == [3]
+    assert world.store.waited == 0, "the journal tells that nothing is missing"
+    world.store.headless = True
+    world.store.on_wait = lambda: world.clock.advance(200)
+    assert await world.read(after=begin) == [3]
+    assert world.store.waited == 3
+
+
+async def test_a_purged_life_is_no_gap_of_the_next(world: World) -> None:
+    await world.append("a", 1, 2)
+    await world.book.journal("t").purge("a")
+    await world.append("a", 3, 4)
+    world.clock.advance(60_000)
+    assert await world.read() == [3, 4]
