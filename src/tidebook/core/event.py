@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -94,6 +95,8 @@ def encode_event(event: Event) -> bytes:
     tags = tuple(sorted(_tag(tag) for tag in event.tags))
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
         raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
+    if len(tags) > TAGS_WARN:
+        warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=2)
     metadata = None
     if event.metadata is not None:
         metadata = encode_json(_object(event.metadata), "an event's metadata")

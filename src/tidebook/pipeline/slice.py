@@ -39,15 +39,17 @@ async def replicate_slice(
     *,
     start: int | None = None,
     stop: int | None = None,
+    clear_tags: bool = True,
 ) -> Pointer | None:
     """Replicate consecutive records of a partition; returns how far the partition is replicated now.
 
     `start` and `stop` tell the offsets that were read (start ≤ offset < stop), which matters only where the log has
     holes; without them the slice reaches from its first record to its last. It may begin below the pointer: what was
     replicated is left out. Raises LogLost where it begins past the next record that the store waits for, and
-    UnknownVersion, after replicating what lies before, where a newer Tidebook wrote the record.
+    UnknownVersion, after replicating what lies before, where a newer Tidebook wrote the record. With
+    `clear_tags=False` deleted and purged events stay in the tag view.
     """
-    plan = await plan_slice(store, topic, partition, records, facts, start=start, stop=stop)
+    plan = await plan_slice(store, topic, partition, records, facts, start=start, stop=stop, clear_tags=clear_tags)
     if plan.writes is not None:
         await store.apply(plan.writes)
     if plan.stopped_by is not None:
@@ -64,6 +66,7 @@ async def plan_slice(
     *,
     start: int | None = None,
     stop: int | None = None,
+    clear_tags: bool = True,
 ) -> Plan:
     """Decide what `replicate_slice` writes. The pointer is read before the heads: replication rests on that order."""
     began = await store.pointer(topic, partition)
@@ -89,7 +92,9 @@ async def plan_slice(
     keys = []
     for id, of_key in placed.items():
         if id is not None:
-            key_writes = plan_key(Key(topic, id), heads.get(id), of_key, facts, partition=partition)
+            key_writes = plan_key(
+                Key(topic, id), heads.get(id), of_key, facts, partition=partition, clear_tags=clear_tags
+            )
             if key_writes:
                 keys.append(key_writes)
     writes = SliceWrites(topic, partition, began, pointer, tuple(keys), tuple(parked))

@@ -15,6 +15,7 @@ from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
 from tidebook.pipeline.records import runs_of
 from tidebook.pipeline.slice import next_offset, replicate_slice
+from tidebook.pipeline.ticking import clears_tags
 from tidebook.pipeline.worker import OpenStore, Worker, open_settings_store
 from tidebook.store.port import StoreWriter
 
@@ -89,6 +90,7 @@ class PartitionTask:
         self._partition = partition
         self._facts = facts
         self._wait_s = wait_s
+        self._clear_tags = clears_tags(worker.settings)
         self._records = 0
         self._next: int | None = None
         self._pointer: Pointer | None = None
@@ -161,4 +163,7 @@ class PartitionTask:
             wanted = page.next_offset
 
     async def _slice(self, store: StoreWriter, records: Sequence[Record], start: int, stop: int) -> Pointer | None:
-        return await replicate_slice(store, self._topic, self._partition, records, self._facts, start=start, stop=stop)
+        return await replicate_slice(
+            store, self._topic, self._partition, records, self._facts,
+            start=start, stop=stop, clear_tags=self._clear_tags,
+        )  # fmt: skip

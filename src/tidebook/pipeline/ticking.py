@@ -10,10 +10,18 @@ from tidebook.core.errors import Fenced, TidebookError, UnknownVersion
 from tidebook.core.portal import Portal
 from tidebook.pipeline.slice import next_offset, replicate_slice
 from tidebook.pipeline.status import topic_facts
+from tidebook.tags.settings import TagSettings
 from tidebook.tags.ticks import LOOK_EVERY_S, Ticker, has_tags, tick
 from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Settings, options_as
 
 PAGE_RECORDS = 5_000
+
+
+def clears_tags(settings: Settings) -> bool:
+    """Whether deletes and purges reach the tag view."""
+    found: TagSettings = options_as(settings.section("tags"), "tags", TagSettings)
+    return found.deletes == "follow"
 
 
 async def settle(book: Book, topics: Sequence[str] = ()) -> int:
@@ -25,7 +33,7 @@ async def settle(book: Book, topics: Sequence[str] = ()) -> int:
         return 0
     facts = await topic_facts(book, tuple(topics))
     await tick(book.log, book.store, list(facts))
-    records = 0
+    records, clear_tags = 0, clears_tags(book.settings)
     for topic, known in facts.items():
         for partition in range(known.partitions):
             end = await book.log.end(topic, partition)
@@ -33,8 +41,9 @@ async def settle(book: Book, topics: Sequence[str] = ()) -> int:
                 page = await book.log.read(topic, partition, start=start, stop=end, limit=PAGE_RECORDS)
                 try:
                     await replicate_slice(
-                        book.store, topic, partition, page.records, known, start=start, stop=page.next_offset
-                    )
+                        book.store, topic, partition, page.records, known,
+                        start=start, stop=page.next_offset, clear_tags=clear_tags,
+                    )  # fmt: skip
                 except Fenced:
                     continue  # another replicator was quicker
                 except UnknownVersion:

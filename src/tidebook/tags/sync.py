@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from tidebook.core.buckets import Buckets
 from tidebook.core.portal import Portal
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.settings import Consistency
 from tidebook.tags.tags import Tags
 
 
@@ -24,8 +26,17 @@ class SyncTags:
         after: str | datetime | None = None,
         follow: bool = False,
         topics: Iterable[str] | None = None,
+        consistency: Consistency | None = None,
     ) -> Iterator[TaggedEvent]:
-        return self._portal.iterate(self._tags.read(tag, after=after, follow=follow, topics=topics))
+        return self._portal.iterate(
+            self._tags.read(tag, after=after, follow=follow, topics=topics, consistency=consistency)
+        )
+
+    def set_bucket_size(self, size: str) -> Buckets:
+        return self._portal.run(self._tags.set_bucket_size(size))
+
+    def buckets(self) -> Buckets:
+        return self._portal.run(self._tags.buckets())
 
     def list(self) -> Iterator[str]:
         return self._portal.iterate(self._tags.list())

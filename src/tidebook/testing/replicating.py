@@ -10,13 +10,19 @@ from tidebook.store.port import StoreWriter
 
 
 async def replicate(
-    log: Log, store: StoreWriter, topic: str, *, batch_records: int = 1000, batches_max: int | None = None
+    log: Log,
+    store: StoreWriter,
+    topic: str,
+    *,
+    batch_records: int = 1000,
+    batches_max: int | None = None,
+    clear_tags: bool = True,
 ) -> None:
     """Bring every partition of a topic from its pointer to the log's end, or `batches_max` batches further."""
     facts = await store.facts(topic)
     assert facts is not None, f"topic {topic} was never opened"
     for partition in range(facts.partitions):
-        await _replicate_partition(log, store, topic, partition, facts, batch_records, batches_max)
+        await _replicate_partition(log, store, topic, partition, facts, batch_records, batches_max, clear_tags)
 
 
 async def _replicate_partition(
@@ -27,6 +33,7 @@ async def _replicate_partition(
     facts: TopicFacts,
     batch_records: int,
     batches_max: int | None,
+    clear_tags: bool,
 ) -> None:
     end, done = await log.end(topic, partition), 0
     while batches_max is None or done < batches_max:
@@ -35,7 +42,10 @@ async def _replicate_partition(
             return
         batch = await log.read(topic, partition, start=start, stop=end, limit=batch_records)
         try:
-            await replicate_slice(store, topic, partition, batch.records, facts, start=start, stop=batch.next_offset)
+            await replicate_slice(
+                store, topic, partition, batch.records, facts,
+                start=start, stop=batch.next_offset, clear_tags=clear_tags,
+            )  # fmt: skip
         except Fenced:
             continue  # another replicator was quicker: plan anew
         done += 1

@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.replication import TagPlace
+from tidebook.core.event import Event, encode_event
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow, TagPlace, TagRow
+from tidebook.tags.event import TaggedEvent, tagged_event
 from tidebook.tags.offset import decode_offset, encode_offset
 
 numbers = st.integers(0, 2**47)
@@ -31,3 +34,22 @@ def test_any_other_text_is_refused(text: str) -> None:
 def test_an_offset_of_another_version_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no offset"):
         decode_offset("paid", "kQI")
+
+
+def test_a_time_uuid_is_derived_from_where_an_event_stands() -> None:
+    def event(time_ms: int, index: int) -> TaggedEvent:
+        place = TagPlace("paid", time_ms, "t", 0, 7, index, 1)
+        return tagged_event(
+            TagRow(place, "a", Position(1, 0), 1, EventRow(1, encode_event(Event(1)), 5, Position(1, 7), index))
+        )
+
+    first, second = event(1_700_000_000_000, 0), event(1_700_000_000_000, 1)
+    assert first.time_uuid == event(1_700_000_000_000, 0).time_uuid
+    assert first.time_uuid.version == 1
+    assert (first.time_uuid.time - 0x01B21DD213814000) // 10_000 == 1_700_000_000_000
+    assert first.time_uuid.time < second.time_uuid.time
+
+
+def test_more_than_ten_tags_are_taken_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="11 tags"):
+        encode_event(Event(1, tags={str(n) for n in range(11)}))

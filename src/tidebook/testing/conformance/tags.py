@@ -16,8 +16,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
+from tidebook.core.action import Mark
+from tidebook.core.buckets import LEAD_MS
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
+from tidebook.core.record import encode_record
+from tidebook.log.port import Outgoing
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.horizon import read_horizon
 from tidebook.tags.ticks import tick
@@ -25,6 +29,7 @@ from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 
+HOUR_MS = 3_600_000
 OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
 
 
@@ -165,6 +170,51 @@ class TagsContract:
                 assert await asyncio.wait_for(seen.get(), 30) == n
         finally:
             task.cancel()
+
+    async def test_deleted_events_stay_in_the_stream_where_that_is_set(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
+        await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])
+        await replicate(book.log, book.store, topic, clear_tags=False)
+        await journal.delete("cut", to=2)
+        await journal.purge("gone")
+        await replicate(book.log, book.store, topic, clear_tags=False)
+        await self.settle(book, topic)
+        assert len(await self.read(book, tag, topic)) == 6
+
+    async def test_a_stream_crosses_a_change_of_the_bucket_size_and_a_year_without_events(
+        self, book_factory: BookFactory, topic: str, tag: str
+    ) -> None:
+        async with book_factory(**OPTIONS) as book:
+            await book.journal(topic).append("a", [Event(0, tags={tag})])
+            await self.settle(book, topic)
+            size = (await book.tags.buckets()).changes[-1].size
+            sizes = await book.tags.set_bucket_size("hour" if size == "minute" else "minute")
+            assert sizes.changes[-1].from_ms >= int(datetime.now(UTC).timestamp() * 1000) + LEAD_MS
+        async with book_factory(**OPTIONS) as book:
+            for n, ahead_ms in enumerate((-2, 0, 1, 90_000, 3 * HOUR_MS), start=1):
+                await self.advance(book, topic, sizes.changes[-1].from_ms + ahead_ms)
+                await book.journal(topic).append("a", [Event(n, tags={tag})])
+                await self.settle(book, topic)
+            events = await self.read(book, tag, topic)
+            assert [event.payload for event in events] == list(range(6))
+            for n, event in enumerate(events):
+                assert await self.read(book, tag, topic, after=event.tag_offset) == events[n + 1 :]
+            before = book.metrics.counted("tag_pages")
+            begin = datetime.now(UTC) - timedelta(days=365)
+            assert len(await self.read(book, tag, topic, after=begin)) == 6
+            assert book.metrics.counted("tag_pages") - before < 20
+            await book.journal(topic).delete("a", to=6)
+            await self.settle(book, topic)
+            assert await self.read(book, tag, topic) == []
+
+    async def advance(self, book: Book, topic: str, time_ms: int) -> None:
+        """Let the log's time be at least this, as a tick of another topic would."""
+        facts = await book.store.facts(topic)
+        assert facts is not None
+        value = encode_record(Mark(facts.epoch, time_ms), limit_bytes=facts.limit_bytes)
+        for partition in range(facts.partitions):
+            await book.log.append(Outgoing(topic, partition, None, value))
 
     async def test_tags_are_listed(self, book: Book, topic: str, tag: str) -> None:
         await book.journal(topic).append("a", [Event(1, tags={tag, f"{tag}-2"})])
