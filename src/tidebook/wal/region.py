@@ -26,6 +26,8 @@ from tidebook.wal.snapshot import Snapshot
 from tidebook.wal.takeover import recover, take_over
 from tidebook.wal.topics import RegionTopics
 
+#: Payloads by table, in order.
+Writes = Sequence[tuple[int, Sequence[Any]]] | Mapping[int, Sequence[Any]]
 Handler = Callable[[Entry], Awaitable[None] | None]
 #: Told how far a replay is: offsets done, offsets in all.
 OnProgress = Callable[[int, int], None]
@@ -155,9 +157,13 @@ class Region:
             commits = await self._taking(packed.size_bytes)
         return await commits.write(packed)
 
-    async def write_many(self, writes: Sequence[tuple[int, Sequence[Any]]]) -> list[Written]:
-        """Write to several tables in one call: all of it or nothing, in the order given."""
-        packed = [pack_payloads(table_id(table), payloads) for table, payloads in writes]
+    async def write_many(self, writes: Writes) -> list[Written]:
+        """Write to several tables in one call: all of it or nothing, in the order given.
+
+        `writes` are pairs of table and payloads, or a mapping from table to payloads.
+        """
+        pairs = writes.items() if isinstance(writes, Mapping) else writes
+        packed = [pack_payloads(table_id(table), payloads) for table, payloads in pairs]
         if not packed:
             raise InvalidInput("writes is empty: give at least one pair of table and payloads")
         commits = await self._taking(sum(each.size_bytes for each in packed))

@@ -10,7 +10,7 @@ from tidebook.wal.cleaner import Cleaned, OnPinned
 from tidebook.wal.cleaning import Pinned
 from tidebook.wal.entry import Entry, Written
 from tidebook.wal.meta import RegionMeta
-from tidebook.wal.region import Handler, OnProgress, Region, RegionStatus
+from tidebook.wal.region import Handler, OnProgress, Region, RegionStatus, Writes
 from tidebook.wal.snapshot import Snapshot
 from tidebook.wal.wal import Wal
 
@@ -34,7 +34,7 @@ class SyncRegion:
     def write(self, table: int, payloads: Sequence[Any]) -> Written:
         return self._portal.run(self._region.write(table, payloads))
 
-    def write_many(self, writes: Sequence[tuple[int, Sequence[Any]]]) -> list[Written]:
+    def write_many(self, writes: Writes) -> list[Written]:
         return self._portal.run(self._region.write_many(writes))
 
     def read(self, *, from_offset: int = 0) -> Iterator[Entry]:
