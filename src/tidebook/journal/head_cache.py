@@ -13,16 +13,16 @@ from array import array
 from collections import OrderedDict
 
 from tidebook.core.action import Action, Append, Damaged
-from tidebook.core.errors import Fenced, LogLost, TidebookError
+from tidebook.core.errors import LogLost, TidebookError
 from tidebook.core.fold import Change, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record, has_other_version, read_record
-from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.settings import JournalSettings
+from tidebook.journal.stored import Stored
 from tidebook.journal.tail import Tail
 from tidebook.log.port import Log, Outgoing, Record, Sent
 from tidebook.store.port import StoreReader
@@ -36,27 +36,6 @@ DROP_EVERY_S = 5.0
 
 #: An attempt of an append: its offset, and what came of it.
 Met = tuple[int, Change]
-
-
-class Stored:
-    """The store's side of a journal, read in the order that the rules want: the pointer, then the head."""
-
-    __slots__ = ("as_of", "head")
-
-    def __init__(self, pointer: Pointer | None, head: Head | None, epoch: int) -> None:
-        self.head = head
-        known = [each.position for each in (pointer, head) if each is not None]
-        if any(position.epoch > epoch for position in known):
-            raise Fenced(f"the topic has moved on from epoch {epoch}: open the book again")
-        #: The last offset of this epoch that head and events are known to contain, or -1.
-        self.as_of = max((position.offset for position in known if position.epoch == epoch), default=-1)
-
-    @classmethod
-    def nothing(cls, as_of: int) -> Stored:
-        """What the store would say of a journal that begins behind `as_of`."""
-        stored = cls(None, None, 0)
-        stored.as_of = as_of
-        return stored
 
 
 class HeadCache:

@@ -13,9 +13,10 @@ from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow
 from tidebook.journal.barrier import Barriers
-from tidebook.journal.head_cache import HeadCache, Stored
+from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.plan import Nothing, StoreOnly, TailOnly, may_go_on, page_stands, plan_read
 from tidebook.journal.settings import BarrierKind, JournalSettings
+from tidebook.journal.stored import Stored
 from tidebook.journal.tail import Tail
 from tidebook.log.port import Log
 from tidebook.store.port import StoreReader
