@@ -21,7 +21,7 @@ from tidebook.store.cassandra.session import Session
 
 #: How many segments are asked for at once where one alone cannot fill the page, or came back empty.
 SEGMENTS_AT_ONCE_MAX: Final = 32
-SCANS_AT_ONCE: Final = 8
+SCANS_AT_ONCE: Final = 16
 #: Pages that were asked for before anybody wanted them, over all reads of a store.
 AHEAD_PAGES_MAX: Final = 8
 AHEAD_S_MAX: Final = 2.0
