@@ -17,9 +17,10 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.replication import plan_key
 from tidebook.core.seq_nr import LAST
-from tidebook.journal.head_cache import HeadCache, Stored
+from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_stands, plan_read
 from tidebook.journal.reader import Reader
+from tidebook.journal.stored import Stored
 from tidebook.testing.histories import LETTERS, append, histories, purge
 
 SMALL = ["next x1", "next x2", "at 3", "delete 1", "delete 2", "purge"]
