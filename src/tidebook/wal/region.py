@@ -130,8 +130,7 @@ class Region:
         if on_pinned is not None:
             self._cleaner.on_pinned = on_pinned
         if self._commits is None:
-            async with self._one_at_a_time:
-                await self.refresh()
+            await self.refresh()
 
     @property
     def meta(self) -> RegionMeta:
@@ -226,13 +225,13 @@ class Region:
         """Fold what others put into the data topic: a reader's view of the present, an owner's of foreign marks."""
         if self._commits is not None and self._commits.fenced is None:
             await self._commits.catch_up()
-        else:
+            return
+        async with self._one_at_a_time:
             await self._topics.scan(self._meta, stop=(await self._topics.bounds()).end)
 
     async def _frozen(self) -> RegionMeta:
         if self._commits is None:
-            async with self._one_at_a_time:
-                await self.refresh()
+            await self.refresh()
         return self._meta.frozen()
 
     # Deleting
@@ -272,8 +271,7 @@ class Region:
 
     async def _known(self, table: int) -> TableMeta:
         if self._commits is None:
-            async with self._one_at_a_time:
-                await self.refresh()
+            await self.refresh()
         held = self._meta.tables.get(table)
         if held is None:
             raise NotFound(f"region {self.id} has no table {table}")
@@ -299,8 +297,7 @@ class Region:
 
         Tables that hold more than `force_flush_bytes` are offered to the flush callback first.
         """
-        async with self._one_at_a_time:
-            await self.refresh()
+        await self.refresh()
         await self._cleaner.offer_pinned()
         async with self._one_at_a_time:
             return await self._cleaner.clean()

@@ -47,17 +47,12 @@ class RegionTopics:
         return True
 
     async def create(self) -> None:
-        """Make both topics, or find them as they are. The data topic comes last: with it the region is there."""
+        """Make both topics, or find and check them. The data topic comes last: with it the region is there."""
         await self._create(self.meta)
         self.topic_id = (await self._create(self.data)).topic_id
 
     async def _create(self, topic: str) -> TopicState:
         return await self.log.create_topic(topic, 1, limit_bytes=self.limit_bytes, keep_forever=True)
-
-    async def restore_meta_topic(self) -> None:
-        """Make the meta topic again where somebody removed it."""
-        if await self.log.topic(self.meta) is None:
-            await self._create(self.meta)
 
     async def bounds(self) -> Bounds:
         """Where the data topic begins and ends now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 
 from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import NotFound
@@ -35,7 +36,7 @@ class Wal:
         self._metrics = metrics
         self._settings = settings or WalSettings()
         self._open: dict[tuple[RegionId, bool], Region] = {}
-        self._opening = asyncio.Lock()
+        self._opening: defaultdict[RegionId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def open_region(
         self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
@@ -48,7 +49,7 @@ class Wal:
         ...     return await book.wal("metrics").open_region(7, create=True)
         """
         region = region_id(id)
-        async with self._opening:
+        async with self._opening[region]:
             known = self._open.get((region, writable))
             if known is not None and (not writable or known.writable):
                 await known.reopen(on_pinned)
@@ -61,12 +62,10 @@ class Wal:
 
     async def _find(self, region: RegionId, *, create: bool, writable: bool, on_pinned: OnPinned | None) -> Region:
         topics = RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
-        if not await topics.find():
-            if not create:
-                raise NotFound(f"namespace {self.namespace!r} has no region {region}: open it with create=True")
-            await topics.create()
-        elif writable:
-            await topics.restore_meta_topic()
+        if not await topics.find() and not create:
+            raise NotFound(f"namespace {self.namespace!r} has no region {region}: open it with create=True")
+        if writable or create:
+            await topics.create()  # and where they are there: a topic that forgets by time is refused
         return await Region.open(
             topics,
             id=region,
@@ -88,7 +87,7 @@ class Wal:
         """Remove a region and all it holds."""
         region = region_id(id)
         topics = RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
-        async with self._opening:
+        async with self._opening[region]:
             if not await topics.find():
                 raise NotFound(f"namespace {self.namespace!r} has no region {region}")
             for writable in (True, False):

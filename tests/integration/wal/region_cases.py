@@ -179,6 +179,12 @@ class ReadingCases(RegionBase):
         await region.write(1, [b"b"])
         assert await contents(reader) == {1: [(1, b"a"), (2, b"b")]}
 
+    async def test_readers_of_one_object_may_look_at_once(self, other: Wal, region: Region) -> None:
+        reader = await other.open_region(7, writable=False)
+        await region.write(1, [b"a", b"b"])
+        looks = await asyncio.gather(*(contents(reader) for _ in range(5)), *(reader.refresh() for _ in range(5)))
+        assert looks[:5] == [{1: [(1, b"a"), (2, b"b")]}] * 5
+
     async def test_a_reader_opened_once_more_is_up_to_date(self, other: Wal, region: Region) -> None:
         reader = await other.open_region(7, writable=False)
         await region.write(1, [b"a"])

@@ -8,9 +8,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
 from tests.integration.wal.base import OpenLog, contents, facts
 from tests.integration.wal.region_cases import RegionCases
+from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
 from tidebook.wal.region import Region
@@ -51,3 +58,15 @@ class TestKafkaRegion(RegionCases):
         assert offsets[-1] - offsets[0] > 3
         again = await other.open_region(7)
         assert facts(again.meta) == facts(region.meta)
+
+    async def test_a_topic_that_forgets_by_time_is_refused(
+        self, log: KafkaLog, other: Wal, region: Region, namespace: str, kafka_bootstrap: str
+    ) -> None:
+        await region.write(1, [b"a"])
+        entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+        topic = ConfigResource(ConfigResource.Type.TOPIC, f"wal.{namespace}.7.data", incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+        for done in admin.incremental_alter_configs([topic]).values():
+            await asyncio.to_thread(done.result, 30)
+        with pytest.raises(InvalidInput, match="for ever"):
+            await other.open_region(7)
