@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from types import TracebackType
 
 from tidebook.core.buckets import Buckets
 from tidebook.core.portal import Portal
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.settings import Consistency
+from tidebook.tags.subscription import Offsets, Subscription
 from tidebook.tags.tags import Tags
+
+
+class SyncSubscription:
+    """See `Subscription` for what each name does."""
+
+    def __init__(self, portal: Portal, subscription: Subscription) -> None:
+        self._portal = portal
+        self._subscription = subscription
+
+    def __enter__(self) -> SyncSubscription:
+        self._portal.run(self._subscription.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.run(self._subscription.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Iterator[TaggedEvent]:
+        return self._portal.iterate(aiter(self._subscription))
+
+    def commit(self, event: TaggedEvent) -> None:
+        self._portal.run(self._subscription.commit(event))
 
 
 class SyncTags:
@@ -30,6 +55,19 @@ class SyncTags:
     ) -> Iterator[TaggedEvent]:
         return self._portal.iterate(
             self._tags.read(tag, after=after, follow=follow, topics=topics, consistency=consistency)
+        )
+
+    def subscribe(
+        self,
+        tag: str,
+        group: str,
+        *,
+        topics: Iterable[str] | None = None,
+        follow: bool = True,
+        offsets: Offsets | None = None,
+    ) -> SyncSubscription:
+        return SyncSubscription(
+            self._portal, self._tags.subscribe(tag, group, topics=topics, follow=follow, offsets=offsets)
         )
 
     def set_bucket_size(self, size: str) -> Buckets:

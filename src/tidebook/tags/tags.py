@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
 
 from tidebook.core.buckets import Buckets
-from tidebook.core.clock import Clock
+from tidebook.core.clock import Clock, Ids, RandomIds
 from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.replication import TagPlace
@@ -17,6 +17,7 @@ from tidebook.tags.horizon import read_horizon
 from tidebook.tags.offset import beginning
 from tidebook.tags.settings import Consistency, TagSettings
 from tidebook.tags.sizes import change_size, read_buckets
+from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
 from tidebook.tags.ticks import Following
 
 #: A stream behind the clock has something new when time has passed, whether or not a pointer moved.
@@ -27,8 +28,15 @@ class Tags:
     """Streams by tag over all topics of a book."""
 
     def __init__(
-        self, *, store: StoreWriter, clock: Clock, settings: TagSettings | None = None, metrics: Metrics | None = None
+        self,
+        *,
+        store: StoreWriter,
+        clock: Clock,
+        ids: Ids | None = None,
+        settings: TagSettings | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._ids = ids or RandomIds()
         self._store = store
         self._clock = clock
         self._settings = settings or TagSettings()
@@ -100,6 +108,33 @@ class Tags:
                     yield tagged_event(row)
                 return
             since = await self._store.wait_any(timeout_s=min(self._settings.poll_s, BEHIND_POLL_S), since=since)
+
+    def subscribe(
+        self,
+        tag: str,
+        group: str,
+        *,
+        topics: Iterable[str] | None = None,
+        follow: bool = True,
+        offsets: Offsets | None = None,
+        lease_s: float = LEASE_S,
+    ) -> Subscription:
+        """A member of a group that shares the journals of a tag; the store keeps how far the group came.
+
+        `offsets` (see `SqlOffsets`) tells where shares were left, for those who keep that beside their own data.
+        """
+        wanted = None if topics is None else frozenset(topics)
+        return Subscription(
+            tag,
+            group,
+            read=lambda after: self.read(tag, after=after, topics=wanted, consistency="horizon"),
+            store=self._store,
+            clock=self._clock,
+            ids=self._ids,
+            offsets=offsets,
+            lease_s=lease_s,
+            follow=follow,
+        )
 
     async def set_bucket_size(self, size: str) -> Buckets:
         """Let buckets be a "day", an "hour" or a "minute" from now on; the history of sizes, the last to come."""

@@ -87,7 +87,7 @@ class Book:
 
         if self._tags is None:
             settings = options_as(self.settings.section("tags"), "tags", TagSettings)
-            self._tags = Tags(store=self.store, clock=self.clock, settings=settings, metrics=self.metrics)
+            self._tags = Tags(store=self.store, clock=self.clock, ids=self.ids, settings=settings, metrics=self.metrics)
         return self._tags
 
     def wal(self, namespace: str) -> Wal:

@@ -1,0 +1,125 @@
+"""Groups share journals: each event goes to one member, and what was not committed comes again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook import Event, Fenced
+from tidebook.core.clock import RandomIds
+from tidebook.tags.shares import SHARES, Group, decode_group, encode_group, left, owned, renewed
+from tidebook.tags.sql_offsets import TABLE, SqlOffsets
+from tidebook.tags.tags import Tags
+from tidebook.tags.ticks import tick
+from tidebook.testing.clock import ManualClock
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["renew", "leave"]), st.integers(0, 12)), max_size=40)
+)
+def test_a_share_has_one_owner_and_in_the_end_every_live_member_has_its_part(
+    history: list[tuple[str, str, int]],
+) -> None:
+    group, now_ms = Group(), 0
+    for member, act, passed_ms in history:
+        now_ms += passed_ms
+        before = group
+        group = renewed(group, member, now_ms=now_ms, lease_ms=10) if act == "renew" else left(group, member)
+        for old, new in zip(before.shares, group.shares, strict=True):
+            if new.owner != old.owner and new.owner is not None:
+                assert new.term == old.term + 1
+                assert old.owner is None or old.owner not in group.members
+    for _ in range(2):
+        for member in "abc":
+            group = renewed(group, member, now_ms=now_ms + 11, lease_ms=10)
+    assert {member: len(owned(group, member)) for member in "abc"} == {"a": 22, "b": 21, "c": 21}
+    assert decode_group(encode_group(group)) == group
+    assert len(group.shares) == SHARES
+
+
+class World:
+    def __init__(self, book: Book, clock: ManualClock) -> None:
+        self.book, self.clock = book, clock
+        self.tags = Tags(store=book.store, clock=clock, ids=RandomIds())
+
+    async def append(self, *payloads: int) -> None:
+        for n in payloads:
+            await self.book.journal("t").append(f"j-{n % 20}", [Event(n, tags={"paid"})])
+        await replicate(self.book.log, self.book.store, "t")
+        await tick(self.book.log, self.book.store, ["t"])
+        await replicate(self.book.log, self.book.store, "t")
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with Book(Settings(tmp_path, {"journal": Section(None, {"partitions": 2})})) as book:
+        yield World(book, ManualClock())
+
+
+async def test_a_group_goes_on_behind_what_it_committed(world: World) -> None:
+    await world.append(*range(40))
+    async with world.tags.subscribe("paid", "mail", follow=False) as events:
+        seen = []
+        async for event in events:
+            seen.append(event.payload)
+            if event.payload < 30:
+                await events.commit(event)
+    assert sorted(seen) == list(range(40))
+    async with world.tags.subscribe("paid", "mail", follow=False) as events:
+        again = [event.payload async for event in events]
+    assert set(range(30, 40)) <= set(again) <= set(range(20, 40))
+    assert len(again) == len(set(again))
+    async with world.tags.subscribe("paid", "other", follow=False) as events:
+        assert len([event async for event in events]) == 40
+
+
+async def test_two_members_share_the_journals_and_a_late_commit_is_fenced(world: World) -> None:
+    await world.append(*range(40))
+    first = world.tags.subscribe("paid", "mail", follow=False)
+    second = world.tags.subscribe("paid", "mail", follow=False)
+    async with first:
+        held = [event async for event in first]
+        world.clock.advance(31_000)  # it is paused, and taken for dead
+        async with second:
+            assert len(second.shares) == SHARES
+            taken = [event async for event in second]
+            assert [event.payload for event in taken] == [event.payload for event in held]
+            with pytest.raises(Fenced):
+                await first.commit(held[0])
+            await second.commit(taken[0])
+
+
+async def test_events_are_counted_once_in_a_table_that_holds_the_offsets_too(world: World, tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "app.db")
+
+    app = connect()
+    app.execute(TABLE)
+    app.execute("CREATE TABLE seen (payload INTEGER)")
+    app.commit()
+    offsets = SqlOffsets("paid", "sums", connect)
+    for round in range(3):
+        await world.append(*range(round * 20, round * 20 + 20))
+        async with world.tags.subscribe("paid", "sums", follow=False, offsets=offsets) as events:
+            n = 0
+            async for event in events:
+                n += 1
+                if offsets.advance(app, event):
+                    app.execute("INSERT INTO seen VALUES (?)", (event.payload,))
+                if n == 7 and round < 2:
+                    app.rollback()  # a crash before the commit
+                    break
+                app.commit()
+                assert not offsets.advance(app, event), "a second delivery is known"
+    rows = sorted(payload for (payload,) in app.execute("SELECT payload FROM seen"))
+    assert rows == list(range(60))
+    app.close()
