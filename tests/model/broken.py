@@ -38,6 +38,15 @@ def no_redo(key: Key, head: Head | None, records: Sequence[Placed], facts: Topic
     return plan_key(key, head, [each for each in records if head is None or each.position > head.position], facts)
 
 
+def redo_without_the_head(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    """[R7c] Tombstones are done again, and the head, which only one read may have seen, is not."""
+    return [
+        write
+        for write in plan_key(key, head, records, facts)
+        if not (isinstance(write, PutHead) and write.head == head)
+    ]
+
+
 def head_before_rows(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
     """The head tells of events that are not there yet."""
     writes = list(plan_key(key, head, records, facts))

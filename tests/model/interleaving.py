@@ -7,12 +7,8 @@ from tests.model.reading import Node, Question, Reading
 from tests.model.world import Seen, World
 
 
-def violation(lattice: Lattice, world: World, reading: Reading, *, restarts: bool = False) -> str | None:
-    """A read that returns, or has yielded, what the journal never was at or after its barrier; None if there is none.
-
-    A read that plans again before it has yielded anything begins anew, which a read that begins later does too. Without
-    `restarts` it is followed no further: it is then only assumed that nothing is carried over from the first plan.
-    """
+def violation(lattice: Lattice, world: World, reading: Reading) -> str | None:
+    """A read that returns, or has yielded, what the journal never was at or after its barrier, or None."""
     visible = [tuple(each for each in truth.seen if reading.start <= each[0] <= reading.to) for truth in world.truth[0]]
     first = (world.empty, reading.first)
     met = {(world.empty, reading.first.number)}
@@ -20,11 +16,12 @@ def violation(lattice: Lattice, world: World, reading: Reading, *, restarts: boo
     while todo:
         at, node = todo.pop()
         following = [(later, node) for later in lattice.edges[at]]
-        for after in _steps(world, at, reading, node):
+        steps = {step.number: step for seen in lattice.visible(at) for step in _steps(world, seen, reading, node)}
+        for after in steps.values():
             wrong = _wrong(world, at, after, visible)
             if wrong is not None:
                 return f"{wrong}; answers {after.answers}"
-            if after.question is not None and (restarts or not _begins_anew(after, reading.first)):
+            if after.question is not None:
                 following.append((at, after))
         for each in following:
             name = (each[0], each[1].number)
@@ -34,10 +31,6 @@ def violation(lattice: Lattice, world: World, reading: Reading, *, restarts: boo
     return None
 
 
-def _begins_anew(node: Node, first: Node) -> bool:
-    return node.question == first.question and not node.yielded and node.last_barrier >= 0
-
-
 def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
     question = node.question
     assert question is not None
@@ -45,7 +38,7 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
     match question.what:
         case "end":
             # Whatever the store speaks of is in the log already; what comes after it may be.
-            least = max(store.top, node.last_barrier)
+            least = max(store.top, node.last_barrier, node.seen_offset)
             return [reading.answered(node, end) for end in range(least, world.size)]
         case "pointer":
             return [reading.answered(node, store.pointer)]
@@ -64,7 +57,7 @@ def _page(world: World, at: int, question: Question) -> tuple[int, ...]:
 def _wrong(world: World, at: int, node: Node, visible: list[Seen]) -> str | None:
     if node.end == "truncated" or (node.question is not None and not node.yielded):
         return None
-    known = max(world.stores[at].top, node.last_barrier)
+    known = max(world.stores[at].top, node.last_barrier, node.seen_offset)
     journals = visible[node.first_barrier + 1 : known + 2]
     if node.end == "whole":
         if node.yielded not in journals:

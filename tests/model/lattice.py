@@ -4,6 +4,8 @@ Stamps come from positions, so a state is the set of writes that have landed. A 
 then the head as some state has them; each of its single writes may land in that state or any later one, once those of
 its earlier stages have landed. One that never lands is a crash, one that lands late is a zombie's, and a slice that
 begins below the pointer is a replay.
+
+With `flicker` a write that no quorum has acknowledged yet may be seen by one read and not by the next.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ Decided = tuple[int, int, int, Stages]
 class Lattice:
     """The states of a world, and which leads to which."""
 
-    def __init__(self, world: World, *, pointer_after_all_keys: bool = True) -> None:
+    def __init__(self, world: World, *, pointer_after_all_keys: bool = True, flicker: bool = False) -> None:
         self._world = world
+        self.flicker = flicker
         self._pointer_after_all_keys = pointer_after_all_keys
         self._concerned = {
             (first, last): {world.log[o][0] for o in range(first, last + 1)}
@@ -35,8 +38,15 @@ class Lattice:
             at = todo.pop()
             waiting.discard(at)
             known = decided[at]
-            self._decide(at, known)
+            self._decide(at, at, known)
             self.edges[at] = self._next(at, known)
+            while self.flicker:
+                before = len(known)
+                for seen in self.edges[at]:
+                    self._decide(at, seen, known)
+                if len(known) == before:
+                    break
+                self.edges[at] = self._next(at, known)
             for later in self.edges[at]:
                 there = decided.get(later)
                 if there is None:
@@ -49,13 +59,18 @@ class Lattice:
                     waiting.add(later)
                     todo.append(later)
 
-    def _decide(self, at: int, known: set[Decided]) -> None:
+    def _decide(self, at: int, seen: int, known: set[Decided]) -> None:
+        """Whoever reads now sees the state `at`, or `seen`, where one write in flight is there already."""
         world = self._world
-        pointer = world.stores[at].pointer
+        pointer = max(world.stores[at].pointer, world.stores[seen].pointer)
         for (first, last), keys in self._concerned.items():
             if first <= pointer + 1:
                 for key in keys:
-                    known.add((key, first, last, world.program(key, world.head(at, key), first, last)))
+                    known.add((key, first, last, world.program(key, world.head(seen, key), first, last)))
+
+    def visible(self, at: int) -> list[int]:
+        """What a single read may see in this state."""
+        return [at, *self.edges[at]] if self.flicker else [at]
 
     def _next(self, at: int, known: set[Decided]) -> set[int]:
         world = self._world

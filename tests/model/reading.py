@@ -100,6 +100,8 @@ class Node(NamedTuple):
     #: The first barrier that it was given, and the greatest.
     first_barrier: int
     last_barrier: int
+    #: The greatest offset that anything it was shown speaks of: the log is that long at least.
+    seen_offset: int
 
 
 class Reading:
@@ -112,7 +114,9 @@ class Reading:
         self.start, self.to = start, to
         self._settings = JournalSettings(page_events=page_events)
         self._reader = reader
+        self._begins_with = "pointer" if reader is BarrierLast else "end"
         self._next: dict[tuple[int, int | tuple[int, ...]], Node] = {}
+        self._alike: dict[tuple[Any, ...], Node] = {}
         self._count = 0
         self.first = self._run(())
 
@@ -129,7 +133,9 @@ class Reading:
         barriers = Barriers(log, cache)  # type: ignore[arg-type]
         reader = self._reader(log, store, cache, barriers, self._settings, metrics)  # type: ignore[arg-type]
         events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
-        left, barriers_given, yielded = list(answers), [], []
+        left, barriers_given, yielded, offsets = list(answers), [], [], []
+        asked: list[tuple[str, Any]] = []
+        memory: tuple[Any, ...] = ()
         question, end = None, ""
         while not end and question is None:
             step: Coroutine[Any, Any, Any] = events.__anext__()  # type: ignore[assignment]
@@ -156,14 +162,23 @@ class Reading:
                     answer = None
                     continue
                 if not left:
+                    memory = self._memory(events, question, asked)
                     step.close()
                     break
+                asked.append((question.what, left[0]))
                 answer = self._answer(question, left.pop(0))
-                if question.what == "end":
-                    barriers_given.append(answer - 1)
+                match question.what:
+                    case "end":
+                        barriers_given.append(answer - 1)
+                    case "pointer":
+                        offsets.append(answer)
+                    case "head":
+                        offsets.append(-1 if answer is None else answer.position.offset)
+                    case _:
+                        offsets += [row.position.offset for row in answer]
                 question = None
         self._count += 1
-        return Node(
+        node = Node(
             self._count,
             answers,
             tuple(yielded),
@@ -171,7 +186,23 @@ class Reading:
             end,
             barriers_given[0] if barriers_given else self.world.size,
             max(barriers_given, default=-1),
+            max(offsets, default=-1),
         )
+        # Whatever was answered before: from here on the reader does the same, and the same is asked of it.
+        return self._alike.setdefault((*node[2:], memory), node)
+
+    def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
+        """All that the suspended reader will still use of what it has learned."""
+        kept = reading.ag_frame.f_locals
+        carried = (kept.get("done"), kept.get("life"), kept["to"])
+        began = max((i for i, (what, _) in enumerate(asked) if what == self._begins_with), default=0)
+        if all(what != "events" for what, _ in asked[began:]) and question.what != "events":
+            return (*carried, *(answer for _, answer in asked[began:]))  # in the midst of a view
+        view = kept["view"]
+        appends = tuple((each.first, each.offset) for each in view.tail.appends)
+        heads = tuple(-1 if head is None else self.world.interned.head(head) for head in (view.stored.head, view.head))
+        page = asked[-1][1] if question.what == "head" else ()
+        return (*carried, *heads, appends, view.as_of, repr(kept["plan"]), page)
 
     def _row(self, row: EventRow) -> int:
         """Which row of the world this is, by number, record and bytes; -1 for an event that nobody appended so."""

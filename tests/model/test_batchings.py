@@ -36,6 +36,9 @@ from tidebook.journal.tail import Tail
 from tidebook.log.port import Record
 from tidebook.testing.histories import FIRST_MS, LETTERS, Grown, Letter, grow
 
+#: About a minute of computing, more on a busy machine, and much more under --long.
+pytestmark = pytest.mark.timeout(3600)
+
 KEY = KEYS[0]
 #: What a read asks for: behind which number, up to which.
 RANGES = [(0, LAST), (1, LAST), (3, LAST), (0, 2), (2, 4)]

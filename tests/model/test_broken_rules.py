@@ -23,6 +23,9 @@ from tidebook.journal.reader import Reader
 from tidebook.journal.stored import Stored
 from tidebook.testing.histories import LETTERS, append, histories, purge
 
+#: About a minute of computing, more on a busy machine, and much more under --long.
+pytestmark = pytest.mark.timeout(3600)
+
 SMALL = ["next x1", "next x2", "at 3", "delete 1", "delete 2", "purge"]
 WITH_CONDITION = ["next x2", "expected 0", "delete 1", "purge", "purge if there"]
 
@@ -63,6 +66,13 @@ def test_writes_in_broken_stages_or_under_broken_stamps_are_found(expander: Expa
     assert any(
         found_by_the_lattice(World(log, expander=expander), reader=True) for log in logs(WITH_CONDITION, (2, 3, 4))
     )
+
+
+def test_a_head_that_is_not_written_again_is_found_where_a_write_in_flight_may_be_seen() -> None:
+    """A head seen in flight, its record skipped, the pointer moved on, and the head never durable."""
+    worlds = [World(log, planner=broken.redo_without_the_head) for log in logs(SMALL, (1, 2))]
+    assert all(Lattice(world).violation() is None for world in worlds)
+    assert any(Lattice(world, flicker=True).violation() is not None for world in worlds)
 
 
 # ---- what only two replicators, step by step, can show

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,9 @@ from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.replication import plan_key
 from tidebook.testing.histories import random_histories
+
+#: About a minute of computing, more on a busy machine, and much more under --long.
+pytestmark = pytest.mark.timeout(3600)
 
 KEY = KEYS[0]
 cuts = st.lists(st.integers(0, 40), max_size=8)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
@@ -74,6 +75,8 @@ class Faults:
     def __init__(self) -> None:
         self._faults: dict[str, list[_Fault]] = {}
         self.calls: Counter[str] = Counter()
+        self._dice: random.Random | None = None
+        self._turns_max = 0
 
     def around(self, port: T) -> T:
         """The port, with these faults in front of it."""
@@ -98,8 +101,18 @@ class Faults:
         fault = _Fault(error=error, after=after, times=times, where=where)
         self._faults.setdefault(call, []).append(fault)
 
+    def shake(self, dice: random.Random, *, turns_max: int = 4) -> None:
+        """From now on every call but `send` gives others some turns, before and after: a seed is an interleaving."""
+        self._dice, self._turns_max = dice, turns_max
+
+    async def give_turns(self) -> None:
+        if self._dice is not None:
+            for _ in range(self._dice.randrange(self._turns_max)):
+                await asyncio.sleep(0)
+
     def heal(self) -> None:
         """No further faults; whoever is held goes on."""
+        self._dice = None
         for faults in self._faults.values():
             for fault in faults:
                 if fault.held is not None:
@@ -131,7 +144,10 @@ class _Faulty:
     async def _call(self, name: str, member: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fault = self._faults.take(name, args, kwargs)
         if fault is None:
-            return await member(*args, **kwargs)
+            await self._faults.give_turns()
+            answer = await member(*args, **kwargs)
+            await self._faults.give_turns()
+            return answer
         if fault.after:
             answer = await member(*args, **kwargs)
             await _strike(fault)

@@ -1,0 +1,91 @@
+"""The sync facade: the same names and parameters as the async one, over the same body."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from pathlib import Path
+
+import pytest
+
+import tidebook
+from tidebook.journal.journal import Journal
+from tidebook.journal.sync import SyncJournal
+
+#: What only the pipeline uses, and what the sync book does for its journals.
+ASYNC_ONLY = {"purge_expired", "close"}
+
+
+def public(type_: type) -> dict[str, inspect.Signature]:
+    members = inspect.getmembers(type_, inspect.isfunction)
+    return {name: inspect.signature(member) for name, member in members if not name.startswith("_")}
+
+
+def test_both_facades_have_the_same_names() -> None:
+    assert public(Journal).keys() - ASYNC_ONLY == public(SyncJournal).keys()
+
+
+@pytest.mark.parametrize("name", sorted(public(SyncJournal)))
+def test_both_facades_take_the_same_parameters(name: str) -> None:
+    assert public(Journal)[name].parameters == public(SyncJournal)[name].parameters
+
+
+def test_a_sync_book_needs_no_loop(tmp_path: Path) -> None:
+    with tidebook.open_sync(tmp_path) as book:
+        orders = book.journal("orders")
+        done = orders.append("o-1", [tidebook.Event({"total": 3}), tidebook.Event(b"x")], expected=0)
+        assert (done.first, done.last) == (1, 2)
+        assert [event.payload for event in orders.read("o-1")] == [{"total": 3}, b"x"]
+        assert orders.pointer("o-1") == 2
+        with pytest.raises(tidebook.Conflict):
+            orders.append("o-1", [tidebook.Event(1)], expected=0)
+        assert list(orders.ids()) == ["o-1"]
+
+
+def test_threads_share_a_sync_book(tmp_path: Path) -> None:
+    with tidebook.open_sync(tmp_path) as book:
+        orders = book.journal("orders")
+
+        def write(name: int) -> None:
+            for i in range(10):
+                orders.append("o-1", [tidebook.Event([name, i])])
+
+        threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        read = [event.payload for event in orders.read("o-1")]
+        assert sorted(read) == [[name, i] for name in range(4) for i in range(10)]
+        assert [i for name, i in read if name == 2] == list(range(10))
+
+
+def test_a_sync_tail_is_woken_and_can_be_left(tmp_path: Path) -> None:
+    with tidebook.open_sync(tmp_path) as book:
+        orders = book.journal("orders")
+        got: list[str] = []
+        first = threading.Event()
+
+        def follow() -> None:
+            for event in orders.tail("o-1"):
+                got.append(event.payload)
+                first.set()
+                if event.payload == "last":
+                    return
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        orders.append("o-1", [tidebook.Event("first")])
+        assert first.wait(60)
+        orders.append("o-1", [tidebook.Event("last")])
+        follower.join(60)
+        assert not follower.is_alive()
+        assert got == ["first", "last"]
+
+
+def test_a_closed_sync_book_says_so(tmp_path: Path) -> None:
+    book = tidebook.open_sync(tmp_path)
+    with book:
+        pass
+    with pytest.raises(tidebook.TidebookError):
+        book.journal("orders")
