@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from tidebook.core.errors import Corrupt, LogLost, Truncated, Unavailable
 from tidebook.core.event import ReadEvent, read_event
 from tidebook.core.head import Head
@@ -83,9 +85,10 @@ class Reader:
         if born is None:
             raise error
         as_of, known = self._cache.next_offset - 1, self._cache.cached(key.id)
-        tail = Tail(None, self._cache.facts, bytes_max=self._settings.tail_bytes_max)
+        before = None if known is None else _before_life(known)
+        tail = Tail(before, self._cache.facts, bytes_max=self._settings.tail_bytes_max)
         await self._cache.fold_tail(key, tail, after=born - 1, to=as_of)
-        if known is not None and (tail.head is None or tail.head.position != known.position):
+        if known is not None and tail.head != known:
             raise error  # what an earlier life left in the head decides here, and only the store has that
         self._metrics.count("read_without_store")
         return View(Stored.nothing(born - 1), tail, as_of)
@@ -215,6 +218,13 @@ class Reader:
             for append in again.appends or ():
                 for event in append.events(partition, after=after, to=to):
                     yield event
+
+
+def _before_life(head: Head) -> Head:
+    """The grave that this life began on, as far as its head still tells: a retry may be one of an earlier life's."""
+    evicted = head.evicted if head.evicted is not None and head.evicted < head.incarnation else None
+    recent = tuple(each for each in head.recent if each.position < head.incarnation)
+    return msgspec.structs.replace(head, live=False, recent=recent, evicted=evicted)
 
 
 def _bound(to: int, head: Head) -> int:

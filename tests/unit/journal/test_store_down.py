@@ -72,3 +72,17 @@ async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_sto
         await rig.read("a")
     rig.store_faults.heal()
     assert await rig.read("a") == [1, 2]
+
+
+async def test_a_retry_of_an_earlier_life_is_void_without_the_store_too(rig: Rig) -> None:
+    """The journal's own numbers meet again behind it: only the ids tell that the retry added nothing."""
+    await rig.append("a", "old", append_id=b"0123456789abcdef")
+    await rig.replicate()
+    await rig.journal.purge("a")
+    await rig.append("a", "new")
+    again = await rig.append("a", "old", append_id=b"0123456789abcdef")
+    assert (again.first, again.last) == (1, 1)
+    await rig.append("a", "last", at=10)
+    assert await rig.read("a") == ["new", "last"]
+    take_down(rig)
+    assert await rig.read("a") == ["new", "last"]
