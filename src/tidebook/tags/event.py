@@ -10,8 +10,8 @@ from uuid import UUID
 import msgspec
 
 from tidebook.core.event import read_event
-from tidebook.core.replication import TagRow
-from tidebook.tags.offset import decode_offset, encode_offset
+from tidebook.core.replication import TagPlace, TagRow
+from tidebook.tags.offset import encode_offset
 
 #: 100 ns steps from the Gregorian reform, where TimeUUIDs begin, to 1970.
 _GREGORIAN_TICKS = 0x01B2_1DD2_1381_4000
@@ -31,7 +31,12 @@ class TaggedEvent(msgspec.Struct, frozen=True, gc=False):
     timestamp_ms: int
     partition: int
     offset: int
-    tag_offset: str
+    place: TagPlace
+
+    @property
+    def tag_offset(self) -> str:
+        """Where to resume behind it: an opaque text."""
+        return encode_offset(self.place)
 
     @property
     def timestamp(self) -> datetime:
@@ -44,7 +49,7 @@ class TaggedEvent(msgspec.Struct, frozen=True, gc=False):
 
         Its time is that of the stream in steps of 100 ns; the stream's own order is `tag_offset`'s.
         """
-        at = decode_offset(self.tag, self.tag_offset)
+        at = self.place
         ticks = at.time_ms * 10_000 + at.index % 10_000 + _GREGORIAN_TICKS
         where = f"{at.topic}\0{at.partition}\0{at.offset}\0{at.index}\0{at.epoch}".encode()
         tie = int.from_bytes(blake2b(where, digest_size=8).digest())
@@ -69,5 +74,5 @@ def tagged_event(row: TagRow) -> TaggedEvent:
         event.timestamp_ms,
         event.partition,
         event.offset,
-        encode_offset(place),
+        place,
     )

@@ -83,7 +83,7 @@ class Subscription:
             async for event in self._read(self._behind):
                 self._behind = event.tag_offset
                 share = share_of(event.topic, event.id)
-                place = decode_offset(self._tag, event.tag_offset)
+                place = event.place
                 if share in self._shares and ((given := self._given.get(share)) is None or place > given):
                     since, self._given[share] = -1, place
                     yield event
