@@ -1,0 +1,154 @@
+"""A broker that is down, a database that restarts, a relay that is stopped while either is away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.outbox.databases import Database
+from tests.integration.outbox.relaying import Cluster, opened_store, publish, running, until
+from tidebook import outbox
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.testing.servers import Kafka, Postgres
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+QUICK = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, stop_s=2, batch_rows=50)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Kafka]:
+    """A Kafka of this test's own, to be killed."""
+    with Kafka(tmp_path / "kafka") as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Postgres]:
+    """A PostgreSQL of this test's own, to be killed."""
+    postgres = Postgres(tmp_path / "postgres")
+    postgres.start()
+    try:
+        yield postgres
+    finally:
+        postgres.remove()
+
+
+def pairs(start: int, stop: int) -> list[tuple[bytes, bytes]]:
+    return [(b"k", str(n).encode()) for n in range(start, stop)]
+
+
+def numbers(cluster: Cluster, topic: str) -> list[int]:
+    return [int(each.value or b"") for each in cluster.read(topic)]
+
+
+@pytest.mark.parametrize("fence", ["timestamp", "transaction"])
+def test_a_broker_that_is_down_for_a_while_costs_neither_order_nor_messages(
+    postgres: Database, broker: Kafka, fence: str
+) -> None:
+    cluster = Cluster(broker.address)
+    topic = cluster.topic(partitions=1)
+    settings = OutboxSettings(lock_limit_s=3, rest_s=0.3, poll_s=0.1, batch_rows=50, fence=fence)  # type: ignore[arg-type]
+    with running(cluster.relay(postgres, settings)) as relay:
+        publish(postgres, topic, *pairs(0, 500))
+        until(lambda: relay.metrics.counted("outbox_sent") > 50, "some went")
+        broker.kill9()
+        publish(postgres, topic, *pairs(500, 1000))
+        until(lambda: relay.metrics.counted("outbox_rests") > 0, "the topic rests")
+        with opened_store(postgres) as store:
+            [status] = store.status(count_max=10_000)
+        assert status.waiting > 0
+        broker.restart()
+        until(lambda: postgres.waiting() == 0, "everything went")
+    assert numbers(cluster, topic) == list(range(1000))
+
+
+def test_a_database_that_restarts_costs_neither_order_nor_messages(server: Postgres, cluster: Cluster) -> None:
+    database = Database("postgresql", server.url)
+    with database.connect() as connection:
+        outbox.create_tables(connection)
+        connection.commit()
+    topic = cluster.topic(partitions=1)
+    with running(cluster.relay(database, QUICK)) as relay:
+        publish(database, topic, *pairs(0, 2000))
+        until(lambda: relay.metrics.counted("outbox_sent") > 100, "some went")
+        server.kill9()
+        server.restart()
+        until(lambda: _waiting(database) == 0, "everything went")
+    assert numbers(cluster, topic) == list(range(2000))
+    [status] = _status(database)
+    assert status.relayed == 2000
+
+
+def _waiting(database: Database) -> int:
+    try:
+        return database.waiting()
+    except Exception:
+        return -1
+
+
+def _status(database: Database):  # type: ignore[no-untyped-def]
+    with opened_store(database) as store:
+        return store.status(count_max=10)
+
+
+def test_a_relay_that_is_stopped_while_the_broker_is_away_lets_go(
+    postgres: Database, broker: Kafka, tmp_path: Path
+) -> None:
+    """TERM: the batch in hand cannot be finished, so it is let go of, and the next relay looks for it."""
+    cluster = Cluster(broker.address)
+    topic = cluster.topic(partitions=1)
+    (tmp_path / "tidebook.toml").write_text(
+        f'[log]\nurl = "kafka://{broker.address}"\n[sql]\nurl = "{postgres.url}"\n'
+        "[outbox]\nlock_limit_s = 30\nstop_s = 1\nbatch_rows = 100\n"
+    )
+    command = [sys.executable, "-m", "tidebook.cli.app", "outbox", "relay", "--book", str(tmp_path / "tidebook.toml")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        publish(postgres, topic, *pairs(0, 10))
+        until(lambda: postgres.waiting() == 0, "the relay works")
+        broker.pause()
+        publish(postgres, topic, *pairs(10, 20))
+        until(lambda: _status(postgres)[0].dirty, "a batch is in hand")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        broker.resume()
+    [status] = _status(postgres)
+    assert status.locked_by is None
+    assert status.dirty
+    with running(cluster.relay(postgres, QUICK)):
+        until(lambda: postgres.waiting() == 0, "everything went")
+    assert numbers(cluster, topic) == list(range(20))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_relay_that_is_asked_to_stop_finishes_the_batch_in_hand(
+    postgres: Database, cluster: Cluster, tmp_path: Path, number: signal.Signals
+) -> None:
+    topic = cluster.topic()
+    (tmp_path / "tidebook.toml").write_text(
+        f'[log]\nurl = "kafka://{cluster.bootstrap}"\n[sql]\nurl = "{postgres.url}"\n[outbox]\nbatch_rows = 50\n'
+    )
+    publish(postgres, topic, *pairs(0, 5_000))
+    command = [sys.executable, "-m", "tidebook.cli.app", "outbox", "relay", "--book", str(tmp_path / "tidebook.toml")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        until(lambda: postgres.waiting() < 5_000, "it works")
+        process.send_signal(number)
+        told, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert b'"relayed"' in told
+    [status] = _status(postgres)
+    assert (status.locked_by, status.dirty) == (None, False)
+    assert len(numbers(cluster, topic)) + postgres.waiting() == 5_000
