@@ -46,9 +46,7 @@ class TargetTopic(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """All of a batch is in the log; the offsets behind it by partition."""
-
-    next_offsets: dict[int, int]
+    """All of a batch is in the log."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -57,7 +55,6 @@ class Refused(msgspec.Struct, frozen=True):
     id: int
     reason: str
     sent: tuple[int, ...]
-    next_offsets: dict[int, int]
 
 
 class Unsure(msgspec.Struct, frozen=True):

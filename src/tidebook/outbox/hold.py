@@ -24,6 +24,8 @@ BEATS = 6
 #: How much of the fence's time a batch may use.
 USABLE = 0.9
 STEP_S_MOST = 0.5
+#: How many batches share one question for the log's ends.
+ENDS_BATCHES = 20
 
 
 class _Stopped(Exception):
@@ -103,7 +105,7 @@ class Held:
         self._metrics.count("outbox_found", len(found.ids), topic=topic.topic)
         if found.lost is not None:
             self._say(f"{len(session.ids) - len(found.ids)} messages may be sent twice: {found.lost}", "lost")
-        self._store.finish(self._hold, Finished(sorted(found.ids), {}), unlock=False)
+        self._store.finish(self._hold, Finished(sorted(found.ids)), unlock=False)
         return True
 
     def _step(self) -> None:
@@ -116,16 +118,17 @@ class Held:
     def _batches(self, topic: TargetTopic) -> None:
         settings = self._settings
         self._target.channel(topic, fresh=self._fresh)
-        ends: dict[int, int] | None = self._target.ends(topic)
         finished: Finished | None = None
         limit = BatchLimit(settings.batch_rows, settings.batch_bytes)
         for number in range(1, settings.hold_batches_max + 1):
+            # Everything of this hold lies at or behind these: asking anew now and then only makes a scan shorter.
+            ends = self._target.ends(topic) if number % ENDS_BATCHES == 1 else None
             session = NewSession(self._ids.new(), topic.fence, topic.uuid, ends)
             batch = self._store.begin(
                 self._hold, session, lambda rows, held: plan.choose(rows, held, topic, settings), limit, finished
             )
             self._beat_at = time.monotonic() + self._beat_s
-            finished, ends = None, None
+            finished = None
             self._count_aside(topic, batch)
             if not batch.messages:
                 if batch.more or batch.set_aside:
@@ -137,7 +140,7 @@ class Held:
                     return
                 continue
             self._count_sent(topic, batch)
-            finished = Finished([row.id for row in batch.messages], outcome.next_offsets)
+            finished = Finished([row.id for row in batch.messages])
             if not batch.more or self._stop.asked() or number == settings.hold_batches_max:
                 self._store.finish(self._hold, finished, unlock=True)
                 return
@@ -173,8 +176,8 @@ class Held:
         """Act on a batch that did not go; True to go on with the next one."""
         name = topic.topic
         match outcome:
-            case Refused(id=id, reason=reason, sent=sent, next_offsets=offsets):
-                self._store.finish(self._hold, Finished(sorted(sent), offsets), unlock=False)
+            case Refused(id=id, reason=reason, sent=sent):
+                self._store.finish(self._hold, Finished(sorted(sent)), unlock=False)
                 [row] = [row for row in batch.messages if row.id == id]
                 refused = plan.aside(row, f"Kafka refused it: {reason}", self._settings)
                 self._store.set_aside(self._hold, [refused])

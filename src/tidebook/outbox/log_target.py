@@ -124,12 +124,10 @@ class LogChannel:
         answers = await asyncio.gather(
             *(self._log.append(self._record(each)) for each in messages), return_exceptions=True
         )
-        offsets: dict[int, int] = {}
         sent: list[int] = []
         refused: tuple[int, str] | None = None
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, LogSent):
-                offsets[answer.partition] = answer.offset + 1
                 sent.append(message.id)
             elif isinstance(answer, TooLarge):
                 refused = refused or (message.id, str(answer))
@@ -137,7 +135,7 @@ class LogChannel:
                 return Unsure(str(answer))
             else:
                 raise answer
-        return Sent(offsets) if refused is None else Refused(*refused, tuple(sent), offsets)
+        return Sent() if refused is None else Refused(*refused, tuple(sent))
 
     def _record(self, message: Relayed) -> Outgoing:
         headers = [(name, value if isinstance(value, bytes) else b"") for name, value in message.headers]

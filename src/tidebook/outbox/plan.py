@@ -26,6 +26,12 @@ def size_bytes(row: Waiting) -> int:
     return size
 
 
+def _surely_fits(row: Waiting, limit_bytes: int) -> bool:
+    """A quick look: packed headers take at most four times their bytes."""
+    size = OVERHEAD_BYTES + len(row.payload or b"") + len(row.key or b"") + 4 * len(row.headers or b"")
+    return size <= limit_bytes
+
+
 def refusal(row: Waiting, topic: TargetTopic) -> str | None:
     """Why the log will never take this message, as far as can be told before it is sent."""
     size = size_bytes(row)
@@ -49,6 +55,8 @@ def aside(row: Waiting, reason: str, settings: OutboxSettings) -> SetAside:
 
 def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, settings: OutboxSettings) -> Chosen:
     """Everything goes but what cannot, and what would pass by an earlier message of its own key."""
+    if not held and not topic.needs_key and all(_surely_fits(row, topic.limit_bytes) for row in rows):
+        return Chosen(tuple(rows))
     send: list[Waiting] = []
     off: list[SetAside] = []
     stopped = set(held)

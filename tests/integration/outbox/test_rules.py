@@ -229,7 +229,7 @@ def test_rule_31_a_lost_owner_deletes_nothing(postgres: Database, cluster: Clust
     lost.wait_until_lost()
     with opened_store(postgres, SHORT) as other:
         assert other.try_lock(topic, hold=uuid.uuid4().bytes, owner="another") is not None
-        finished = Finished([row.id for row in lost.batch.messages], {})
+        finished = Finished([row.id for row in lost.batch.messages])
         with pytest.raises(Fenced):
             lost.store.finish(lost.hold, finished, unlock=True)
     assert postgres.waiting() == 10
@@ -348,7 +348,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
         connection.commit()
         connection.execute("ANALYZE kafka_messages")
         connection.commit()
-    from tidebook.sql.postgres import outbox as adapter
+    from tidebook.sql.postgres import outbox_statements
 
     with opened_store(postgres) as store, postgres.connect() as connection:
         found: set[str] = set()
@@ -359,7 +359,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
                 store.unlock(hold)
             found |= fresh
         assert found == set(names)
-        query = "EXPLAIN (ANALYZE, FORMAT JSON) " + adapter._TOPICS
+        query = "EXPLAIN (ANALYZE, FORMAT JSON) " + outbox_statements.TOPICS
         [[plan_]] = connection.execute(query, ([], [], [], 1000, 1000)).fetchall()
     rows = sum(_scanned(node) for node in _nodes(plan_[0]["Plan"]) if node.get("Relation Name") == "kafka_messages")
     assert rows <= 3 * len(names) + 10, json.dumps(plan_)[:2000]

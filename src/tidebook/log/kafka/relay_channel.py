@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial as bound
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -44,6 +43,7 @@ def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compressio
         "acks": "all",
         "message.timeout.ms": 0,
         "partitioner": "murmur2_random",
+        "delivery.report.only.error": True,
         "compression.type": compression,
         "linger.ms": 5,  # flush does not wait for it
         # One message too many would fail its whole batch: a batch never passes the topic's limit.
@@ -57,7 +57,8 @@ def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compressio
 class KafkaChannel:
     """One idempotent producer, used by one thread: it sends a batch, and tells how it ended.
 
-    `singly` sends message by message, so that a refusal names its message.
+    Only failures are reported: a batch without one is in the log when the producer's queue is empty. `singly` sends
+    message by message, so that a refusal names its message.
     """
 
     def __init__(
@@ -70,61 +71,50 @@ class KafkaChannel:
         self._messages: Sequence[Relayed] = ()
         self._timestamp_ms = 0
         self._next = 0
-        self._open = 0
-        self._acknowledged: list[int] = []
-        self._offsets: dict[int, int] = {}
-        self._failures: dict[int, KafkaError] = {}
+        self._left = 0
+        self._failure: KafkaError | None = None
         self._broken: KafkaError | None = None
 
     def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
         """Hand the batch to the producer, or its first message where it goes singly."""
         self._messages = messages
         self._timestamp_ms = timestamp_ms
-        self._next = self._open = 0
-        self._acknowledged, self._offsets, self._failures = [], {}, {}
+        self._next = 0
+        self._failure = None
         self._produce(1 if self._singly else len(messages))
 
     def _produce(self, count: int) -> None:
         topic, partitions = self.topic.topic, self.topic.partitions
-        produce = self._producer.produce
-        for index in range(self._next, min(self._next + count, len(self._messages))):
-            message = self._messages[index]
-            chosen = message.partition_key
-            partition = ANY_PARTITION if chosen is None else partition_of(chosen, partitions)
-            try:
+        produce, failed, stamp = self._producer.produce, self._report, self._timestamp_ms
+        try:
+            for message in self._messages[self._next : self._next + count]:
+                chosen = message.partition_key
+                partition = ANY_PARTITION if chosen is None else partition_of(chosen, partitions)
                 produce(
                     topic,
                     message.value,
                     message.key,
                     partition,
-                    on_delivery=bound(self._delivered, index),
-                    timestamp=self._timestamp_ms,
+                    on_delivery=failed,
+                    timestamp=stamp,
                     headers=message.headers,
                 )
-            except KafkaException as error:
-                self._broken = error.args[0]
-                return
-            except BufferError:
-                # Full: what is in the queue goes first, and the rest follows from `wait`.
-                return
-            self._next = index + 1
-            self._open += 1
+                self._next += 1
+        except KafkaException as error:
+            self._broken = error.args[0]
+        except BufferError:
+            pass  # full: what is in the queue goes first, and the rest follows from `wait`
 
-    def _delivered(self, index: int, error: KafkaError | None, message: Any) -> None:
-        self._open -= 1
-        if error is None:
-            self._acknowledged.append(index)
-            self._offsets[message.partition()] = message.offset() + 1
-        else:
-            self._failures[index] = error
+    def _report(self, error: KafkaError | None, message: Any) -> None:
+        self._failure = self._failure or error
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """Serve the producer until the batch has ended, at most for so long."""
         if self._broken is None:
             self._serve(timeout_s)
-        if self._failures or self._broken is not None:
+        if self._failure is not None or self._broken is not None:
             return self._failed()
-        if self._open:
+        if self._left:
             return None
         if self._next < len(self._messages):
             self._produce(1 if self._singly else len(self._messages))
@@ -134,12 +124,12 @@ class KafkaChannel:
     def _serve(self, timeout_s: float) -> None:
         """Deliver reports. A fatal error is raised out of it, before or among the reports that explain it."""
         try:
-            self._producer.flush(timeout_s)
+            self._left = self._producer.flush(timeout_s)
             return
         except (KafkaException, SystemError) as error:
             self._broken = _fatal(error)
         for _ in range(REPORT_TRIES):
-            if self._failures:
+            if self._failure is not None:
                 return
             try:
                 self._producer.poll(REPORT_S)
@@ -147,19 +137,18 @@ class KafkaChannel:
                 continue  # told already
 
     def _complete(self) -> Outcome | None:
-        return Sent(dict(self._offsets))
+        return Sent()
 
     def _failed(self) -> Outcome:
         """What the first failure means. What is still on its way may yet arrive: only a scan tells."""
-        first = min(self._failures, default=None)
-        error = self._failures[first] if first is not None else self._broken
+        error = self._failure or self._broken
         assert error is not None
         # Of a batch that is too old, librdkafka reports each message as an invalid record; the fatal error tells more.
         late = error.code() == KafkaError.INVALID_TIMESTAMP or _TOO_OLD in (self._broken.str() if self._broken else "")
         if error.code() in REFUSALS and not late:
-            if self._singly and first is not None:
-                sent = tuple(self._messages[index].id for index in self._acknowledged)
-                return Refused(self._messages[first].id, error.str(), sent, dict(self._offsets))
+            if self._singly and self._failure is not None:
+                sent = tuple(message.id for message in self._messages[: self._next - 1])
+                return Refused(self._messages[self._next - 1].id, error.str(), sent)
             return Unsure(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
         return Unsure(f"{error.name()}: {error.str()}", late=late)
 
@@ -211,5 +200,5 @@ class KafkaTransactionChannel(KafkaChannel):
                 self._producer.abort_transaction(END_S_MAX)
             except KafkaException:
                 return Unsure(outcome.reason, suspect=True)
-            return Refused(outcome.id, outcome.reason, (), {})
+            return Refused(outcome.id, outcome.reason, ())
         return outcome

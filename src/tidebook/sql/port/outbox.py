@@ -120,10 +120,9 @@ class NewSession(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """Messages that are in the log for certain, and the offsets behind them."""
+    """Messages that are in the log for certain, by ids that grow."""
 
     ids: Sequence[int]
-    next_offsets: Mapping[int, int]
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -12,66 +12,38 @@ from psycopg import errors
 
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.sql.migrate.outbox import create_statements
-from tidebook.sql.port.outbox import BatchLimit, Hold, Waiting
+from tidebook.sql.port.outbox import Batch, BatchLimit, Choose, Chosen, Finished, Hold, NewSession, Waiting
+from tidebook.sql.port.outbox_ids import pack_ids
+from tidebook.sql.postgres import outbox_statements as sql
 from tidebook.sql.postgres.connect import plain_url
 from tidebook.sql.postgres.outbox_floor import Floors
 from tidebook.sql.postgres.outbox_listener import PostgresListener
 from tidebook.sql.queries.outbox_operation import OperatedOutboxStore
-from tidebook.sql.queries.outbox_relay import RelayStatements
-from tidebook.sql.queries.outbox_store import Row
-from tidebook.sql.queries.outbox_words import POSTGRES
+from tidebook.sql.queries.outbox_store import Row, fenced
 
 CONNECT_S_MAX = 10
 #: How long a statement may wait for a row that somebody else's transaction has changed.
 LOCK_MS_MAX = 2_000
-_STATEMENTS = RelayStatements(POSTGRES)
-_XMIN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-_XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-
-# Two probes of the index a topic, however many rows wait: is there a row behind its floor, and is there a topic
-# between it and the next one? DISTINCT would read every row.
-_TOPICS = f"""\
-WITH known AS (
-    SELECT topic, lead(topic, 1, '~') OVER (ORDER BY topic) AS next
-    FROM (SELECT topic FROM kafka_topic_info UNION ALL SELECT '') names
-)
-SELECT i.topic FROM kafka_topic_info i LEFT JOIN
-    unnest(%s::text[], %s::bigint[], %s::bigint[]) AS f(topic, floor, rewinds) USING (topic, rewinds)
-WHERE {_STATEMENTS.lockable}
-AND EXISTS (SELECT 1 FROM kafka_messages m WHERE m.topic = i.topic AND m.id > coalesce(f.floor, 0))
-UNION ALL
-SELECT fresh.topic FROM known k CROSS JOIN LATERAL (
-    SELECT m.topic FROM kafka_messages m WHERE m.topic > k.topic AND m.topic < k.next ORDER BY m.topic LIMIT 1
-) fresh
-UNION
-SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable}
-AND EXISTS (SELECT 1 FROM kafka_parked p WHERE p.topic = i.topic AND p.state = 1 AND p.retry_at <= clock_timestamp())"""
-
-_TOPICS_IN_USE = """\
-WITH RECURSIVE found(topic) AS (
-    (SELECT topic FROM kafka_messages ORDER BY topic LIMIT 1)
-    UNION ALL
-    SELECT (SELECT m.topic FROM kafka_messages m WHERE m.topic > found.topic ORDER BY m.topic LIMIT 1)
-    FROM found WHERE found.topic IS NOT NULL
-)
-SELECT topic FROM found WHERE topic IS NOT NULL"""
 
 
 class PostgresOutboxStore(OperatedOutboxStore):
-    """One connection in autocommit. Only what must not be lost waits for the disk: the opening of a session."""
+    """One connection in autocommit. Only the opening of a session waits for the disk."""
 
     dialect = "postgresql"
 
     def __init__(
         self, connection: psycopg.Connection[Any], floors: Floors, *, lock_limit_ms: int, hold_parked: bool
     ) -> None:
-        super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+        super().__init__(sql.STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
         self._connection = connection
         self._floors = floors
         with _translated():
             found = connection.execute("SHOW synchronous_commit").fetchone()
-            self._durable = found[0] if found and found[0] != "off" else "on"
-            connection.execute("SET synchronous_commit TO off")
+            if found and found[0] == "off":  # a session that is lost while its messages are sent would send them twice
+                connection.execute("SET synchronous_commit TO on")
+            # Every statement here goes by an index; statistics that are old must not talk the planner out of it.
+            for planner in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"):
+                connection.execute(f"SET {planner} TO off")
             # A relay that stops in the middle of a transaction must not keep the topic's row locked.
             connection.execute(f"SET idle_in_transaction_session_timeout TO {max(lock_limit_ms, 1)}")
 
@@ -83,17 +55,90 @@ class PostgresOutboxStore(OperatedOutboxStore):
     def topics_waiting(self) -> list[str]:
         topics, floors, rewinds = self._floors.known()
         limits = (self._lock_limit_ms, self._lock_limit_ms)
-        return [topic for (topic,) in self._rows(_TOPICS, (topics, floors, rewinds, *limits))]
+        return [topic for (topic,) in self._rows(sql.TOPICS, (topics, floors, rewinds, *limits))]
 
     def _topics_in_use(self) -> list[str]:
-        return [topic for (topic,) in self._rows(_TOPICS_IN_USE)]
+        return [topic for (topic,) in self._rows(sql.TOPICS_IN_USE)]
 
     def close(self) -> None:
         self._connection.close()
 
+    # ---- the shared methods, in fewer round trips
+
+    def _take(self, parameters: Sequence[Any], topic: str, hold: bytes) -> Row | None:
+        rows = self._rows(sql.LOCK, parameters)
+        return rows[0][:6] if rows else None
+
+    def heartbeat(self, hold: Hold) -> None:
+        if not self._rows(sql.HEARTBEAT, (hold.topic, self._uuid(hold.uuid))):
+            raise fenced(hold)
+
+    def finish(self, hold: Hold, finished: Finished, *, unlock: bool) -> None:
+        statement = sql.finish(neighbours=_neighbours(finished.ids), unlock=unlock)
+        if not self._rows(statement, self._done(hold, finished, {})):
+            raise fenced(hold)
+
+    def begin(
+        self, hold: Hold, session: NewSession, choose: Choose, limit: BatchLimit, finished: Finished | None = None
+    ) -> Batch:
+        done = finished or Finished([])
+        with _translated(), self._connection.pipeline(), self._connection.transaction():
+            guard = self._connection.execute(
+                sql.guard(neighbours=_neighbours(done.ids)), self._done(hold, done, session.ends or {})
+            )
+            floor = self._floors.of(hold.topic)
+            selected = self._batch(hold, limit, floor.at)
+            held = guard.fetchone()
+            if held is None:
+                raise fenced(hold)
+            rewinds, xmin, aside = held
+            heads: set[bytes] = self._heads(hold.topic) if aside else set()
+            if aside or floor.rewinds != rewinds:
+                floor = self._floors.of(hold.topic, self._rewinds(hold) if aside else rewinds)
+                selected = self._batch(hold, limit, floor.at)
+            rows = [Waiting(*row) for row in selected.fetchall()]
+            chosen = choose(rows, frozenset(heads))
+            if chosen.aside:
+                self._move_aside(hold.topic, chosen.aside)
+            ids = [row.id for row in rows]
+            more = len(rows) >= limit.rows or sum(len(row.payload or b"") for row in rows) >= limit.size_bytes
+            opened_ms, xmax = self._opened(hold, session, chosen, len(done.ids), ids)
+        floor.saw(ids, full=more, xmin=xmin, xmax=xmax)
+        return Batch(session.uuid, chosen.send, opened_ms, more, len(chosen.aside))
+
+    def _opened(
+        self, hold: Hold, session: NewSession, chosen: Chosen, done: int, ids: Sequence[int]
+    ) -> tuple[int, int]:
+        if not chosen.send:
+            self._run(sql.STATEMENTS.close_session, (done, done, hold.topic, self._uuid(hold.uuid)))
+            return 0, int(self._rows(sql.XMAX)[0][0])
+        send = ids if len(chosen.send) == len(ids) else [row.id for row in chosen.send]
+        opened = (self._uuid(session.uuid), pack_ids(send), session.fence, session.topic_uuid, done, done, hold.topic)
+        [(opened_ms, xmax)] = self._rows(sql.OPEN, opened)
+        return opened_ms, xmax
+
+    def _batch(self, hold: Hold, limit: BatchLimit, floor: int) -> Any:
+        cursor = self._connection.cursor(binary=True)
+        return cursor.execute(sql.STATEMENTS.batch, (hold.topic, floor, limit.rows, limit.size_bytes))
+
+    def _done(self, hold: Hold, finished: Finished, offsets: Mapping[int, int]) -> dict[str, Any]:
+        parameters: dict[str, Any] = {
+            "topic": hold.topic,
+            "hold": self._uuid(hold.uuid),
+            "partitions": list(offsets),
+            "offsets": list(offsets.values()),
+            "done": len(finished.ids),
+        }
+        if _neighbours(finished.ids):
+            return parameters | {"first": finished.ids[0], "last": finished.ids[-1]}
+        return parameters | {"ids": list(finished.ids)}
+
+    def _rewinds(self, hold: Hold) -> int:
+        return int(self._rows("SELECT rewinds FROM kafka_topic_info WHERE topic = %s", (hold.topic,))[0][0])
+
     # ---- the driver's primitives
 
-    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def _rows(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[Row]:
         with _translated():
             return self._connection.execute(sql, parameters or None).fetchall()
 
@@ -104,24 +149,18 @@ class PostgresOutboxStore(OperatedOutboxStore):
     @contextmanager
     def _transaction(self, *, durable: bool) -> Iterator[None]:
         with _translated(), self._connection.transaction():
-            if durable:
-                self._connection.execute(f"SET LOCAL synchronous_commit TO {self._durable}")
             yield
 
     def _uuid(self, value: bytes | None) -> UUID | None:
         return None if value is None else UUID(bytes=value)
 
     def _select(self, hold: Hold, limit: BatchLimit, rewinds: int) -> list[Waiting]:
-        floor = self._floors.of(hold.topic, rewinds)
-        xmin = self._rows(_XMIN)[0][0]
-        with _translated(), self._connection.cursor(binary=True) as cursor:
-            cursor.execute(_STATEMENTS.batch, (hold.topic, floor.at, limit.rows, limit.size_bytes))
-            rows = [Waiting(*row) for row in cursor]
-        xmax = self._rows(_XMAX)[0][0]
-        # A batch cut by its size is taken for a full one: more rows may lie behind it.
-        cut = sum(len(row.payload or b"") for row in rows) >= limit.size_bytes
-        floor.saw([row.id for row in rows], full=cut or len(rows) >= limit.rows, xmin=xmin, xmax=xmax)
-        return rows
+        return [Waiting(*row) for row in self._batch(hold, limit, 0).fetchall()]
+
+
+def _neighbours(ids: Sequence[int]) -> bool:
+    """Whether ids that grow are one run, so that first and last name them all."""
+    return bool(ids) and ids[-1] - ids[0] == len(ids) - 1
 
 
 class PostgresOutboxDatabase:

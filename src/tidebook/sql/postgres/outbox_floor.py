@@ -46,11 +46,11 @@ class Floors:
     def __init__(self) -> None:
         self._floors: dict[str, Floor] = {}
 
-    def of(self, topic: str, rewinds: int) -> Floor:
-        """A topic's floor; it begins anew where rows came back from the side since."""
+    def of(self, topic: str, rewinds: int | None = None) -> Floor:
+        """A topic's floor as it is known; with `rewinds`, begun anew where rows came back from the side since."""
         floor = self._floors.get(topic)
-        if floor is None or floor.rewinds != rewinds:
-            floor = self._floors[topic] = Floor(rewinds)
+        if floor is None or (rewinds is not None and floor.rewinds != rewinds):
+            floor = self._floors[topic] = Floor(rewinds or 0)
         return floor
 
     def known(self) -> tuple[list[str], list[int], list[int]]:

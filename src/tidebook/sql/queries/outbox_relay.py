@@ -56,7 +56,7 @@ class RelayStatements:
         self.guard = f"SELECT rewinds FROM kafka_topic_info WHERE topic = %s AND locked_by = %s {w.for_update}"
         self.heartbeat = f"UPDATE kafka_topic_info SET locked_at = {w.now} WHERE topic = %s AND locked_by = %s"
         # `relayed` and its minutes stand last: MySQL assigns from left to right and sees what it has assigned.
-        counted = (
+        self.counted = counted = (
             f"minute_before = CASE WHEN minute = {w.minute} THEN minute_before "
             f"WHEN minute = {w.minute} - 1 THEN minute_relayed ELSE 0 END, "
             f"minute_relayed = CASE WHEN minute = {w.minute} THEN minute_relayed ELSE 0 END + %s, "
@@ -67,11 +67,13 @@ class RelayStatements:
             f"session_at = {w.now}, session_fence = %s, topic_uuid = %s, {counted} WHERE topic = %s"
         )
         self.opened_at = f"SELECT {w.epoch.format('session_at')} FROM kafka_topic_info WHERE topic = %s"
-        closed = "session_id = NULL, session_ids = NULL, session_at = NULL, session_fence = NULL"
+        self.closed = closed = "session_id = NULL, session_ids = NULL, session_at = NULL, session_fence = NULL"
         self.close_session = (
             f"UPDATE kafka_topic_info SET locked_at = {w.now}, {closed}, {counted} WHERE topic = %s AND locked_by = %s"
         )
-        free_now = "locked_by = NULL, locked_at = NULL, error = 0, retries = 0, retry_at = NULL, reason = NULL"
+        self.free_now = free_now = (
+            "locked_by = NULL, locked_at = NULL, error = 0, retries = 0, retry_at = NULL, reason = NULL"
+        )
         self.close_and_unlock = (
             f"UPDATE kafka_topic_info SET {free_now}, {closed}, {counted} WHERE topic = %s AND locked_by = %s"
         )

@@ -76,12 +76,10 @@ class SqlOutboxStore(ABC):
             self._run(self._sql.add_topic, (topic,))
             self._known.add(topic)
         parameters = (self._uuid(hold), owner, topic, self._lock_limit_ms, self._uuid(again or hold))
-        if self._run(self._sql.lock, parameters) != 1:
+        taken = self._take(parameters, topic, hold)
+        if taken is None:
             return None
-        rows = self._rows(self._sql.held, (topic, self._uuid(hold)))
-        if not rows:
-            return None
-        previous, session_id, session_ids, age_ms, fence, topic_uuid = rows[0]
+        previous, session_id, session_ids, age_ms, fence, topic_uuid = taken
         dirty = None
         if session_id is not None:
             offsets = {int(p): int(o) for p, o in self._rows(self._sql.offsets, (topic,))}
@@ -89,10 +87,17 @@ class SqlOutboxStore(ABC):
             dirty = Session(as_bytes(session_id), ids, int(age_ms), fence, topic_uuid, offsets)
         return Hold(topic, hold, owner, previous, dirty)
 
+    def _take(self, parameters: Sequence[Any], topic: str, hold: bytes) -> Row | None:
+        """Run the guarded UPDATE; the row as it is then, if it was ours to take."""
+        if self._run(self._sql.lock, parameters) != 1:
+            return None
+        rows = self._rows(self._sql.held, (topic, self._uuid(hold)))
+        return rows[0] if rows else None
+
     def heartbeat(self, hold: Hold) -> None:
         """Keep the lock."""
         if self._run(self._sql.heartbeat, (hold.topic, self._uuid(hold.uuid))) != 1:
-            raise _fenced(hold)
+            raise fenced(hold)
 
     def unlock(self, hold: Hold) -> None:
         """Let go."""
@@ -146,7 +151,7 @@ class SqlOutboxStore(ABC):
         """The row is locked until the transaction ends, and the lock is ours: else nothing of it happens."""
         rows = self._rows(self._sql.guard, (hold.topic, self._uuid(hold.uuid)))
         if not rows:
-            raise _fenced(hold)
+            raise fenced(hold)
         return int(rows[0][0])
 
     def _open(self, hold: Hold, session: NewSession, ids: Sequence[int], done: int) -> int:
@@ -161,8 +166,6 @@ class SqlOutboxStore(ABC):
     def _delete(self, topic: str, finished: Finished) -> None:
         if finished.ids:
             self._run(self._sql.delete.format(id_condition(sorted(finished.ids))), (topic,))
-        if finished.next_offsets:
-            self._put_offsets(topic, finished.next_offsets)
 
     def _put_offsets(self, topic: str, offsets: Mapping[int, int]) -> None:
         marks = ", ".join(["(%s, %s, %s)"] * len(offsets))
@@ -211,5 +214,6 @@ def as_bytes(value: Any) -> bytes:
     return bytes(value.bytes) if hasattr(value, "bytes") else bytes(value)
 
 
-def _fenced(hold: Hold) -> Fenced:
+def fenced(hold: Hold) -> Fenced:
+    """The lock belongs to somebody else."""
     return Fenced(f"the lock of topic {hold.topic!r} was lost: another relay has it now, and goes on from here")
