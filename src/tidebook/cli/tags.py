@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from tidebook.cli.journal import shown_payload
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.core.errors import InvalidInput
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.settings import Consistency
 
 app = typer.Typer(help="Streams of events by tag, across journals.", no_args_is_help=True)
 
@@ -41,6 +42,9 @@ def read(
     after: Annotated[str | None, typer.Option(help="A tag_offset to resume behind.")] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Begin at this ISO moment, zone included.")] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Only these topics; may be repeated.")] = None,
+    consistency: Annotated[
+        str | None, typer.Option(help='"horizon" (nothing arrives late) or "delay" (behind the clock).')
+    ] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -55,8 +59,15 @@ def read(
             raise InvalidInput(f"--since: {since!r} is no ISO moment") from error
 
     async def go() -> None:
+        way = cast("Consistency | None", consistency)
         async with tidebook.open(chosen(book)) as opened:
-            async for event in opened.tags.read(tag, after=begin, follow=follow, topics=topic or None):
+            async for event in opened.tags.read(
+                tag,
+                after=begin,
+                follow=follow,
+                topics=topic or None,
+                consistency=way,
+            ):
                 row = tagged_row(event)
                 output.emit(
                     row, f"{row['timestamp']}  {event.topic}/{event.id}  {event.seq_nr}  {output.shown(row['payload'])}"

@@ -24,7 +24,10 @@ from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.horizon import read_horizon
+from tidebook.tags.settings import TagSettings
+from tidebook.tags.tags import Tags
 from tidebook.tags.ticks import tick
+from tidebook.testing.clock import ManualClock
 from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -170,6 +173,35 @@ class TagsContract:
                 assert await asyncio.wait_for(seen.get(), 30) == n
         finally:
             task.cancel()
+
+    async def test_a_stream_behind_the_clock_is_the_same_stream(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        for n in range(7):
+            await journal.append(f"j-{n % 2}", [Event(n, tags={tag}), Event(n + 100, tags={tag})])
+        await journal.delete("j-0", to=3)
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        clock = ManualClock(events[0].place.time_ms + 5000)
+        tags = Tags(store=book.store, clock=clock, settings=TagSettings(consistency="delay", page_events=3))
+        assert [event async for event in tags.read(tag, topics=[topic])] == []
+        clock.advance(60_000)
+        assert [event async for event in tags.read(tag, topics=[topic])] == events
+        for n, event in enumerate(events):
+            found = [each async for each in tags.read(tag, topics=[topic], after=event.tag_offset)]
+            assert found == events[n + 1 :]
+
+    async def test_a_group_shares_the_journals(self, book: Book, topic: str, tag: str) -> None:
+        for n in range(10):
+            await book.journal(topic).append(f"j-{n}", [Event(n, tags={tag})])
+        await self.settle(book, topic)
+        async with book.tags.subscribe(tag, "mail", topics=[topic], follow=False) as first:
+            seen = []
+            async for event in first:
+                seen.append(event.payload)
+                await first.commit(event)
+        assert sorted(seen) == list(range(10))
+        async with book.tags.subscribe(tag, "mail", topics=[topic], follow=False) as second:
+            assert [event async for event in second] == []
 
     async def test_deleted_events_stay_in_the_stream_where_that_is_set(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
