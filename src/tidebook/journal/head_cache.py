@@ -19,11 +19,11 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.record import encode_record, has_other_version, read_record
+from tidebook.core.record import encode_record, has_other_version
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.stored import Stored
-from tidebook.journal.tail import Tail
+from tidebook.journal.tail import Tail, read_action
 from tidebook.log.port import Log, Outgoing, Record, Sent
 from tidebook.store.port import StoreReader
 
@@ -174,13 +174,13 @@ class HeadCache:
     def take(self, record: Record) -> None:
         """The next record of the tail: fold it where its head is known, remember where it lies.
 
-        What a newer Tidebook wrote raises, now and every time: the tail does not move past it.
+        What a newer Tidebook or a newer epoch wrote raises, now and every time: the tail does not move past it.
         """
         id = None if record.key is None else record.key.decode(errors="surrogateescape")
         known = id in self._heads
         action = None
-        if known or has_other_version(record.value):
-            action = read_record(record.value, limit_bytes=self.facts.limit_bytes)
+        if known or id is None or has_other_version(record.value):
+            action = read_action(record, self.facts)
         self.next_offset = record.offset + 1
         self.seen = max(self.seen, record.offset)
         if id is None:

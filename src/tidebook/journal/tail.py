@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
+from tidebook.core.errors import Fenced
 from tidebook.core.event import ReadEvent, read_event, unpack_events
 from tidebook.core.fold import Appended, Change, Purged, fold
 from tidebook.core.head import Head
@@ -33,6 +34,14 @@ class TailAppend(msgspec.Struct, frozen=True, gc=False):
             number += 1
 
 
+def read_action(record: Record, facts: TopicFacts) -> Action | Damaged:
+    """What a record says. One of a newer epoch says that these facts are old: whoever holds them stops here."""
+    action = read_record(record.value, limit_bytes=facts.limit_bytes)
+    if not isinstance(action, Damaged) and action.epoch > facts.epoch:
+        raise Fenced(f"the topic has moved on from epoch {facts.epoch} to {action.epoch}: open the book again")
+    return action
+
+
 class Tail:
     """Folds a key's records in offset order; keeps the appends of the present life up to a bound of bytes."""
 
@@ -51,7 +60,7 @@ class Tail:
 
     def take(self, record: Record) -> Change:
         """Fold one record."""
-        self.action = action = read_record(record.value, limit_bytes=self._facts.limit_bytes)
+        self.action = action = read_action(record, self._facts)
         position = Position(self._facts.epoch, record.offset)
         self.head, change = fold(self.head, action, position, record.timestamp_ms, self._facts)
         if type(change) is Appended:

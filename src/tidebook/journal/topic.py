@@ -18,7 +18,7 @@ from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
-from tidebook.log.port import Log, Outgoing
+from tidebook.log.port import Log, Outgoing, Sent
 from tidebook.store.port import StoreWriter
 
 
@@ -141,12 +141,14 @@ async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: Journa
         raise Corrupt(f"topic {topic}: {facts.partitions} partitions are needed and the log has {state.partitions}")
     if await _fits(log, store, topic, facts):
         return facts
-    numbers = range(facts.partitions)
-    ends = await asyncio.gather(*(log.end(topic, number) for number in numbers))  # nothing of the new epoch lies below
     wanted = msgspec.structs.replace(facts, topic_id=state.topic_id, epoch=facts.epoch + 1)
+    # A mark of the new epoch comes first: whoever still holds the old facts stops at it, and is told of no success.
+    value = encode_record(Mark(wanted.epoch), limit_bytes=facts.limit_bytes)
+    numbers = range(facts.partitions)
+    marks = await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
     held = await store.set_facts(topic, wanted, expected=facts)
     if held == wanted:
-        await asyncio.gather(*(_begin(store, topic, number, held.epoch, ends[number]) for number in numbers))
+        await asyncio.gather(*(_begin(store, topic, mark, held.epoch) for mark in marks))
     return held
 
 
@@ -158,13 +160,11 @@ async def _fits(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> 
     return True
 
 
-async def _begin(store: StoreWriter, topic: str, number: int, epoch: int, end: int) -> None:
-    """Let the epoch begin at `end`: what lies before is void, and may be gone from the log already."""
-    if end == 0:
-        return
-    began = await store.pointer(topic, number)
-    pointer = Pointer(Position(epoch, end - 1), 0 if began is None else began.time_ms)
+async def _begin(store: StoreWriter, topic: str, mark: Sent, epoch: int) -> None:
+    """Let the epoch begin at its mark: what lies before is void, and may be gone from the log already."""
+    began = await store.pointer(topic, mark.partition)
+    pointer = Pointer(Position(epoch, mark.offset), max(mark.timestamp_ms, 0 if began is None else began.time_ms))
     try:
-        await store.apply(SliceWrites(topic, number, began, pointer, ()))
+        await store.apply(SliceWrites(topic, mark.partition, began, pointer, ()))
     except Fenced:
         pass  # a replicator has begun this epoch meanwhile, and passed over the void records

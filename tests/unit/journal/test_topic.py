@@ -150,6 +150,22 @@ async def test_who_holds_the_facts_of_an_older_epoch_is_fenced_by_the_pointer(op
         await old.read("a")
 
 
+async def test_who_holds_the_facts_of_an_older_epoch_is_told_of_no_success(open_rig: OpenRig) -> None:
+    """Its append is in the log, and void for everybody else."""
+    old = open_rig()
+    await old.append("a", 1)
+    await old.replicate()
+    await old.store.apply(SliceWrites(TOPIC, 0, await old.store.pointer(TOPIC, 0), Pointer(Position(1, 99), 0), ()))
+    fresh = open_rig()
+    await fresh.journal.adopt()
+    for _ in range(2):
+        with pytest.raises((Fenced, OutcomeUnknown), match="open the book again"):
+            await old.append("a", "void")
+    assert await fresh.read("a") == [1]
+    await old.journal.close()
+    assert (await old.append("a", 2, expected=1)).last == 2
+
+
 async def test_a_retry_over_an_adoption_makes_no_second_copy(open_rig: OpenRig) -> None:
     rig = open_rig()
     rig.log_faults.fail("send", OutcomeUnknown("no answer"), after=True)
