@@ -79,6 +79,9 @@ class ReadEvent(msgspec.Struct, frozen=True, gc=False):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(KeptEvent).decode
+_skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
+#: msgpack's array 16 and array 32, by the bytes of their length; shorter ones have it in the first byte.
+_LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 _NO_TAGS: frozenset[str] = frozenset()
 
@@ -139,6 +142,20 @@ def decode_event(kept: bytes | msgspec.Raw) -> KeptEvent:
 def pack_events(kept: Iterable[bytes]) -> bytes:
     """The body of an append record: its events behind one another."""
     return _encode([msgspec.Raw(event) for event in kept])
+
+
+def count_events(body: bytes) -> int:
+    """How many events a body holds, found without taking them apart; a body that is not whole is Corrupt."""
+    try:
+        _skip(body)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the events of a record are damaged: {error}") from error
+    kind = body[0]
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    if kind in _LENGTH_BYTES:
+        return int.from_bytes(body[1 : 1 + _LENGTH_BYTES[kind]], "big")
+    raise Corrupt("the events of a record are damaged: they are no list")
 
 
 def unpack_events(body: bytes) -> list[bytes]:

@@ -15,7 +15,7 @@ import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
-from tidebook.core.event import unpack_events
+from tidebook.core.event import count_events
 
 MAGIC: Final = 0x7B
 VERSION: Final = 1
@@ -62,7 +62,7 @@ def _check_append(action: Append) -> None:
     """Whoever numbers the events goes by `count`, whoever keeps them by the body: both must say the same."""
     if action.count < 1 or (action.expected is not None and action.at is not None):
         raise Corrupt("the append's envelope contradicts itself")
-    events = len(unpack_events(action.body))
+    events = count_events(action.body)
     if events != action.count:
         raise Corrupt(f"the append speaks of {action.count} events and holds {events}")
 

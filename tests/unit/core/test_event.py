@@ -15,6 +15,7 @@ from tidebook.core.event import (
     TAGS_BYTES_MAX,
     Event,
     ReadEvent,
+    count_events,
     decode_event,
     encode_event,
     pack_events,
@@ -44,6 +45,17 @@ def test_an_event_comes_back_as_it_went_in(event: Event) -> None:
 @given(st.lists(st.binary(min_size=1, max_size=30).map(lambda payload: encode_event(Event(payload))), max_size=20))
 def test_a_body_gives_back_its_events_byte_by_byte(kept: list[bytes]) -> None:
     assert unpack_events(pack_events(kept)) == kept
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65_535, 65_536])
+def test_the_events_of_a_body_are_counted_without_taking_them_apart(count: int) -> None:
+    assert count_events(pack_events([encode_event(Event(b""))] * count)) == count
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05", b"\x92\x01", b"\xdd\xff\xff\xff\xff", b"\x91\x01\x01", b"\x81\x01\x01"])
+def test_a_body_that_is_no_whole_list_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        count_events(data)
 
 
 def test_tags_are_kept_sorted_so_that_equal_events_are_equal_bytes() -> None:
