@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
+
 from tidebook.core.action import Mark
 from tidebook.core.clock import Clock
+from tidebook.core.position import Position
 from tidebook.core.record import encode_record
 from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
@@ -32,7 +35,22 @@ async def tick(log: Log, store: StoreWriter, topics: Iterable[str] | None = None
 
     Once they are replicated, everything that was in the store before is below the horizon.
     """
-    return len(await _write_ticks(log, *await _look(store, topics)))
+    facts, pointers = await _look(store, topics)
+    most_ms = max((each.time_ms for of in pointers.values() for each in of.values()), default=NEVER_MS)
+    behind = [
+        (topic, partition)
+        for topic, known in facts.items()
+        for partition in range(known.partitions)
+        if (pointer := pointers[topic].get(partition)) is None or pointer.time_ms <= most_ms
+    ]
+    return len(await _write_ticks(log, facts, behind, most_ms + 1))
+
+
+class _Ticked(msgspec.Struct, frozen=True):
+    """Where a partition's last tick lies, and whether it lies right behind what was replicated when it was sent."""
+
+    position: Position
+    alone: bool
 
 
 class Ticker:
@@ -51,7 +69,9 @@ class Ticker:
         self._topics = tuple(topics) or None
         self._now_s = monotonic_s
         self._tagged = False
-        self._last: dict[Partition, int] = {}
+        self._last: dict[Partition, _Ticked] = {}
+        #: What was replicated up to this time is to come below the horizon.
+        self._shown_ms = NEVER_MS
         self._ticked_s = -IDLE_EVERY_S
         self._followed: str | None = None
         self._followed_s = -FOLLOWED_FOR_S
@@ -82,15 +102,26 @@ class Ticker:
         if not self._tagged:
             return
         facts, pointers = await _look(self._store, self._topics)
-        at = {
-            (topic, partition): pointer.position.offset
-            for topic, of in pointers.items()
-            for partition, pointer in of.items()
-        }
-        waiting = any(at.get(each, -1) < offset for each, offset in self._last.items() if each[0] in facts)
-        if waiting or (self._last and at == self._last):
-            return  # the ticks before are still on their way, or nothing has come behind them
-        self._last = await _write_ticks(self._log, facts, pointers)
+        behind: list[Partition] = []
+        on_their_way = set()
+        for topic, known in facts.items():
+            for partition in range(known.partitions):
+                at, pointer = (topic, partition), pointers[topic].get(partition)
+                ticked = self._last.get(at)
+                if ticked is not None and (pointer is None or pointer.position < ticked.position):
+                    on_their_way.add(at)  # a stuck partition is not ticked again and again
+                elif pointer is not None and (ticked is None or not ticked.alone or pointer.position > ticked.position):
+                    self._shown_ms = max(self._shown_ms, pointer.time_ms)
+                    self._last[at] = _Ticked(pointer.position, True)
+        for topic, known in facts.items():
+            for partition in range(known.partitions):
+                at, pointer = (topic, partition), pointers[topic].get(partition)
+                if at not in on_their_way and (pointer is None or pointer.time_ms <= self._shown_ms):
+                    behind.append(at)
+        for at, offset in (await _write_ticks(self._log, facts, behind, self._shown_ms + 1)).items():
+            pointer = pointers[at[0]].get(at[1])
+            before = -1 if pointer is None else pointer.position.offset
+            self._last[at] = _Ticked(Position(facts[at[0]].epoch, offset), alone=offset == before + 1)
 
 
 async def has_tags(store: StoreWriter) -> bool:
@@ -131,15 +162,11 @@ async def _look(store: StoreWriter, topics: Iterable[str] | None) -> tuple[_Fact
     return facts, {topic: await store.pointers(topic) for topic in facts}
 
 
-async def _write_ticks(log: Log, facts: _Facts, pointers: _Pointers) -> dict[Partition, int]:
-    """A tick to every partition that is behind; the offsets they were given."""
-    most_ms = max((each.time_ms for of in pointers.values() for each in of.values()), default=NEVER_MS)
-    records = []
-    for topic, known in facts.items():
-        value = encode_record(Mark(known.epoch, most_ms + 1), limit_bytes=known.limit_bytes)
-        for partition in range(known.partitions):
-            pointer = pointers[topic].get(partition)
-            if pointer is None or pointer.time_ms <= most_ms:
-                records.append(Outgoing(topic, partition, None, value))
-    sent = await asyncio.gather(*(log.append(record) for record in records))
-    return {(record.topic, record.partition): each.offset for record, each in zip(records, sent, strict=True)}
+async def _write_ticks(log: Log, facts: _Facts, behind: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
+    """A tick to each of these partitions; the offsets they were given."""
+    values = {
+        topic: encode_record(Mark(known.epoch, time_ms), limit_bytes=known.limit_bytes)
+        for topic, known in facts.items()
+    }
+    sent = await asyncio.gather(*(log.append(Outgoing(*each, None, values[each[0]])) for each in behind))
+    return {each: done.offset for each, done in zip(behind, sent, strict=True)}

@@ -88,3 +88,38 @@ async def test_ticks_come_often_while_somebody_follows_and_seldom_after(book: Bo
     assert await ticker.step() == FOLLOWED_EVERY_S
     clock.now_s += 11
     assert await ticker.step() == LOOK_EVERY_S
+
+
+async def test_events_that_came_just_before_a_tick_are_brought_below_the_horizon_by_the_next(book: Book) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await book.journal("orders").append("o-1", [Event(2, tags={"paid"})])
+    for _ in range(3):
+        clock.now_s += 10
+        await ticker.step()
+        await replicate(book.log, book.store, "orders")
+    assert await payloads(book) == [1, 2]
+    before = await records(book)
+    clock.now_s += 10
+    await ticker.step()
+    assert await records(book) == before
+
+
+async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book: Book) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await book.journal("stuck").append("s", [Event(0)])
+    for n in range(3):
+        await book.journal("orders").append("o-1", [Event(n, tags={"paid"})])
+        await replicate(book.log, book.store, "orders")
+        clock.now_s += 10
+        await ticker.step()
+        await replicate(book.log, book.store, "orders")
+        found = [event.payload async for event in book.tags.read("paid", topics=["orders"])]
+        assert found == list(range(n + 1))
+    facts = await book.store.facts("stuck")
+    assert facts is not None
+    ends = [await book.log.end("stuck", partition) for partition in range(facts.partitions)]
+    assert sum(ends) <= 1 + 2 * facts.partitions, "its ticks do not pile up"
