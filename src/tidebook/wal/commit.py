@@ -55,6 +55,7 @@ class Commits:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Call | Bundle | Flight] = deque()
         self._pending_bytes = 0
+        self._pending_bytes_max = settings.pending_bytes_max
         self._flights: deque[Flight] = deque()
         #: Numbers that were given out but are not in the meta yet.
         self._next: dict[int, int] = {}
@@ -93,7 +94,7 @@ class Commits:
     @property
     def has_room(self) -> bool:
         """Whether the next write may be taken at once."""
-        return self._pending_bytes <= self._settings.pending_bytes_max or self.fenced is not None
+        return self._pending_bytes <= self._pending_bytes_max or self.fenced is not None
 
     async def room(self) -> None:
         """Wait until there is room."""
@@ -186,7 +187,7 @@ class Commits:
                 call.first = following
                 following += len(call.payloads.values)
             self._next[table] = following
-            parts.append((start, join_payloads(table, [call.payloads for call in same])))
+            parts.append((start, join_payloads([call.payloads for call in same])))
         for bundle in bundles:
             bundle.firsts = []
             for each in bundle.payloads:

@@ -25,6 +25,7 @@ WRITER_BYTES: Final = 16
 _HEAD_AT: Final = HEADER_BYTES + 4
 _SIZE_BYTES: Final = 4
 _ALL_BYTES: Final = {bytes}
+_ONE_PAYLOAD: Final = (bytes, bytearray, memoryview, str)
 #: More than the head takes beside its parts, and more than a part takes beside its payloads' sizes.
 _HEAD_BYTES_MAX: Final = 64
 _PART_BYTES_MAX: Final = 48
@@ -101,9 +102,11 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
 
 def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
     """Check payloads and take their size; all of them bytes is the case to be quick about."""
-    if isinstance(payloads, bytes | bytearray | memoryview | str):
+    if isinstance(payloads, _ONE_PAYLOAD):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
     values: tuple[Any, ...] = tuple(payloads)
+    if len(values) == 1 and type(values[0]) is bytes:
+        return Payloads(table, values, b"", len(values[0]) + _SIZE_BYTES + _PART_BYTES_MAX)
     if set(map(type, values)) == _ALL_BYTES:
         return Payloads(table, values, b"", sum(map(len, values)) + _SIZE_BYTES * len(values) + _PART_BYTES_MAX)
     pairs = [encode_payload(payload) for payload in values]
@@ -128,15 +131,18 @@ def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]
     return write, _seal(write, chain.from_iterable([each.values for _, each in parts]))
 
 
-def join_payloads(table: int, several: Sequence[Payloads]) -> Payloads:
+def join_payloads(several: Sequence[Payloads]) -> Payloads:
     """The payloads of several writes of one table, one after the other."""
     if len(several) == 1:
         return several[0]
-    kinds = b""
-    if any(each.kinds for each in several):
-        kinds = b"".join(each.kinds or bytes([BYTES]) * len(each.values) for each in several)
-    values = list(chain.from_iterable([each.values for each in several]))
-    return Payloads(table, values, kinds, sum([each.size_bytes for each in several]))
+    values: list[bytes] = []
+    size_bytes, typed = 0, b""
+    for each in several:
+        values += each.values
+        size_bytes += each.size_bytes
+        typed = typed or each.kinds
+    kinds = b"".join([each.kinds or bytes([BYTES]) * len(each.values) for each in several]) if typed else b""
+    return Payloads(several[0].table, values, kinds, size_bytes)
 
 
 def encode_control(record: Claim | Mark | Drop) -> bytes:
@@ -154,8 +160,9 @@ def decode_record(value: bytes) -> DataRecord:
         raise Corrupt(f"the head of a write-ahead log record is damaged: {error}") from error
     if isinstance(record, Write):
         _check_parts(record, len(rest) - body_at)
-    if isinstance(record, Write | Claim) and (len(record.writer) != WRITER_BYTES or record.term < 1):
-        raise Corrupt("a write-ahead log record carries no claim that could be in force")
+        _check_claim(record)
+    elif isinstance(record, Claim):
+        _check_claim(record)
     return record
 
 
@@ -190,6 +197,11 @@ def payloads_of(write: Write, value: bytes) -> Iterator[tuple[Part, list[Any]]]:
 def _seal(record: DataRecord, body: Any) -> bytes:
     head = _encode(record)
     return FRAME.seal(b"".join((len(head).to_bytes(4, "big"), head, *body)))
+
+
+def _check_claim(record: Write | Claim) -> None:
+    if len(record.writer) != WRITER_BYTES or record.term < 1:
+        raise Corrupt("a write-ahead log record carries no claim that could be in force")
 
 
 def _check_parts(write: Write, body_bytes: int) -> None:

@@ -19,7 +19,7 @@ from tidebook.wal.cleaning import Pinned, pinned_tables
 from tidebook.wal.commit import Commits
 from tidebook.wal.entry import Entry, Written
 from tidebook.wal.meta import RegionMeta, TableMeta
-from tidebook.wal.names import RegionId, table_id
+from tidebook.wal.names import ID_MAX, RegionId, table_id
 from tidebook.wal.record import Drop, Mark, pack_payloads, record_bytes_max
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.snapshot import Snapshot
@@ -151,7 +151,9 @@ class Region:
         ...     return await region.write(table=1, payloads=[b"a", b"b"])   # Written(first=1, last=2, offset=1)
         """
         commits = self._commits
-        packed = pack_payloads(table_id(table), payloads)
+        if type(table) is not int or not 0 <= table <= ID_MAX:
+            table_id(table)  # raises
+        packed = pack_payloads(table, payloads)
         if commits is None or packed.size_bytes > self._payloads_bytes_max or not commits.has_room:
             commits = await self._taking(packed.size_bytes)
         return await commits.write(packed)

@@ -54,7 +54,7 @@ def test_a_record_is_never_larger_than_foretold(parts: list[tuple[int, int, list
 
 @given(PAYLOADS, PAYLOADS)
 def test_joined_payloads_are_those_of_each(one: list[Any], two: list[Any]) -> None:
-    joined = join_payloads(1, [pack_payloads(1, one), pack_payloads(1, two)])
+    joined = join_payloads([pack_payloads(1, one), pack_payloads(1, two)])
     write, value = encode_write(1, A, [(5, joined)])
     assert [payloads for _, payloads in payloads_of(write, value)] == [one + two]
 
