@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from tidebook.core.payload import decode_payload
 from tidebook.sql.port.queue import NEVER_MS, Claimed, Held
+
+#: Makes user data of what the store holds.
+Read = Callable[[Claimed], Any]
+_UNREAD: Final = object()
 
 
 class Job:
     """What a claim hands out. It is yours until `lease_until`, and `heartbeat` extends that."""
 
-    __slots__ = ("_claimed", "_data", "_lease_until", "held", "queue")
+    __slots__ = ("_claimed", "_data", "_lease_until", "_read", "held", "queue")
 
-    def __init__(self, queue: str, claimed: Claimed, token: bytes, data: Any = None) -> None:
+    def __init__(self, queue: str, claimed: Claimed, token: bytes, read: Read) -> None:
         self.queue = queue
         #: What proves that one holds it.
         self.held = Held(claimed.keyhash, token, claimed.slot)
         self._claimed = claimed
         self._lease_until = claimed.lease_until
-        self._data = data if data is not None else decode_payload(claimed.kind, claimed.data)
+        self._read = read
+        self._data: Any = _UNREAD
 
     @property
     def id(self) -> int:
@@ -34,6 +39,8 @@ class Job:
     @property
     def data(self) -> Any:
         """The user data, of the type that went in."""
+        if self._data is _UNREAD:
+            self._data = self._read(self._claimed)
         return self._data
 
     @property

@@ -19,7 +19,6 @@ from tidebook.queue.priority import DEFAULT
 from tidebook.queue.service import Service
 from tidebook.sql.port.queue import (
     ENTRIES_MAX,
-    Claimed,
     Failure,
     Held,
     NewEntry,
@@ -201,7 +200,8 @@ class Queue:
         token = self._service.ids.new()
         claimed = await (await self._service.store()).claim(ref, limit=limit, lease_ms=lease_ms, token=token)
         self._service.claimed(ref, len(claimed), lease_ms)
-        return [self._job(each, token) for each in claimed]
+        read = self._service.reader(self.name)
+        return [Job(self.name, each, token, read) for each in claimed]
 
     async def _claim_group(self, asked: Sequence[tuple[int, int]]) -> list[list[Job] | BaseException]:
         """One claim for those who ask for the same lease; what it brings is dealt out in the order they came."""
@@ -227,11 +227,10 @@ class Queue:
         self._service.finished(ref, len(finished))
         return [each in finished for each in held]
 
-    def _job(self, claimed: Claimed, token: bytes) -> Job:
-        return Job(self.name, claimed, token, self._service.read(self.name, claimed))
-
     def _own(self, jobs: Job | Sequence[Job]) -> list[Job]:
         ours = [jobs] if isinstance(jobs, Job) else list(jobs)
+        if not ours:
+            raise InvalidInput("no job was given")
         for job in ours:
             if job.queue != self.name:
                 raise InvalidInput(f"{job!r} is no job of queue {self.name!r}")

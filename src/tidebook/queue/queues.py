@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidebook.core.key import topic_name
+from tidebook.queue.fields import fields_of
 from tidebook.queue.flag import DeadLetter
 from tidebook.queue.listed import Status
 from tidebook.queue.queue import Queue
@@ -17,13 +18,15 @@ class Queues:
         self._service = service
         self._queues: dict[str, Queue] = {}
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None) -> Queue:
-        """A queue by name; settings that are given are kept with it when it is first used."""
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
+        """A queue by name; settings and a declaration of fields are kept with it when it is first used."""
         found = self._queues.get(name)
         if found is None:
             found = self._queues[name] = Queue(queue_name(name), self._service)
         if settings is not None:
             self._service.configure(name, settings)
+        if fields is not None:
+            self._service.declare(name, fields_of(fields))
         return found
 
     async def names(self) -> list[str]:

@@ -11,7 +11,9 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.payload import decode_payload
 from tidebook.queue.entry import Entry, merged, new_entry
+from tidebook.queue.fields import Fields
 from tidebook.queue.hooks import Announcer, Hooks
+from tidebook.queue.job import Read
 from tidebook.queue.keeper import Keeper
 from tidebook.queue.waker import Waker
 from tidebook.sql.port.queue import ENTRIES_MAX, Claimed, Outcome, Put, QueueRef, QueueSettings, QueueStore
@@ -43,6 +45,7 @@ class Service:
         self._waker: Waker | None = None
         self._keeper: Keeper | None = None
         self._refs: dict[str, QueueRef] = {}
+        self._fields: dict[str, Fields] = {}
 
     def configure(self, name: str, settings: QueueSettings) -> None:
         """Settings that are kept with a queue when it is next used."""
@@ -68,23 +71,33 @@ class Service:
         assert self._waker is not None, "it is made with the store"
         return self._waker
 
+    def declare(self, name: str, fields: Fields) -> None:
+        """The user fields of a queue, bound to it when it is next used."""
+        if name not in self._fields or self._fields[name].schema != fields.schema:
+            self._refs.pop(name, None)
+        self._fields[name] = fields
+
     async def ref(self, name: str) -> QueueRef:
         """The queue as the store knows it."""
         found = self._refs.get(name)
         if found is None:
             store = await self.store()
-            found = self._refs[name] = await store.queue(name, self._settings.get(name))
+            found = await store.queue(name, self._settings.get(name))
+            if name in self._fields:
+                found = await store.declare(found, self._fields[name].schema)
+            self._refs[name] = found
             if self._keeper is not None:
                 self._keeper.keep(found)
         return found
 
     def checker(self, name: str) -> Callable[[Any], Any]:
         """What checks user data before it is put."""
-        return _as_it_is
+        return self._fields[name].check if name in self._fields else _as_it_is
 
-    def read(self, name: str, claimed: Claimed) -> Any:
-        """User data as it went in."""
-        return decode_payload(claimed.kind, claimed.data)
+    def reader(self, name: str) -> Read:
+        """What makes user data of what was claimed."""
+        fields = self._fields.get(name)
+        return _read if fields is None else lambda claimed: fields.read(_read(claimed))
 
     def put_in(self, transaction: object, name: str, entries: Sequence[Entry]) -> Put:
         """Put inside a sync transaction of the caller's."""
@@ -155,6 +168,10 @@ def _checked(settings: QueueSettings) -> QueueSettings:
     if settings.lease_ms < 1 or settings.finished_max < 1:
         raise InvalidInput("lease_ms and finished_max are at least 1")
     return settings
+
+
+def _read(claimed: Claimed) -> Any:
+    return decode_payload(claimed.kind, claimed.data)
 
 
 def _as_it_is(data: Any) -> Any:

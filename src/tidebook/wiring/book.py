@@ -113,9 +113,12 @@ class Book:
             self._stack.push_async_callback(self._queues.close)
         return self._queues
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None) -> Queue:
-        """A work queue by name, made when it is first used; settings that are given are kept with it."""
-        return self.queues.queue(name, settings=settings)
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
+        """A work queue by name, made when it is first used; settings that are given are kept with it.
+
+        `fields` declares its user data: a dataclass, a msgspec Struct, a mapping, a `.toml` or an `.xml` file.
+        """
+        return self.queues.queue(name, settings=settings, fields=fields)
 
     @property
     def outbox(self) -> AsyncOutbox:

@@ -49,10 +49,10 @@ class SyncBook:
 
         return SyncTags(self._portal_open(), self._book.tags)
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None) -> SyncQueue:
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> SyncQueue:
         from tidebook.queue.sync import SyncQueue
 
-        return SyncQueue(self._portal_open(), self._book.queue(name, settings=settings))
+        return SyncQueue(self._portal_open(), self._book.queue(name, settings=settings, fields=fields))
 
     @property
     def outbox(self) -> Outbox:

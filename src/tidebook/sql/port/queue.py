@@ -205,6 +205,13 @@ class QueueStore(Protocol):
         """A queue by name, made where it is missing; settings that are given replace the ones that are kept."""
         ...
 
+    async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
+        """Bind a queue to a declaration of its fields. A changed one applies to a new table, which is begun for it.
+
+        Unavailable where the tables are kept busy, and the new one could not be begun.
+        """
+        ...
+
     async def queues(self) -> list[QueueRef]:
         """All queues, by name."""
         ...

@@ -31,6 +31,7 @@ from tidebook.sql.port.queue import (
 from tidebook.sql.postgres.connect import make_pool
 from tidebook.sql.postgres.failures import from_psycopg
 from tidebook.sql.postgres.queue_calls import Calls
+from tidebook.sql.postgres.queue_declarations import Declarations
 from tidebook.sql.postgres.queue_flags import Flags
 from tidebook.sql.postgres.queue_install import SHARED_TABLE, install, make_table, schema_name
 from tidebook.sql.postgres.queue_keeping import Keeping
@@ -70,6 +71,7 @@ class PostgresQueues:
         self._flags = Flags(self._calls, self._schema, now)
         self._wakes = Wakes(url, self._calls, self._schema, now)
         self._keeping = Keeping(self._calls, self._schema)
+        self._declarations = Declarations(self._calls, self._schema, now)
 
     @classmethod
     async def open(
@@ -120,6 +122,13 @@ class PostgresQueues:
             found = msgspec.structs.replace(found, settings=settings)
         return found
 
+    async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
+        """Bind a queue to a declaration of its fields. A changed one applies to a new table, which is begun for it."""
+        number, changed = await self._declarations.number(queue, fields)
+        if changed:
+            await self._keeping.begin(queue)
+        return msgspec.structs.replace(queue, format=number)
+
     async def queues(self) -> list[QueueRef]:
         """All queues, by name."""
         rows = await self._calls.rows(
@@ -161,8 +170,13 @@ class PostgresQueues:
     async def finish(self, queue: QueueRef, held: Sequence[Held]) -> set[Held]:
         """Delete entries; the ones that were still held. No keyhash occurs twice."""
         finished: set[Held] = set()
-        for (slot, token), group in groupby(sorted(held, key=_place), key=_place):
-            finished |= await self._finish_at(queue, slot, token, list(group))
+        _, first, slot = held[0]
+        if all(each.token == first and each.slot == slot for each in held):
+            groups = [((slot, first), list(held))]
+        else:
+            groups = [(place, list(group)) for place, group in groupby(sorted(held, key=_place), key=_place)]
+        for (slot, token), group in groups:
+            finished |= await self._finish_at(queue, slot, token, group)
         missing = [each for each in held if each not in finished]
         if missing:  # moved to another period's table since, or lost
             keys, tokens = held_parameters(missing)

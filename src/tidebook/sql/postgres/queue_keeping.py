@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from tidebook.core.errors import Unavailable
 from tidebook.sql.port.queue import NEVER_MS, QueueRef
 from tidebook.sql.postgres.queue_calls import Calls
 from tidebook.sql.postgres.queue_periods import Periods, is_over, period_end
 
 #: When a turn or a clearing did not come through, it is tried again after this time.
 AGAIN_MS = 1_000
+BEGIN_TRIES_MAX = 30
+BEGIN_PAUSE_S = 0.1
 
 
 class Keeping:
@@ -40,6 +45,19 @@ class Keeping:
             return now_ms + AGAIN_MS
         end = period_end(settings.period, state.began_at)
         return NEVER_MS if end is None else end
+
+    async def begin(self, queue: QueueRef) -> None:
+        """Begin a new table now."""
+        periods = Periods(self._schema, queue.table)
+        for _ in range(BEGIN_TRIES_MAX):
+            async with self._calls.connection() as connection:
+                state = await periods.state(connection)
+                if await periods.turn(connection, state, state.began_at + 1):
+                    return
+            await asyncio.sleep(BEGIN_PAUSE_S)
+        raise Unavailable(
+            f"queue {queue.name!r}: open transactions keep its table busy, and no new one can be begun: try again later"
+        )
 
     async def tables(self, queue: QueueRef) -> int:
         """How many period tables hold entries, or may."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from tidebook.core.clock import Clock, SystemClock
 from tidebook.core.errors import InvalidInput
@@ -62,6 +63,11 @@ class SqliteQueues:
             return ref_of(found[0])
         ref: QueueRef = await self._writer.run(open_queues, Wanted(name, settings))
         return ref
+
+    async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
+        """Bind a queue to a declaration of its fields; entries carry the number of theirs."""
+        number: int = await self._writer.run(self._letters.declare, (queue.id, fields))
+        return msgspec.structs.replace(queue, format=number)
 
     async def queues(self) -> list[QueueRef]:
         """All queues, by name."""

@@ -61,6 +61,21 @@ class Letters:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
+    def declare(self, session: Session, declared: Sequence[tuple[int, bytes]]) -> list[int]:
+        """The numbers of declarations; the same one again keeps its number."""
+        execute, numbers = session.connection.execute, []
+        for queue, fields in declared:
+            found: Any = execute(
+                "SELECT format, fields FROM declaration WHERE queue = ? ORDER BY format DESC LIMIT 1", (queue,)
+            ).fetchone()
+            if found is None or found[1] != fields:
+                number = 1 if found is None else found[0] + 1
+                execute("INSERT INTO declaration VALUES (?, ?, ?, ?)", (queue, number, fields, self._clock.now_ms()))
+                numbers.append(number)
+            else:
+                numbers.append(found[0])
+        return numbers
+
     def retry(self, session: Session, flags: Sequence[int]) -> list[bool]:
         """Put dead letters back; they wait from now on."""
         return [self._retry(session, flag) for flag in flags]

@@ -1,0 +1,1 @@
+"""The queues that are measured beside one another, each behind the same few names."""

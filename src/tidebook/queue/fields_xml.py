@@ -1,0 +1,86 @@
+"""The XML form of a declaration: a table of type journal and its columns. Nothing but elements and attributes is read.
+
+<table name="mail" type="journal">
+  <column name="to" type="text"/>
+  <column name="retries" type="integer" required="false"/>
+</table>
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from xml.parsers import expat
+
+from tidebook.core.errors import InvalidInput
+
+XML_BYTES_MAX: Final = 1_000_000
+_WRAPPERS: Final = {"tables", "schema"}
+
+
+class _Refused(Exception):
+    """Something that a declaration has no use for, and an attacker has."""
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, Any]] = []
+        self._inside: list[str] = []
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        parent = self._inside[-1] if self._inside else ""
+        self._inside.append(name)
+        match name:
+            case "table" if parent in {"", "tables"}:
+                if attributes.get("type", "journal").lower() != "journal":
+                    raise _Refused(f"a table of type {attributes['type']!r} is no journal")
+            case "column" | "field" if "table" in self._inside:
+                self.rows.append(_row(attributes))
+            case "description":
+                pass
+            case _ if name in _WRAPPERS:
+                pass
+            case _:
+                raise _Refused(f"<{name}> is unknown")
+
+    def end(self, name: str) -> None:
+        self._inside.pop()
+
+
+def _row(attributes: dict[str, str]) -> tuple[str, Any]:
+    unknown = set(attributes) - {"name", "type", "required"}
+    if unknown:
+        raise _Refused(f"a column has no {', '.join(sorted(unknown))}")
+    if "name" not in attributes:
+        raise _Refused("a column has no name")
+    required = attributes.get("required", "true").lower()
+    if required not in {"true", "false"}:
+        raise _Refused("required is true or false")
+    return attributes["name"], {"type": attributes.get("type", "any"), "required": required == "true"}
+
+
+def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
+    """The columns of a declaration; document types, entities and processing instructions are refused."""
+    if len(text) > XML_BYTES_MAX:
+        raise InvalidInput(f"{name} takes {len(text):,} bytes and a declaration may take {XML_BYTES_MAX:,}")
+    reader = _Reader()
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.StartDoctypeDeclHandler = _refuse("a document type")
+    parser.EntityDeclHandler = _refuse("an entity")
+    parser.ExternalEntityRefHandler = _refuse("an external entity")
+    parser.ProcessingInstructionHandler = _refuse("a processing instruction")
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise InvalidInput(f"{name}: cannot be read as XML: {error}") from error
+    except _Refused as error:
+        raise InvalidInput(f"{name}: {error}") from error
+    return reader.rows
+
+
+def _refuse(what: str) -> Any:
+    def refuse(*_: object) -> None:
+        raise _Refused(f"{what} has no place in a declaration")
+
+    return refuse

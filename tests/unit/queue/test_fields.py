@@ -1,0 +1,116 @@
+"""Declarations of user fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidebook.core.errors import InvalidInput
+from tidebook.queue.fields import fields_of
+from tidebook.queue.fields_xml import XML_BYTES_MAX, read_xml
+
+
+@dataclass
+class Mail:
+    to: str
+    retries: int = 0
+
+
+class Letter(msgspec.Struct):
+    to: str
+    retries: int = 0
+
+
+XML = b"""<?xml version="1.0"?>
+<table name="mail" type="JOURNAL">
+  <description>Mail to be sent.</description>
+  <schema>
+    <column name="to" type="text"/>
+    <column name="retries" type="integer" required="false"/>
+  </schema>
+</table>"""
+TOML = """[fields]
+to = "text"
+retries = "integer?"
+"""
+
+
+@pytest.fixture(params=["dataclass", "struct", "toml", "xml", "mapping"])
+def declared(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The same declaration in each of its forms."""
+    match request.param:
+        case "dataclass":
+            return Mail
+        case "struct":
+            return Letter
+        case "toml":
+            (tmp_path / "mail.toml").write_text(TOML)
+            return tmp_path / "mail.toml"
+        case "xml":
+            (tmp_path / "mail.xml").write_bytes(XML)
+            return tmp_path / "mail.xml"
+        case _:
+            return {"to": "text", "retries": {"type": "integer", "required": False}}
+
+
+def test_data_that_is_as_declared_is_accepted(declared: Any) -> None:
+    assert fields_of(declared).check({"to": "x", "retries": 3}) == {"to": "x", "retries": 3}
+
+
+def test_a_field_may_be_left_out_where_the_declaration_says_so(declared: Any) -> None:
+    assert fields_of(declared).check({"to": "x"})["to"] == "x"
+
+
+@pytest.mark.parametrize("data", [{"to": 1}, {"retries": 1}, {"to": "x", "retries": "many"}, [], "x", None])
+def test_data_that_is_not_as_declared_is_refused(declared: Any, data: Any) -> None:
+    with pytest.raises(InvalidInput, match="declared"):
+        fields_of(declared).check(data)
+
+
+@pytest.mark.parametrize("kind", [Mail, Letter])
+def test_an_instance_goes_in_and_comes_back(kind: Any) -> None:
+    fields = fields_of(kind)
+    assert fields.read(fields.check(kind("x", 2))) == kind("x", 2)
+
+
+def test_what_an_older_declaration_let_in_stays_as_it_is() -> None:
+    assert fields_of(Mail).read({"address": "x"}) == {"address": "x"}
+
+
+def test_equal_declarations_have_equal_schemas_and_others_do_not() -> None:
+    first, second = fields_of({"to": "text"}), fields_of({"to": "text"})
+    assert first.schema == second.schema != fields_of({"to": "integer"}).schema
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [{}, {"to": "txt"}, {"1x": "text"}, {"to": {"type": "text", "size": 3}}, int, 7, "mail.json", "missing.toml"],
+)
+def test_what_declares_no_fields_is_refused(declared: Any) -> None:
+    with pytest.raises(InvalidInput):
+        fields_of(declared)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'<!DOCTYPE t [<!ENTITY a "aaaa">]><table><column name="x" type="text"/></table>',
+        b'<!DOCTYPE t SYSTEM "file:///etc/passwd"><table/>',
+        b'<!DOCTYPE t [<!ENTITY e SYSTEM "file:///etc/passwd">]><table>&e;</table>',
+        b"<?php x ?><table/>",
+        b"<table><script/></table>",
+        b'<table type="tree"/>',
+        b'<table><column type="text"/></table>',
+        b'<table><column name="x" size="3"/></table>',
+        b"<table>",
+        b"",
+        b"x" * (XML_BYTES_MAX + 1),
+    ],
+)
+def test_xml_that_is_no_plain_declaration_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        read_xml(text, "mail.xml")
