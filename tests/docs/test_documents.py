@@ -18,7 +18,12 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 #: Pages whose Python stands alone: it is run as it is printed.
 RUN = [
     page
-    for page in (ROOT / "README.md", ROOT / "docs/tutorial/first-journal.md", ROOT / "docs/howto/tags.md")
+    for page in (
+        ROOT / "README.md",
+        ROOT / "docs/tutorial/first-journal.md",
+        ROOT / "docs/howto/tags.md",
+        ROOT / "docs/howto/queue.md",
+    )
     if page.exists()
 ]
 
