@@ -26,10 +26,11 @@ SERVERS = pytest.param("servers", marks=[pytest.mark.kafka, pytest.mark.cassandr
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from tidebook.pipeline.session import spark_session
+    from tidebook.pipeline.session import LOCAL, spark_session
 
     jars = ",".join(map(str, kafka_source_jars()))
-    session = spark_session("tidebook tests", PipelineSettings(master="local[2]"), {"spark.jars": jars})
+    more = {"spark.master": "local[2]", "spark.jars": jars, **LOCAL}
+    session = spark_session("tidebook tests", PipelineSettings(), more)
     yield session
     session.stop()
 

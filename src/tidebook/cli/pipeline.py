@@ -1,63 +1,33 @@
-"""`tidebook pipeline`: replicate, status, parked, purge-expired."""
+"""`tidebook pipeline`: replicate, status, parked, purge-expired; the other commands stand beside this module."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 import tidebook
-from tidebook.cli import output
+from tidebook.cli import output, pipeline_checks
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.cli.pipeline_progress import ProgressShown
-from tidebook.core.errors import InvalidInput
-from tidebook.core.portal import Portal
+from tidebook.cli.pipeline_session import TopicsOption, opened, session
 from tidebook.core.replication import Parked
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.parked import Replayed, replay_parked
 from tidebook.pipeline.status import partition_statuses, topic_facts
-from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tidebook.pipeline.jobs.replicate import Replication
 
 app = typer.Typer(help="The data pipeline, on Spark: from the log to the store, and out of it.", no_args_is_help=True)
 
-TopicsOption = Annotated[list[str] | None, typer.Option("--topic", help="This topic alone; may be given again.")]
-
-
-@contextmanager
-def opened(book: str | None) -> Iterator[tuple[Book, Portal]]:
-    """A book for a job: jobs are threads, not coroutines."""
-    portal = Portal()
-    try:
-        each = tidebook.open(chosen(book))
-        portal.run(each.__aenter__())
-        try:
-            yield each, portal
-        finally:
-            portal.run(each.__aexit__(None, None, None))
-    finally:
-        portal.close()
-
-
-def session(book: Book, job: str) -> SparkSession:
-    """A Spark session for a job, or how to get Spark."""
-    if find_spec("pyspark") is None:
-        raise InvalidInput("pyspark is not installed: pip install 'tidebook[spark]' (it needs Java 17 or newer)")
-    from tidebook.pipeline.session import job_session
-
-    return job_session(f"tidebook {job}", book.settings)
+app.command()(pipeline_checks.verify)
+app.command()(pipeline_checks.rebuild)
 
 
 @app.command()
@@ -76,8 +46,7 @@ def replicate(
 ) -> None:
     """Replicate the log to the store, until Ctrl-C or SIGTERM, or until it is done with --once."""
     output.choose(json=json)
-    with opened(book) as (each, portal):
-        spark = session(each, "replicate")
+    with opened(book) as (each, portal), session(each, "replicate") as spark:
         from tidebook.pipeline.jobs.replicate import Replication as Job
 
         with ProgressShown() as shown:
@@ -86,10 +55,7 @@ def replicate(
                 signal.signal(number, lambda *_: job.stop())
             if until_input_ends:
                 threading.Thread(target=_stop_at_end_of_input, args=(job,), daemon=True).start()
-            try:
-                done = job.run(once=once)
-            finally:
-                spark.stop()
+            done = job.run(once=once)
             shown.finish(done)
     if done.stopped:
         raise typer.Exit(5)

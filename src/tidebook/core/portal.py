@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,9 +27,13 @@ class Portal:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin a coroutine; its result is waited for elsewhere."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:

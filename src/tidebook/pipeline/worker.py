@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from tidebook.core.clock import SystemClock
@@ -51,6 +51,20 @@ class Worker:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on this worker's loop."""
         return self._portal.run(coroutine)
+
+    def iterate(self, pages: AsyncIterator[T]) -> Iterator[T]:
+        """Pages for a thread, the next one read while one is used."""
+
+        async def following() -> T | None:
+            return await anext(pages, None)
+
+        ahead = self._portal.submit(following())
+        try:
+            while (page := ahead.result()) is not None:
+                ahead = self._portal.submit(following())
+                yield page
+        finally:
+            ahead.cancel()
 
     async def store(self) -> StoreWriter:
         """The store, opened when it is first wanted."""

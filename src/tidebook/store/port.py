@@ -9,6 +9,7 @@ import msgspec
 
 from tidebook.core.head import Head
 from tidebook.core.key import Key
+from tidebook.core.mend import Mend
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
 from tidebook.core.topic import TopicFacts
@@ -91,13 +92,46 @@ class TagReader(Protocol):
         ...
 
 
-class StoreWriter(StoreReader, TagReader, Protocol):
+class Split(msgspec.Struct, frozen=True, gc=False):
+    """A part of a topic's rows. What its ends mean is the adapter's business."""
+
+    low: str
+    high: str
+
+
+class StoreScanner(Protocol):
+    """What jobs read that look at everything, each worker at a part."""
+
+    async def splits(self, topic: str, *, count: int) -> Sequence[Split]:
+        """Parts that can be read apart, at most `count`; together they are all of the topic."""
+        ...
+
+    def heads_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, Head]]]:
+        """Pages of a part's heads, graves included, by id."""
+        ...
+
+    def events_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
+        """Pages of a part's event rows as they lie there, by id: whether one counts, its head tells.
+
+        The rows of an id may lie in several parts, and its head in yet another.
+        """
+        ...
+
+
+class StoreWriter(StoreReader, TagReader, StoreScanner, Protocol):
     """What the pipeline, and the few explicit acts of an app, write."""
 
     async def apply(self, writes: SliceWrites) -> None:
         """Carry out a slice: per key each write acknowledged before the next, the pointer after all keys.
 
         Harmless to repeat, and harmless when it comes late.
+        """
+        ...
+
+    async def mend(self, mend: Mend) -> None:
+        """Put right one journal: rows that must not be there go, those that must come, then the head.
+
+        Fenced where the partition's pointer has moved and rows carry no stamps to tell them apart.
         """
         ...
 

@@ -24,7 +24,7 @@ from tidebook.journal.topic import check_topic
 from tidebook.pipeline.failures import failure_of, may_pass
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.source.stream import read_records
+from tidebook.pipeline.source.stream import stream_records
 from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
 from tidebook.pipeline.task import DONE, Done, replicate_task
 from tidebook.pipeline.ticking import settle, ticking
@@ -151,7 +151,7 @@ class Replication:
     def _start(
         self, facts: Mapping[str, TopicFacts], starts: Offsets, checkpoint: Path, *, once: bool
     ) -> StreamingQuery:
-        records = read_records(self._spark, self._book.settings, starts, records_max=self._settings.records_max)
+        records = stream_records(self._spark, self._book.settings, starts, records_max=self._settings.records_max)
         task = replicate_task(
             settings_to_json(self._book.settings), dict(facts), wait_s=self._settings.wait_s, opening=self._opening
         )

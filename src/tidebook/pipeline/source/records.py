@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -47,8 +47,27 @@ class RecordsSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
+    def reader(self, schema: StructType) -> RecordsReader:
+        return RecordsReader(dict(self.options))
+
     def streamReader(self, schema: StructType) -> RecordsStream:
         return RecordsStream(dict(self.options))
+
+
+class RecordsReader(DataSourceReader):
+    """Reads `starts` ≤ offset < `stops`."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        given = {name.lower(): value for name, value in options.items()}
+        self._settings = given["settings"]
+        self._starts: Offsets = msgspec.json.decode(given["starts"], type=Offsets)
+        self._stops: Offsets = msgspec.json.decode(given["stops"], type=Offsets)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return slices_between(self._starts, self._stops)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_slice(self._settings, partition)
 
 
 class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -102,22 +121,32 @@ class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return worker.run(ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [
-            Slice(topic, int(number), start[topic][number], stop)
-            for topic, stops in end.items()
-            for number, stop in stops.items()
-            if start[topic][number] < stop
-        ]
+        return slices_between(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Slice)
-        worker = Worker.of(self._settings)
-        start = partition.start
-        while start < partition.stop:
-            page = worker.run(_read(worker, partition, start))
-            start = page.next_offset
-            if page.records:
-                yield to_arrow(partition.topic, partition.partition, page.records)
+        return read_slice(self._settings, partition)
+
+
+def slices_between(start: Offsets, end: Offsets) -> list[InputPartition]:
+    """One slice a partition that has something."""
+    return [
+        Slice(topic, int(number), start[topic][number], stop)
+        for topic, stops in end.items()
+        for number, stop in stops.items()
+        if start[topic][number] < stop
+    ]
+
+
+def read_slice(settings: str, slice_: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a slice, in a worker."""
+    assert isinstance(slice_, Slice)
+    worker = Worker.of(settings)
+    start = slice_.start
+    while start < slice_.stop:
+        page = worker.run(_read(worker, slice_, start))
+        start = page.next_offset
+        if page.records:
+            yield to_arrow(slice_.topic, slice_.partition, page.records)
 
 
 async def _read(worker: Worker, slice_: Slice, start: int) -> Batch:

@@ -1,10 +1,14 @@
-"""The log's records as a streaming DataFrame, whichever log it is."""
+"""The log's records as a DataFrame, streaming or not, whichever log it is."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, unix_millis
+from pyspark.sql.readwriter import DataFrameReader
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.source.records import NAME, Offsets, RecordsSource
@@ -20,40 +24,54 @@ KAFKA_TUNING = {
     "fetch.max.bytes": str(64 * 1024 * 1024),
 }
 
+Reader = TypeVar("Reader", DataFrameReader, DataStreamReader)
 
-def read_records(spark: SparkSession, settings: Settings, starts: Offsets, *, records_max: int) -> DataFrame:
+
+def stream_records(spark: SparkSession, settings: Settings, starts: Offsets, *, records_max: int) -> DataFrame:
     """The records from `starts` on, at most `records_max` a micro-batch."""
+    if _log(settings) == "embedded":
+        return _embedded(spark, spark.readStream, settings, starts).option("recordsMax", str(records_max)).load()
+    return _columns(_kafka(spark.readStream, settings, starts).option("maxOffsetsPerTrigger", str(records_max)).load())
+
+
+def read_records(spark: SparkSession, settings: Settings, starts: Offsets, stops: Offsets) -> DataFrame:
+    """The records with starts ≤ offset < stops."""
+    if _log(settings) == "embedded":
+        return _embedded(spark, spark.read, settings, starts).option("stops", _json(stops)).load()
+    return _columns(_kafka(spark.read, settings, starts).option("endingOffsets", _json(stops)).load())
+
+
+def _log(settings: Settings) -> str:
     url = settings.section("log").url
     if url is None:
-        return _embedded(spark, settings, starts, records_max)
+        return "embedded"
     if scheme(url) == "kafka":
-        return _kafka(spark, settings, starts, records_max)
+        return "kafka"
     raise InvalidInput(f"[log] url: the pipeline cannot read {scheme(url)}://")
 
 
-def _embedded(spark: SparkSession, settings: Settings, starts: Offsets, records_max: int) -> DataFrame:
+def _embedded(spark: SparkSession, reader: Reader, settings: Settings, starts: Offsets) -> Reader:
     spark.dataSource.register(RecordsSource)
-    return (
-        spark.readStream.format(NAME)
-        .option("settings", settings_to_json(settings))
-        .option("starts", msgspec.json.encode(starts).decode())
-        .option("recordsMax", str(records_max))
-        .load()
-    )
+    return reader.format(NAME).option("settings", settings_to_json(settings)).option("starts", _json(starts))
 
 
-def _kafka(spark: SparkSession, settings: Settings, starts: Offsets, records_max: int) -> DataFrame:
-    reader = spark.readStream.format("kafka")
+def _kafka(reader: Reader, settings: Settings, starts: Offsets) -> Reader:
+    reader = reader.format("kafka")
     for name, value in {**kafka_client_options(settings), **KAFKA_TUNING}.items():
         reader = reader.option(f"kafka.{name}", value)
     # By number, for the partition count is frozen; never by what the broker has today.
     assigned = {topic: [int(number) for number in numbers] for topic, numbers in starts.items()}
-    found = (
+    return (
         reader.option("assign", msgspec.json.encode(assigned).decode())
-        .option("startingOffsets", msgspec.json.encode(starts).decode())
-        .option("maxOffsetsPerTrigger", str(records_max))
+        .option("startingOffsets", _json(starts))
         .option("failOnDataLoss", "true")
-        .load()
     )
+
+
+def _columns(found: DataFrame) -> DataFrame:
     at = unix_millis(col("timestamp")).alias("timestamp_ms")
     return found.select("topic", "partition", "offset", at, "key", "value")
+
+
+def _json(offsets: Offsets) -> str:
+    return msgspec.json.encode(offsets).decode()

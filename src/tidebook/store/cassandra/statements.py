@@ -20,6 +20,7 @@ EVENTS: Final = (
     "SELECT event FROM journal WHERE id = ? AND topic = ? AND segment = ? AND seq_nr > ? AND seq_nr <= ? LIMIT ?"
 )
 CLEAR_EVENTS: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr <= ?"
+CLEAR_EVENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr = ?"
 CLEAR_SEGMENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ?"
 
 # Tag rows.
@@ -42,6 +43,17 @@ PUT_TAG_PROGRESS: Final = (
     "VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
 CLEAR_TAG_PROGRESS: Final = "DELETE FROM tag_views_progress USING TIMESTAMP ? WHERE topic = ? AND id = ?"
+
+# Parts of the ring, for jobs that look at everything. The topic is a part of the partition key, so a node filters
+# whole partitions.
+HEADS_IN: Final = (
+    "SELECT id, head FROM metajournal "
+    "WHERE token(topic, segment) > ? AND token(topic, segment) <= ? AND topic = ? ALLOW FILTERING"
+)
+EVENTS_IN: Final = (
+    "SELECT id, event FROM journal "
+    "WHERE token(id, topic, segment) > ? AND token(id, topic, segment) <= ? AND topic = ? ALLOW FILTERING"
+)
 
 # Pointers.
 PUT_POINTER: Final = (

@@ -11,6 +11,7 @@ import msgspec
 from tidebook.core.errors import Corrupt, InvalidInput, NotFound, OutcomeUnknown, TooLarge, Unavailable
 from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
+from tidebook.core.mend import Mend
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
@@ -18,13 +19,15 @@ from tidebook.core.segments import head_segment
 from tidebook.core.topic import TopicFacts
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.concurrently import each
+from tidebook.store.cassandra.mending import mend_rounds
 from tidebook.store.cassandra.migrate import migrate, use_keyspace
 from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark
+from tidebook.store.cassandra.ring import events_in, heads_in, ring_splits
 from tidebook.store.cassandra.scan import EventPages, each_segment
 from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, Session, connect
 from tidebook.store.cassandra.settings import CassandraSettings
 from tidebook.store.cassandra.tag_views import TagViews
-from tidebook.store.port import Snapshot
+from tidebook.store.port import Snapshot, Split
 
 FACTS: Final = "facts"
 SETTINGS: Final = "setting"
@@ -175,6 +178,15 @@ class CassandraStore:
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         return await self._tags.pause(timeout_s, since)
 
+    async def splits(self, topic: str, *, count: int) -> Sequence[Split]:
+        return ring_splits(count)
+
+    def heads_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, Head]]]:
+        return heads_in(self._session, topic, split)
+
+    def events_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
+        return events_in(self._session, topic, split)
+
     # Writing
 
     async def apply(self, writes: SliceWrites) -> None:
@@ -188,6 +200,13 @@ class CassandraStore:
         for batches in rounds_of(writes, segments):
             await each(self.write, batches, at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
+
+    async def mend(self, mend: Mend) -> None:
+        segments = await self._segments_of(mend.key.topic)
+        if segments is None:
+            raise NotFound(f"topic {mend.key.topic} has no facts in the store: open it as a journal first")
+        for batches in mend_rounds(mend, segments, await self._tags.buckets()):
+            await each(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
         if slots < 1:

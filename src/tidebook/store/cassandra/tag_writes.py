@@ -32,7 +32,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Cell).decode
 
 
-def tag_batches(writes: Iterable[PutTags], buckets: Buckets) -> Iterator[Batch]:
+def tag_batches(writes: Iterable[PutTags], buckets: Buckets, *, rev: int = 0) -> Iterator[Batch]:
     """The rows of many journals by tag and bucket; which buckets a tag has; how far each journal's tags have come."""
     by_bucket: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
     newest: dict[tuple[str, int], Position] = {}
@@ -41,17 +41,17 @@ def tag_batches(writes: Iterable[PutTags], buckets: Buckets) -> Iterator[Batch]:
         for row in write.rows:
             at = (row.place.tag, buckets.start(row.place.time_ms))
             cell = _encode(Cell(row.id, row.incarnation, row.tag_seq_nr, row.event))
-            values = [*_place(row.place, at[1]), cell, write_stamp(row.event.position)]
+            values = [*_place(row.place, at[1]), cell, write_stamp(row.event.position, rev=rev)]
             by_bucket.setdefault(at, []).append((len(cell) + _ROW_BYTES, Statement(cql.PUT_TAG, values)))
             newest[at] = max(newest.get(at, row.event.position), row.event.position)
             progress[write.key, row.place.tag] = row
     for sized in by_bucket.values():
         yield from bounded(sized)
     for (tag, bucket), position in newest.items():
-        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, write_stamp(position)])]
+        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, write_stamp(position, rev=rev)])]
     for (key, tag), row in progress.items():
         at_ = row.event.position
-        values = [*key, tag, row.tag_seq_nr, row.event.seq_nr, at_.epoch, at_.offset, write_stamp(at_)]
+        values = [*key, tag, row.tag_seq_nr, row.event.seq_nr, at_.epoch, at_.offset, write_stamp(at_, rev=rev)]
         yield [Statement(cql.PUT_TAG_PROGRESS, values)]
 
 
@@ -61,9 +61,11 @@ def places_of(key: Key, partition: int, row: EventRow) -> Iterator[TagPlace]:
         yield TagPlace(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
-def clear_batches(places: Iterable[TagPlace], cleared_by: Position, buckets: Buckets) -> Iterator[Batch]:
+def clear_batches(
+    places: Iterable[TagPlace], cleared_by: Position, buckets: Buckets, *, rev: int = 0
+) -> Iterator[Batch]:
     """Tombstones of single tag rows, under the stamp of what clears them."""
-    stamp = tombstone_stamp(cleared_by)
+    stamp = tombstone_stamp(cleared_by, rev=rev)
     by_bucket: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
     for place in places:
         bucket = buckets.start(place.time_ms)

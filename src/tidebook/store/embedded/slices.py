@@ -56,7 +56,7 @@ def _apply(session: Session, writes: SliceWrites) -> Fenced | None:
         )
     if stands is not None and stands.position > writes.pointer.position:
         return None
-    _put_keys(session, writes.keys)
+    put_keys(session, writes.keys)
     if writes.parked:
         put_rows(session.connection, "INSERT OR REPLACE INTO parked VALUES {}", 8, _parked(writes.parked))
     position = writes.pointer.position
@@ -67,7 +67,8 @@ def _apply(session: Session, writes: SliceWrites) -> Fenced | None:
     return None
 
 
-def _put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
+def put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
+    """Carry out the writes of keys within the transaction."""
     # All of it becomes visible at once, so only what is left at the end of each key's writes is written, and what
     # they clear is cleared before it: a clear of a journal takes back the rows before it, and one of events lies
     # below all rows that are still put.

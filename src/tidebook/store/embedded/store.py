@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import apsw
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
+from tidebook.core.mend import Mend
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
@@ -20,11 +21,11 @@ from tidebook.core.topic import TopicFacts
 from tidebook.folder.inbox import Run, nothing
 from tidebook.folder.opened import File
 from tidebook.folder.rows import each_row
-from tidebook.store.embedded import changes
+from tidebook.store.embedded import changes, mending, parts
 from tidebook.store.embedded.slices import ANY_POINTER, POINTER, apply, channel_of, pointer_of
 from tidebook.store.embedded.tables import FILE, SCHEMA
 from tidebook.store.embedded.tag_rows import tag_page
-from tidebook.store.port import Snapshot
+from tidebook.store.port import Snapshot, Split
 
 PAGE_MAX = 1_000
 PAGE_BYTES_MAX = 8_000_000
@@ -148,6 +149,31 @@ class EmbeddedStore:
         await pings.wait(ANY_POINTER, since=since, timeout_s=timeout_s)
         return pings.count(ANY_POINTER)
 
+    # What jobs read that look at everything
+
+    async def splits(self, topic: str, *, count: int) -> Sequence[Split]:
+        """Ranges of ids."""
+        try:
+            return parts.id_splits(self._database, topic, count)
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
+
+    def heads_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, Head]]]:
+        """Pages of a part's heads, graves included."""
+        return self._pages(parts.heads_in(self._database, topic, split))
+
+    def events_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
+        """Pages of a part's event rows as they lie there."""
+        return self._pages(parts.events_in(self._database, topic, split))
+
+    async def _pages(self, pages: Iterator[Any]) -> AsyncIterator[Any]:
+        try:
+            for page in pages:
+                yield page
+                await asyncio.sleep(0)
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
+
     # What the pipeline, and the few explicit acts of an app, write
 
     async def apply(self, writes: SliceWrites) -> None:
@@ -156,6 +182,10 @@ class EmbeddedStore:
         Nothing is done where the pointer is there already. Fenced where it is not the one that the slice began from.
         """
         await self._run(apply, writes)
+
+    async def mend(self, mend: Mend) -> None:
+        """Put right one journal in one transaction; Fenced where the partition's pointer has moved."""
+        await self._run(mending.mend, mend)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
         """Keep a snapshot: the same seq_nr overwrites, then only the `slots` newest stay."""

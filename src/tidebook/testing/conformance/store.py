@@ -21,11 +21,12 @@ from tidebook.core.key import Key
 from tidebook.store.port import StoreWriter
 from tidebook.testing.conformance.journal_records import facts_of
 from tidebook.testing.conformance.store_reading import ReadingCases
+from tidebook.testing.conformance.store_scanning import ScanningCases
 from tidebook.testing.conformance.store_slices import SliceCases
 from tidebook.testing.conformance.store_suite import OpenStore
 
 
-class StoreContract(SliceCases, ReadingCases):
+class StoreContract(SliceCases, ReadingCases, ScanningCases):
     """Bind with a fixture `open_store`, and say by `last_write_wins` how late slices lose."""
 
     async def test_a_topic_without_facts_has_none(self, store: StoreWriter, topic: str) -> None:

@@ -1,0 +1,177 @@
+"""Rebuild: the store of a topic from its log, or the tag views from the journals that the store has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from tidebook.core.errors import Fenced, LogLost, NotFound, UnknownVersion
+from tidebook.core.event import decode_event
+from tidebook.core.head import Head
+from tidebook.core.key import Key, partition_of
+from tidebook.core.mend import Mend
+from tidebook.core.portal import Portal
+from tidebook.core.record import read_record
+from tidebook.core.replication import EventRow, TagPlace, TagRow
+from tidebook.core.topic import TopicFacts
+from tidebook.journal.settings import JournalSettings
+from tidebook.pipeline.jobs.replicate import Replication
+from tidebook.pipeline.jobs.verify import SPLITS_PER_CORE, Tell, Verified, next_rev, verify
+from tidebook.pipeline.source.stream import read_records
+from tidebook.pipeline.worker import Worker
+from tidebook.store.port import Split, StoreWriter
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import options_as, settings_to_json
+
+PAGE = 1_000
+TRIES_MAX = 20
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def rebuild(
+    spark: SparkSession, book: Book, portal: Portal, topic: str, *, tell: Tell = lambda difference: None
+) -> Verified:
+    """Make the store of a topic what its whole log says. A log that no longer reaches back to its start refuses."""
+    ends = portal.run(_whole_log(book, topic))
+    facts = portal.run(book.store.facts(topic))
+    if facts is None:
+        epoch = _last_epoch(spark, book, topic, ends)
+        facts = portal.run(_make_facts(book, topic, epoch))
+    began = portal.run(_replicated(book, topic, facts))
+    done = verify(spark, book, portal, [topic], repair=True, tell=tell) if began else Verified()
+    Replication(spark, book, portal, topics=[topic]).run(once=True)
+    last = verify(spark, book, portal, [topic])
+    return msgspec.structs.replace(last, differences=done.differences, mended=done.mended)
+
+
+async def _whole_log(book: Book, topic: str) -> dict[int, int]:
+    """The ends of all partitions; LogLost where one does not begin at its beginning."""
+    state = await book.log.topic(topic)
+    if state is None:
+        raise NotFound(f"topic {topic}: the log has no such topic")
+    ends = {}
+    for number in range(state.partitions):
+        start = await book.log.start(topic, number)
+        if start > 0:
+            raise LogLost(
+                topic=topic,
+                partition=number,
+                first=0,
+                last=start - 1,
+                remedy="a store is rebuilt from a whole log alone; 'tidebook pipeline verify --repair' mends what "
+                "the log still has, and leaves the rest as it is",
+            )
+        ends[number] = await book.log.end(topic, number)
+    return ends
+
+
+async def _make_facts(book: Book, topic: str, epoch: int) -> TopicFacts:
+    state = await book.log.topic(topic)
+    assert state is not None
+    settings: JournalSettings = options_as(book.settings.section("journal"), "journal", JournalSettings)
+    facts = msgspec.structs.replace(settings.facts(state.topic_id, state.partitions), epoch=epoch)
+    return await book.store.set_facts(topic, facts, expected=None)
+
+
+async def _replicated(book: Book, topic: str, facts: TopicFacts) -> bool:
+    return any([await book.store.pointer(topic, number) is not None for number in range(facts.partitions)])
+
+
+def _last_epoch(spark: SparkSession, book: Book, topic: str, ends: dict[int, int]) -> int:
+    """The newest epoch that a record of the log speaks of: where the store's facts are lost, the log tells it."""
+    stops = {topic: {str(number): end for number, end in ends.items()}}
+    starts = {topic: {str(number): 0 for number in ends}}
+    found = read_records(spark, book.settings, starts, stops).mapInArrow(epochs, "epoch int").collect()
+    return max([1, *(int(row["epoch"]) for row in found)])
+
+
+def epochs(batches: Batches) -> Iterator[pa.RecordBatch]:
+    """A function for `mapInArrow`: the newest epoch of the records."""
+    newest = 1
+    for batch in batches:
+        for value in batch.column("value").to_pylist():
+            try:
+                newest = max(newest, getattr(read_record(value, limit_bytes=2**31), "epoch", 1))
+            except UnknownVersion:
+                continue
+    yield pa.RecordBatch.from_pydict({"epoch": pa.array([newest], pa.int32())})
+
+
+# ---- tag views
+
+
+def rebuild_tags(spark: SparkSession, book: Book, portal: Portal, topic: str) -> int:
+    """Write the tag rows of a topic again from its journals in the store; returns how many."""
+    facts = portal.run(book.store.facts(topic))
+    if facts is None:
+        raise NotFound(f"topic {topic}: the store has nothing of it")
+    rev = portal.run(next_rev(book, [topic]))
+    splits = portal.run(book.store.splits(topic, count=spark.sparkContext.defaultParallelism * SPLITS_PER_CORE))
+    rows = spark.sparkContext.parallelize([(each.low, each.high) for each in splits], len(splits))
+    task = tag_task(settings_to_json(book.settings), topic, facts, rev)
+    done = spark.createDataFrame(rows, "low string, high string").mapInArrow(task, "tags long").collect()
+    return sum(int(row["tags"]) for row in done)
+
+
+def tag_task(settings: str, topic: str, facts: TopicFacts, rev: int) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow` over (low, high): writes the tag rows of parts of the store."""
+    sent = msgspec.json.encode(facts)
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        known = msgspec.json.decode(sent, type=TopicFacts)
+        worker = Worker.of(settings)
+        written = 0
+        for batch in batches:
+            for row in batch.to_pylist():
+                split = Split(row["low"], row["high"])
+                written += worker.run(_write_tags(worker, topic, known, split, rev))
+        yield pa.RecordBatch.from_pydict({"tags": pa.array([written], pa.int64())})
+
+    return run
+
+
+async def _write_tags(worker: Worker, topic: str, facts: TopicFacts, split: Split, rev: int) -> int:
+    store = await worker.store()
+    written = 0
+    async for page in store.heads_in(topic, split):
+        for id, head in page:
+            if head.live and head.tag_counts:
+                written += await _write_journal(store, Key(topic, id), facts, rev)
+    return written
+
+
+async def _write_journal(store: StoreWriter, key: Key, facts: TopicFacts, rev: int) -> int:
+    partition = partition_of(key.id, facts.partitions)
+    for _ in range(TRIES_MAX):
+        pointer = await store.pointer(key.topic, partition)
+        head = await store.head(key)
+        if head is None or not head.live or pointer is None:
+            return 0
+        rows = await _tag_rows(store, key, head, partition)
+        try:
+            await store.mend(Mend(key=key, partition=partition, pointer=pointer, rev=rev, head=head, tags=tuple(rows)))
+        except Fenced:
+            continue
+        return len(rows)
+    raise Fenced(f"{key}: it moves faster than its tags can be written: stop the replication meanwhile")
+
+
+async def _tag_rows(store: StoreWriter, key: Key, head: Head, partition: int) -> list[TagRow]:
+    """The tag rows of the events that are there. Deletes take the first ones, so numbers are counted from the last."""
+    events: list[EventRow] = []
+    after = head.delete_to
+    while page := await store.events(key, head, after=after, to=head.seq_nr, limit=PAGE):
+        events += page
+        after = page[-1].seq_nr
+    counts = dict(head.tag_counts)
+    rows: list[TagRow] = []
+    for row in reversed(events):
+        for tag in decode_event(row.kept).tags:
+            place = TagPlace(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
+            rows.append(TagRow(place, key.id, head.incarnation, counts[tag], row))
+            counts[tag] -= 1
+    return rows[::-1]

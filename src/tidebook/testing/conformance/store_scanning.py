@@ -1,0 +1,127 @@
+"""Cases of what jobs do to a store: reading all of it in parts, and mending a journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidebook.core.errors import Fenced
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.mend import Mend
+from tidebook.core.position import Position
+from tidebook.core.replication import EventRow, Pointer, PutEvents, SliceWrites
+from tidebook.core.topic import TopicFacts
+from tidebook.pipeline.slice import replicate_slice
+from tidebook.store.port import StoreWriter
+from tidebook.testing.conformance.journal_records import Step, append, purge, records_of, truth_of
+from tidebook.testing.conformance.store_suite import StoreSuite, assert_shows, read_pages
+
+STEPS: list[Step] = [
+    *((f"j-{i}", append(1 + i % 7)) for i in range(40)),
+    ("j-3", purge()),
+    *((f"j-{i}", append(2)) for i in range(20)),
+]
+
+
+class ScanningCases(StoreSuite):
+    """What the data source, `verify` and `rebuild` rest on."""
+
+    @pytest.mark.parametrize("count", [1, 3, 16])
+    async def test_the_parts_together_are_all_of_it(
+        self, store: StoreWriter, topic: str, facts: TopicFacts, count: int
+    ) -> None:
+        await replicate_slice(store, topic, 0, records_of(STEPS), facts)
+        splits = await store.splits(topic, count=count)
+        assert 1 <= len(splits) <= count
+        heads: list[tuple[str, Head]] = []
+        events: list[tuple[str, EventRow]] = []
+        for split in splits:
+            async for page in store.heads_in(topic, split):
+                heads += page
+            async for rows in store.events_in(topic, split):
+                events += rows
+        truth = truth_of(STEPS, facts)
+        assert len(heads) == len(dict(heads))
+        assert dict(heads) == {id: each.head for id, each in truth.items()}
+        rows_of = sorted((id, row.seq_nr) for id, row in events)
+        assert rows_of == sorted((id, row.seq_nr) for id, each in truth.items() for row in each.rows)
+        assert {(id, row.seq_nr): row for id, row in events} == {
+            (id, row.seq_nr): row for id, each in truth.items() for row in each.rows
+        }
+
+    async def test_an_empty_topic_has_parts_without_rows(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        for split in await store.splits(topic, count=4):
+            assert [page async for page in store.heads_in(topic, split) if page] == []
+            assert [page async for page in store.events_in(topic, split) if page] == []
+
+    async def test_a_mend_puts_rows_and_head_and_takes_what_must_not_be_there(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        steps: list[Step] = [("a", append(4)), ("a", append(2))]
+        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, facts).values()
+        assert pointer is not None
+        assert truth.head is not None
+        await self._damage(store, topic, truth.head, pointer)
+        mend = Mend(
+            key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=truth.head,
+            rows=truth.rows[1:3], extra_rows=(7, 9),
+        )  # fmt: skip
+        await store.mend(mend)
+        await store.mend(mend)
+        await assert_shows(store, topic, facts, steps)
+        beyond = await self._all(store, topic)
+        assert sorted(row.seq_nr for _, row in beyond) == [1, 2, 3, 4, 5, 6]
+
+    async def test_what_comes_later_in_the_log_wins_over_a_mend(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        steps: list[Step] = [("a", append(4)), ("a", purge()), ("a", append(1))]
+        await replicate_slice(store, topic, 0, records_of(steps[:1]), facts)
+        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps[:1], facts).values()
+        assert pointer is not None
+        assert truth.head is not None
+        await store.mend(
+            Mend(key=Key(topic, "a"), partition=0, pointer=pointer, rev=7, head=truth.head, rows=truth.rows)
+        )
+        await replicate_slice(store, topic, 0, records_of(steps)[1:], facts)
+        await assert_shows(store, topic, facts, steps)
+
+    async def test_a_mend_of_what_has_moved_changes_nothing_that_is_newer(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        steps: list[Step] = [("a", append(2)), ("a", append(1))]
+        await replicate_slice(store, topic, 0, records_of(steps[:1]), facts)
+        pointer, [old] = await store.pointer(topic, 0), truth_of(steps[:1], facts).values()
+        await replicate_slice(store, topic, 0, records_of(steps)[1:], facts)
+        assert pointer is not None
+        assert old.head is not None
+        mend = Mend(key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=old.head, rows=old.rows)
+        if self.last_write_wins:
+            await store.mend(mend)
+        else:
+            with pytest.raises(Fenced):
+                await store.mend(mend)
+        await assert_shows(store, topic, facts, steps)
+
+    async def _damage(self, store: StoreWriter, topic: str, head: Head, pointer: Pointer) -> None:
+        """Two rows with wrong bytes, and two that no record has caused."""
+        first = head.incarnation
+        key = Key(topic, "a")
+        wrong = tuple(EventRow(n, b"wrong", 1, first, n, 1) for n in (2, 3))
+        none = tuple(EventRow(n, b"nobody's", 1, pointer.position, n, 1) for n in (7, 9))
+        writes = (PutEvents(key, head, wrong), PutEvents(key, head, none))
+        await store.apply(SliceWrites(topic, 0, pointer, pointer, (writes,)))
+        rows = await read_pages(store, key, head)
+        if not self.last_write_wins:
+            assert [row.kept for row in rows[1:3]] == [b"wrong", b"wrong"]
+        assert Position(*pointer.position) >= first
+
+    async def _all(self, store: StoreWriter, topic: str) -> list[tuple[str, EventRow]]:
+        found: list[tuple[str, EventRow]] = []
+        for split in await store.splits(topic, count=2):
+            async for page in store.events_in(topic, split):
+                found += page
+        return found

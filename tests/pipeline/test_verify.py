@@ -1,0 +1,162 @@
+"""The store compared with the log, mended and rebuilt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tests.pipeline.conftest import OpenBook
+from tests.pipeline.workloads import expected_rows, replicate_here, rows_of, write_history
+from tidebook.core.errors import LogLost
+from tidebook.core.event import Event
+from tidebook.core.head import Head
+from tidebook.core.key import Key, partition_of
+from tidebook.core.mend import Mend
+from tidebook.core.portal import Portal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.verify import Verified
+    from tidebook.pipeline.transforms.shelf import Difference
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def verify(
+    spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any
+) -> tuple[Verified, list[Difference]]:
+    from tidebook.pipeline.jobs.verify import verify as job
+
+    told: list[Difference] = []
+    return job(spark, book, portal, [topic], tell=told.append, **more), told
+
+
+async def damage(book: Book, topic: str) -> dict[str, str]:
+    """Spoil a few journals, as a faulty disk or hand would; returns what was done to whom."""
+    facts = await book.store.facts(topic)
+    assert facts is not None
+    live = [(id, await _head(book, Key(topic, id))) async for id in book.store.ids(topic)]
+    done: dict[str, str] = {}
+    for (id, head), what in zip(
+        sorted(live), ("event missing", "event extra", "head differs", "head extra"), strict=False
+    ):
+        key, partition = Key(topic, id), partition_of(id, facts.partitions)
+        pointer = await book.store.pointer(topic, partition)
+        assert pointer is not None
+        rows = await book.store.events(key, head, after=0, to=head.seq_nr, limit=1)
+        mend = Mend(key=key, partition=partition, pointer=pointer, rev=1, head=head)
+        if what == "event missing":
+            mend = msgspec.structs.replace(mend, extra_rows=(rows[0].seq_nr,))
+        elif what == "event extra":
+            row = msgspec.structs.replace(rows[0], seq_nr=head.seq_nr + 3)
+            mend = msgspec.structs.replace(mend, rows=(row,))
+        elif what == "head differs":
+            mend = msgspec.structs.replace(mend, head=msgspec.structs.replace(head, seq_nr=head.seq_nr + 1))
+        else:
+            id = f"nobody-{id}"
+            at = await book.store.pointer(topic, partition_of(id, facts.partitions))
+            assert at is not None
+            mend = msgspec.structs.replace(
+                mend, key=Key(topic, id), partition=partition_of(id, facts.partitions), pointer=at
+            )
+        await book.store.mend(mend)
+        done[id] = what
+    return done
+
+
+async def _head(book: Book, key: Key) -> Head:
+    head = await book.store.head(key)
+    assert head is not None
+    return head
+
+
+def test_a_store_that_was_replicated_from_the_log_does_not_differ(
+    spark: SparkSession, book: Book, portal: Portal, topic: str
+) -> None:
+    portal.run(write_history(book, topic, steps=150))
+    portal.run(replicate_here(book, book.store, topic))
+    portal.run(write_history(book, topic, steps=20, seed=5))  # not replicated yet, and so not compared
+    done, told = verify(spark, book, portal, topic)
+    assert told == []
+    assert (done.left, done.partial) == (0, ())
+    assert done.journals >= 15
+    assert done.events > 50
+
+
+def test_every_damage_is_told_and_mended(
+    spark: SparkSession, book: Book, portal: Portal, topic: str, open_book: OpenBook
+) -> None:
+    portal.run(write_history(book, topic, steps=150))
+    portal.run(replicate_here(book, book.store, topic))
+    done_to = portal.run(damage(book, topic))
+    found, told = verify(spark, book, portal, topic)
+    assert done_to.items() <= {(each.id, each.what) for each in told}
+    assert found.left == len(told)
+    mended, _ = verify(spark, book, portal, topic, repair=True)
+    assert (mended.mended, mended.left) == (len(told), 0)
+    fresh = open_book("fresh")
+    assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
+
+
+def test_a_missing_tag_row_is_told_and_mended(spark: SparkSession, embedded: Book, portal: Portal, topic: str) -> None:
+    from tidebook.pipeline.jobs.rebuild import rebuild_tags
+
+    book = embedded
+    portal.run(book.journal(topic).append("a", [Event(1, tags={"x", "y"}), Event(2, tags={"x"})]))
+    portal.run(replicate_here(book, book.store, topic))
+    rows = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
+    pointer = portal.run(book.store.pointer(topic, rows[0].place.partition))
+    head = portal.run(_head(book, Key(topic, "a")))
+    assert pointer is not None
+    spoil = Mend(
+        key=Key(topic, "a"), partition=rows[0].place.partition, pointer=pointer, rev=1, head=head,
+        extra_tags=(rows[0].place,),
+    )  # fmt: skip
+    portal.run(book.store.mend(spoil))
+    _, told = verify(spark, book, portal, topic, repair=True)
+    assert [each.what for each in told] == ["tag missing"]
+    again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
+    assert list(again) == list(rows)
+    portal.run(book.store.mend(spoil))
+    assert rebuild_tags(spark, book, portal, topic) == 3
+    again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
+    assert list(again) == list(rows)
+
+
+def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str
+) -> None:
+    from tidebook.pipeline.jobs.rebuild import rebuild
+
+    book = embedded
+    portal.run(write_history(book, topic, steps=150))
+    portal.run(replicate_here(book, book.store, topic))
+    for number in range(4):
+        end = portal.run(book.log.end(topic, number))
+        portal.run(book.log.truncate(topic, number, before=end // 2))
+    done, told = verify(spark, book, portal, topic)
+    assert told == []
+    assert done.partial == (topic,)
+    with pytest.raises(LogLost):
+        rebuild(spark, book, portal, topic)
+
+
+def test_a_lost_store_is_rebuilt_from_the_log(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, open_book: OpenBook
+) -> None:
+    from tidebook.pipeline.jobs.rebuild import rebuild
+
+    portal.run(write_history(embedded, topic, steps=150))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    before = portal.run(rows_of(embedded.store, topic))
+    folder = embedded.settings.folder
+    portal.run(embedded.__aexit__(None, None, None))
+    for file in folder.glob("store.db*"):
+        file.unlink()
+    portal.run(embedded.__aenter__())
+    assert rebuild(spark, embedded, portal, topic).left == 0
+    assert portal.run(rows_of(embedded.store, topic)) == before
