@@ -21,8 +21,7 @@ def flush_wal(
 ) -> None:
     """Write what the regions hold to Parquet, a folder a table, exactly once; then mark it deleted."""
     output.choose(json=json)
-    with opened(book) as (each, portal):
-        spark = session(each, "flush-wal")
+    with opened(book) as (each, portal), session(each, "flush-wal") as spark:
         from tidebook.pipeline.jobs.flush_wal import flush_wal as job
         from tidebook.wal.flush import Flushed
 
@@ -34,7 +33,4 @@ def flush_wal(
             }
             output.emit(row, f"region {done.region}: {done.entries:,} entries of {len(done.ranges)} tables")
 
-        try:
-            job(spark, each, portal, namespace=namespace, output=to, regions=region or (), tell=tell)
-        finally:
-            spark.stop()
+        job(spark, each, portal, namespace=namespace, output=to, regions=region or (), tell=tell)
