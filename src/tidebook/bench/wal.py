@@ -116,8 +116,8 @@ class Bench:
     # Recovery
 
     async def recovery(self) -> None:
-        """How long an open takes with 10,000 records behind the snapshot, by what lies before it."""
-        async with Opened(self.address) as opened:
+        """How long an open takes with 10,000 records behind the snapshot, none of them packed, by what lies before."""
+        async with Opened(self.address, pack_bytes=1) as opened:
             regions = {}
             for before in (100_000 // self.scale, 2_000_000 // self.scale):
                 region = await opened.region()
@@ -128,12 +128,13 @@ class Bench:
                 regions[before] = region.id
                 await region.close()
             times: dict[int, list[float]] = {before: [] for before in regions}
-            for _ in range(7):
+            for _ in range(15):
                 for before, id in regions.items():
                     async with Opened(self.address, namespace=opened.namespace) as again:
                         held = await again.wal.open_region(id, writable=False)
                         times[before].append(held.recovery_s)
-        few, many = (median(each) for each in times.values())
+        # The least of each: what else the machine does only ever adds.
+        few, many = (min(each) for each in times.values())
         self.figures |= {"recovery_100k_s": round(few, 4), "recovery_2m_s": round(many, 4)}
         self.ratios["recovery_2m_vs_100k"] = many / few
 
@@ -202,7 +203,8 @@ class Bench:
 class Opened:
     """A log and a namespace on it, removed afterwards by whoever made it."""
 
-    def __init__(self, address: str, *, namespace: str | None = None) -> None:
+    def __init__(self, address: str, *, namespace: str | None = None, **settings: int) -> None:
+        self._wal_settings = WalSettings(limit_bytes=LIMIT_BYTES, clean_every_s=0, **settings)
         self._settings = Settings(Path(), {"log": Section(f"kafka://{address}")})
         self._mine = namespace is None
         self.namespace = namespace or f"bench-{uuid.uuid4().hex[:12]}"
@@ -212,9 +214,13 @@ class Opened:
     async def __aenter__(self) -> Opened:
         metrics = Metrics()
         self.log: Log = await open_log(self._settings, clock=SystemClock(), metrics=metrics)
-        settings = WalSettings(limit_bytes=LIMIT_BYTES, clean_every_s=0)
         self.wal = Wal(
-            self.log, self.namespace, clock=SystemClock(), ids=RandomIds(), metrics=metrics, settings=settings
+            self.log,
+            self.namespace,
+            clock=SystemClock(),
+            ids=RandomIds(),
+            metrics=metrics,
+            settings=self._wal_settings,
         )
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
+from itertools import repeat
 
 from tidebook.core.errors import Corrupt
 from tidebook.wal.entry import Entry
@@ -28,8 +29,8 @@ class Sieve:
         """The next record that holds an entry; None when all were seen."""
         return self._due[0][0] if self._due else None
 
-    def entries(self, value: bytes) -> list[Entry]:
-        """The entries that count of the record at `next_offset()`."""
+    def runs(self, value: bytes) -> Iterator[list[Entry]]:
+        """The entries that count of the record at `next_offset()`, in runs of one table."""
         offset = self._due[0][0]
         wanted: dict[int, tuple[int, int]] = {}
         while self._due and self._due[0][0] == offset:
@@ -39,16 +40,13 @@ class Sieve:
         record = decode_record(value)
         if not isinstance(record, Write):
             raise Corrupt(f"the record at offset {offset} is no write, and its table says so")
-        entries: list[Entry] = []
         for part, payloads in payloads_of(record, value):
-            table, first = part.table, part.first
-            least, stop = wanted.get(table, (0, 0))
-            if least <= first and first + len(payloads) <= stop:
-                entries += [Entry(table, seq, payload, offset) for seq, payload in enumerate(payloads, first)]
-            else:  # the mark lies within the part
-                numbered = enumerate(payloads, first)
-                entries += [Entry(table, seq, payload, offset) for seq, payload in numbered if least <= seq < stop]
-        return entries
+            first, stop = wanted.get(part.table, (0, 0))
+            begin, end = max(first, part.first), min(stop, part.first + len(payloads))
+            if begin < end:
+                if end - begin < len(payloads):  # the mark lies within the part
+                    payloads = payloads[begin - part.first : end - part.first]
+                yield list(map(Entry, repeat(part.table), range(begin, end), payloads, repeat(offset)))
 
     def _step(self, table: int) -> None:
         batch = next(self._batches[table], None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
+from struct import unpack_from
 from typing import Any, Final
 
 import msgspec
@@ -178,14 +179,19 @@ def read_record(value: bytes | None) -> DataRecord | Damaged:
         return Damaged(str(error))
 
 
-def payloads_of(write: Write, value: bytes) -> Iterator[tuple[Part, list[Any]]]:
+def payloads_of(write: Write, value: bytes) -> Iterator[tuple[Part, Sequence[Any]]]:
     """The parts of a record with their payloads, as what went in."""
     at = _HEAD_AT + int.from_bytes(value[HEADER_BYTES:_HEAD_AT], "big")
     for part in write.parts:
-        payloads: list[Any] = []
-        for size in _unpacked(part.sizes):
-            payloads.append(value[at : at + size])
-            at += size
+        sizes = _unpacked(part.sizes)
+        payloads: Sequence[Any]
+        if sizes.count(sizes[0]) == len(sizes):  # cut in one step, far quicker than one by one
+            payloads = unpack_from(f"{sizes[0]}s" * len(sizes), value, at)
+            at += sizes[0] * len(sizes)
+        else:
+            ends = list(accumulate(sizes, initial=at))
+            payloads = [value[begin:end] for begin, end in pairwise(ends)]
+            at = ends[-1]
         if part.kinds:
             payloads = [
                 data if kind == BYTES else decode_payload(kind, data)

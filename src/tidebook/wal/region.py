@@ -185,16 +185,18 @@ class Region:
     async def read(self, *, from_offset: int = 0) -> AsyncIterator[Entry]:
         """All entries in the order they were written, those marked deleted left out, as of when the read begins."""
         meta = await self._frozen()
-        async for entries in reading.read_region(self._topics, meta, from_offset=from_offset):
-            for entry in entries:
-                yield entry
+        async for runs in reading.read_region(self._topics, meta, from_offset=from_offset):
+            for run in runs:
+                for entry in run:
+                    yield entry
 
     async def read_table(self, table: int, *, start: int = 1) -> AsyncIterator[Entry]:
         """One table's entries from a sequence number on; numbers that were marked deleted are gone."""
         meta = await self._frozen()
-        async for entries in reading.read_table(self._topics, meta, table=table_id(table), start=start):
-            for entry in entries:
-                yield entry
+        async for runs in reading.read_table(self._topics, meta, table=table_id(table), start=start):
+            for run in runs:
+                for entry in run:
+                    yield entry
 
     async def replay(
         self,
@@ -210,17 +212,19 @@ class Region:
         meta = await self._frozen()
         counts: dict[int, int] = {}
         begin = meta.first_offset
-        async for entries in reading.read_region(self._topics, meta):
-            for entry in entries:
-                handler = handlers.get(entry.table, other)
+        async for runs in reading.read_region(self._topics, meta):
+            for run in runs:
+                table = run[0].table
+                handler = handlers.get(table, other)
                 if handler is None:
                     continue
-                waiting = handler(entry)
-                if waiting is not None and isawaitable(waiting):
-                    await waiting
-                counts[entry.table] = counts.get(entry.table, 0) + 1
+                for entry in run:
+                    waiting = handler(entry)
+                    if waiting is not None and isawaitable(waiting):
+                        await waiting
+                counts[table] = counts.get(table, 0) + len(run)
             if progress is not None:
-                progress(entries[-1].offset + 1 - begin, meta.next_offset - begin)
+                progress(runs[-1][-1].offset + 1 - begin, meta.next_offset - begin)
         return counts
 
     async def refresh(self) -> None:

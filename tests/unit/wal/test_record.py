@@ -42,7 +42,7 @@ def test_payloads_come_back_as_what_went_in(parts: list[tuple[int, int, list[Any
     record = decode_record(value)
     assert isinstance(record, Write)
     assert (record.term, record.writer) == (3, A)
-    got = [(p.table, p.first, payloads) for p, payloads in payloads_of(record, value)]
+    got = [(p.table, p.first, list(payloads)) for p, payloads in payloads_of(record, value)]
     assert got == [(table, first, payloads) for table, first, payloads in parts]
 
 
@@ -56,7 +56,7 @@ def test_a_record_is_never_larger_than_foretold(parts: list[tuple[int, int, list
 def test_joined_payloads_are_those_of_each(one: list[Any], two: list[Any]) -> None:
     joined = join_payloads([pack_payloads(1, one), pack_payloads(1, two)])
     write, value = encode_write(1, A, [(5, joined)])
-    assert [payloads for _, payloads in payloads_of(write, value)] == [one + two]
+    assert [list(payloads) for _, payloads in payloads_of(write, value)] == [one + two]
 
 
 @pytest.mark.parametrize("record", [Claim(4, A), Mark(1, 0, 9), Drop(2, 77)])

@@ -25,7 +25,7 @@ from tidebook.wal.entry import Entry
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.names import RegionId, namespace_name, region_id
-from tidebook.wal.reading import read_mapped
+from tidebook.wal.reading import Run, read_mapped
 from tidebook.wal.topics import RegionTopics
 from tidebook.wal.wal import Wal
 from tidebook.wiring.settings import read_settings, settings_to_json
@@ -80,8 +80,8 @@ def read_slice(settings: str, namespace: str, wanted: RegionSlice) -> Iterator[p
     worker = Worker.of(settings)
     pages = worker.run(_pages(worker, namespace, wanted))
     try:
-        while (entries := worker.run(_next(pages))) is not None:
-            yield to_arrow(wanted.region, entries)
+        while (runs := worker.run(_next(pages))) is not None:
+            yield to_arrow(wanted.region, [entry for run in runs for entry in run])
     finally:
         worker.run(_close(pages))
 
@@ -102,17 +102,17 @@ def to_arrow(region: int, entries: Sequence[Entry]) -> pa.RecordBatch:
     )
 
 
-async def _pages(worker: Worker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Entry]]:
+async def _pages(worker: Worker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Run]]:
     topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
     mappings = {table: SeqOffsets.unpacked(packed) for table, packed in wanted.mappings.items()}
     return read_mapped(topics, mappings, [(wanted.start, wanted.stop)])
 
 
-async def _next(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
+async def _next(pages: AsyncIterator[list[Run]]) -> list[Run] | None:
     return await anext(pages, None)
 
 
-async def _close(pages: AsyncIterator[list[Entry]]) -> None:
+async def _close(pages: AsyncIterator[list[Run]]) -> None:
     await pages.aclose()  # type: ignore[attr-defined]
 
 
