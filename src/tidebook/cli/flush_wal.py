@@ -9,7 +9,7 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption
-from tidebook.cli.pipeline import opened, session
+from tidebook.cli.pipeline_session import opened, session
 
 
 def flush_wal(
