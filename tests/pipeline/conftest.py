@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tidebook
+from tidebook.cli.pipeline_export import DELTA
 from tidebook.core.portal import Portal
-from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.jars import delta_jars, kafka_source_jars
 from tidebook.pipeline.settings import PipelineSettings
 from tidebook.wiring.book import Book
 
@@ -28,8 +29,8 @@ SERVERS = pytest.param("servers", marks=[pytest.mark.kafka, pytest.mark.cassandr
 def spark() -> Iterator[SparkSession]:
     from tidebook.pipeline.session import LOCAL, spark_session
 
-    jars = ",".join(map(str, kafka_source_jars()))
-    more = {"spark.master": "local[2]", "spark.jars": jars, **LOCAL}
+    jars = ",".join(map(str, [*kafka_source_jars(), *delta_jars()]))
+    more = {"spark.master": "local[2]", "spark.jars": jars, **LOCAL, **DELTA}
     session = spark_session("tidebook tests", PipelineSettings(), more)
     yield session
     session.stop()

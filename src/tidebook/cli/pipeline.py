@@ -5,21 +5,25 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 import tidebook
-from tidebook.cli import output, pipeline_checks
+from tidebook.cli import output, pipeline_checks, pipeline_export
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.cli.pipeline_progress import ProgressShown
 from tidebook.cli.pipeline_session import TopicsOption, opened, session
 from tidebook.core.replication import Parked
+from tidebook.pipeline.exposition import serving
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.pipeline.jobs.purge import purge_expired
+from tidebook.pipeline.losses import accept_losses
+from tidebook.pipeline.note import Note, read_note
 from tidebook.pipeline.parked import Replayed, replay_parked
-from tidebook.pipeline.status import partition_statuses, topic_facts
+from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
 
 if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Replication
@@ -28,6 +32,7 @@ app = typer.Typer(help="The data pipeline, on Spark: from the log to the store, 
 
 app.command()(pipeline_checks.verify)
 app.command()(pipeline_checks.rebuild)
+app.command()(pipeline_export.export)
 
 
 @app.command()
@@ -40,6 +45,12 @@ def jars() -> None:
 def replicate(
     once: Annotated[bool, typer.Option("--once", help="End when all that the log holds now is in the store.")] = False,
     topic: TopicsOption = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve /metrics for Prometheus there.", metavar="HOST:PORT")
+    ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on behind records that the log has lost, and print which.")
+    ] = False,
     until_input_ends: Annotated[bool, typer.Option(hidden=True)] = False,
     book: BookOption = None,
     json: JsonOption = False,
@@ -49,7 +60,13 @@ def replicate(
     with opened(book) as (each, portal), session(each, "replicate") as spark:
         from tidebook.pipeline.jobs.replicate import Replication as Job
 
-        with ProgressShown() as shown:
+        if accept_loss:
+            for lost in portal.run(accept_losses(each, topic or ())):
+                output.emit(
+                    msgspec.to_builtins(lost), f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
+                )
+        served = serving(each.metrics, metrics) if metrics is not None else nullcontext()
+        with ProgressShown() as shown, served:
             job = Job(spark, each, portal, topics=topic or (), tell=shown)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: job.stop())
@@ -69,18 +86,42 @@ def _stop_at_end_of_input(job: Replication) -> None:
 
 @app.command()
 def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
-    """Show how far each partition is replicated."""
+    """Show how far each partition is replicated, how fast the running job is, and how much is parked."""
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as each:
             facts = await topic_facts(each, tuple(topic or ()))
+            note = await read_note(each)
             for found in await partition_statuses(each, facts):
-                text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
-                if found.lag:
-                    text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
-                output.emit(msgspec.to_builtins(found), text)
+                stopped = None if note is None else note.stopped.get(f"{found.topic}/{found.partition}")
+                _show_status(found, stopped if found.lag else None)
+            kept_aside = 0
+            for name in facts:
+                async for _ in each.store.parked(name):
+                    kept_aside += 1
+            _show_job(note, kept_aside, each.clock.now_ms())
 
     run(go, json=json)
+
+
+def _show_status(found: PartitionStatus, stopped: str | None) -> None:
+    text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
+    if found.lag:
+        text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
+    if stopped is not None:
+        text += f"; stopped: {stopped}"
+    output.emit(msgspec.to_builtins(found) | {"stopped": stopped}, text)
+
+
+def _show_job(note: Note | None, kept_aside: int, now_ms: int) -> None:
+    row: dict[str, object] = {"parked": kept_aside, "job": None if note is None else msgspec.to_builtins(note)}
+    text = f"{kept_aside:,} records are parked"
+    if note is not None:
+        text += (
+            f"; the job was seen {(now_ms - note.at_ms) / 1000:,.0f} s ago: {note.records:,} records, the latest batch "
+            f"with {note.records_per_s:,.0f}/s in {note.batch_s:.2f} s"
+        )
+    output.emit(row, text)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from tidebook.core.replication import EventRow, Placed, Pointer, TagPlace, TagRo
 from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
 from tidebook.pipeline.records import runs_of
+from tidebook.pipeline.ticking import clears_tags
 from tidebook.pipeline.transforms.shelf import Difference, Folded, Shelf, differences, fold_journal, mend_of
 from tidebook.pipeline.worker import Worker
 from tidebook.store.port import Split, StoreWriter
@@ -203,6 +204,7 @@ class Comparing:
         self._comparison = comparison
         self._worker = worker
         self._later: dict[tuple[str, int], Later] = {}
+        self._clear_tags = clears_tags(worker.settings)
         self.journals = self.events = 0
 
     def journal(self, topic: str, key: bytes, rows: Iterable[tuple[Any, ...]]) -> list[Difference]:
@@ -219,7 +221,7 @@ class Comparing:
         found, records = _sorted_out(rows, partition)
         self.journals += 1
         self.events += len(found.rows)
-        subject = Subject(Key(topic, id), partition, facts, bounds, records)
+        subject = Subject(Key(topic, id), partition, facts, bounds, records, clear_tags=self._clear_tags)
         folded = subject.fold(found, bounds.pointer.position.offset)
         moved = found.head is not None and found.head.position > bounds.pointer.position
         if not moved and not differences(folded, subject.settled(found, bounds.pointer.position)):
@@ -281,7 +283,14 @@ class Subject:
     """One journal with its records."""
 
     def __init__(
-        self, key: Key, partition: int, facts: TopicFacts, bounds: Bounds, records: list[tuple[Record, int]]
+        self,
+        key: Key,
+        partition: int,
+        facts: TopicFacts,
+        bounds: Bounds,
+        records: list[tuple[Record, int]],
+        *,
+        clear_tags: bool,
     ) -> None:
         self.key = key
         self.partition = partition
@@ -289,13 +298,14 @@ class Subject:
         self.bounds = bounds
         self.records = records
         self.later: list[tuple[Record, int]] = []
+        self._clear_tags = clear_tags
 
     def fold(self, found: Shelf, upto: int) -> Folded:
         """The journal by the log, up to an offset."""
         records = self.records + self.later
         placed = [self._place(record, time_ms) for record, time_ms in records if record.offset <= upto]
         since = Position(self.facts.epoch, self.bounds.start)
-        folded = fold_journal(self.key, self.partition, found, placed, self.facts, since)
+        folded = fold_journal(self.key, self.partition, found, placed, self.facts, since, clear_tags=self._clear_tags)
         if self.bounds.start > 0:
             _trust_times(folded.shelf, found)
         return folded

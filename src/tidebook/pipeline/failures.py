@@ -19,7 +19,13 @@ _CLASSES: dict[str, type[TidebookError]] = {
     each.__name__: each for each in (Corrupt, Fenced, InvalidInput, NotFound, OutcomeUnknown, Unavailable)
 }
 #: What Spark says where a worker or an executor died.
-_DIED = re.compile(r"exited unexpectedly|ExecutorLost|executor.*(lost|exited)|Connection reset|EOFException", re.I)
+_DIED = re.compile(
+    r"exited unexpectedly|failed to connect back|waiting for the Python worker|ExecutorLost|executor.*(lost|exited)|"
+    r"Connection reset|EOFException",
+    re.I,
+)
+#: The last line of a Python traceback, which Spark sends along.
+_RAISED = re.compile(r"^(?!py4j|pyspark|org\.|java)[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.M)
 _CHARS_MAX = 600
 
 
@@ -34,6 +40,9 @@ def failure_of(error: BaseException) -> TidebookError:
         if name in _CLASSES:
             return _CLASSES[name](message)
         return Corrupt(f"{name}: {message}")
+    raised = _RAISED.findall(text)
+    if raised:
+        return Corrupt(f"the Spark job failed: {raised[-1][:_CHARS_MAX]}")
     if _DIED.search(text):
         return Unavailable(f"a worker of the Spark job died: {_short(text)}")
     return Corrupt(f"the Spark job failed: {_short(text)}")

@@ -14,7 +14,7 @@ from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
 from tidebook.pipeline.records import runs_of
-from tidebook.pipeline.slice import next_offset, replicate_slice
+from tidebook.pipeline.slice import next_offset, plan_slice
 from tidebook.pipeline.ticking import clears_tags
 from tidebook.pipeline.worker import OpenStore, Worker, open_settings_store
 from tidebook.store.port import StoreWriter
@@ -35,6 +35,7 @@ class Done(msgspec.Struct, frozen=True):
     partition: int
     #: How many records it was given, and how many of them are kept aside now.
     records: int
+    parked: int
     #: How far the partition is replicated now; None: not at all.
     offset: int | None
     time_ms: int | None
@@ -43,12 +44,15 @@ class Done(msgspec.Struct, frozen=True):
     stopped: str | None
 
 
-DONE = "topic string, partition int, records long, offset long, time_ms long, seconds double, stopped string"
+DONE = (
+    "topic string, partition int, records long, parked long, offset long, time_ms long, seconds double, stopped string"
+)
 _DONE_ARROW = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("records", pa.int64()),
+        ("parked", pa.int64()),
         ("offset", pa.int64()),
         ("time_ms", pa.int64()),
         ("seconds", pa.float64()),
@@ -91,7 +95,7 @@ class PartitionTask:
         self._facts = facts
         self._wait_s = wait_s
         self._clear_tags = clears_tags(worker.settings)
-        self._records = 0
+        self._records = self._parked = 0
         self._next: int | None = None
         self._pointer: Pointer | None = None
         self._stopped: str | None = None
@@ -104,6 +108,7 @@ class PartitionTask:
             topic=self._topic,
             partition=self._partition,
             records=self._records,
+            parked=self._parked,
             offset=None if at is None else at.position.offset,
             time_ms=None if at is None else at.time_ms,
             seconds=time.monotonic() - self._began,
@@ -163,7 +168,13 @@ class PartitionTask:
             wanted = page.next_offset
 
     async def _slice(self, store: StoreWriter, records: Sequence[Record], start: int, stop: int) -> Pointer | None:
-        return await replicate_slice(
+        plan = await plan_slice(
             store, self._topic, self._partition, records, self._facts,
             start=start, stop=stop, clear_tags=self._clear_tags,
         )  # fmt: skip
+        if plan.writes is not None:
+            await store.apply(plan.writes)
+            self._parked += len(plan.writes.parked)
+        if plan.stopped_by is not None:
+            raise plan.stopped_by
+        return plan.pointer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -27,12 +28,17 @@ class Move(msgspec.Struct, frozen=True):
     final: str
 
 
-class Commit(msgspec.Struct, frozen=True):
-    """One manifest."""
+class Manifest(msgspec.Struct, frozen=True):
+    """What every manifest says: its place in the row, and the files that it adds."""
 
     version: int
     number: int
     moves: tuple[Move, ...] = ()
+
+
+class Commit(Manifest, frozen=True):
+    """One manifest of a flush."""
+
     #: Table, life and last number of all that was ever committed.
     reached: tuple[tuple[int, int, int], ...] = ()
 
@@ -53,28 +59,32 @@ def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) ->
     return Commit(VERSION, last.number + 1, tuple(moves), flat)
 
 
-class FolderManifest:
-    """The manifests of one region in a folder of the local machine."""
+M = TypeVar("M", bound=Manifest)
 
-    def __init__(self, output: Path, name: str) -> None:
+
+class FolderManifest(Generic[M]):
+    """The manifests of one kind in a folder of the local machine."""
+
+    def __init__(self, output: Path, name: str, kind: type[M]) -> None:
         self._output = output
         self._folder = output / "_tidebook" / name
+        self._kind = kind
 
-    def last(self) -> Commit:
+    def last(self) -> M:
         """The manifest in force."""
         numbers = self._numbers()
         if not numbers:
-            return Commit(VERSION, 0)
+            return self._kind(VERSION, 0)
         path = self._path(numbers[-1])
         try:
-            commit = msgspec.json.decode(path.read_bytes(), type=Commit)
+            commit = msgspec.json.decode(path.read_bytes(), type=self._kind)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"{path}: the manifest is damaged: {error}") from error
         if commit.version != VERSION:
             raise UnknownVersion(f"{path}: the manifest", version=commit.version, known=VERSION)
         return commit
 
-    def add(self, commit: Commit) -> None:
+    def add(self, commit: M) -> None:
         """Put a manifest in force. Raises Conflict where its number is taken."""
         self._folder.mkdir(parents=True, exist_ok=True)
         draft = self._folder / f"draft-{os.getpid()}-{commit.number}"

@@ -13,7 +13,7 @@ from tests.integration.wal.base import contents, make_wal
 from tidebook.core.errors import Conflict
 from tidebook.log.embedded import EmbeddedLog
 from tidebook.wal.flush import Life, Range, flush_region, plan_flush
-from tidebook.wal.manifest import FolderManifest, Move, next_commit
+from tidebook.wal.manifest import Commit, FolderManifest, Move, next_commit
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
@@ -29,7 +29,7 @@ class FileSink:
 
     def __init__(self, output: Path, *, crash_at: str | None = None) -> None:
         self._output = output
-        self._manifest = FolderManifest(output, "region=7")
+        self._manifest = FolderManifest(output, "region=7", Commit)
         self._crash_at = crash_at
 
     def _step(self, name: str) -> None:

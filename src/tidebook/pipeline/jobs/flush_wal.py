@@ -77,7 +77,7 @@ class ParquetSink:
         self._namespace = namespace
         self._region = region
         self._output = output
-        self._manifest = FolderManifest(output, f"region={region}")
+        self._manifest = FolderManifest(output, f"region={region}", Commit)
         #: The manifest that the ranges are planned from: the next one must follow it.
         self._base = Commit(VERSION, 0)
 

@@ -17,11 +17,13 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tidebook.core.errors import LogLost, TidebookError
+from tidebook.core.errors import TidebookError
 from tidebook.core.portal import Portal
 from tidebook.core.topic import TopicFacts
-from tidebook.journal.topic import check_topic
 from tidebook.pipeline.failures import failure_of, may_pass
+from tidebook.pipeline.listening import Figures, Listener, listening
+from tidebook.pipeline.losses import find_starts
+from tidebook.pipeline.note import Note, leave_note
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.source.stream import stream_records
@@ -39,6 +41,8 @@ RESTART_MAX_S = 15.0
 #: How long a stop waits for the batch under way.
 STOP_S = 60.0
 POLL_S = 0.1
+#: How often a run leaves a note of itself in the store.
+NOTE_EVERY_S = 5.0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -52,6 +56,11 @@ class Progress(msgspec.Struct, frozen=True):
     stopped: dict[str, str] = {}
     #: What the run is waiting for, if anything.
     waiting: str | None = None
+    #: Records that were kept aside by this run.
+    parked: int = 0
+    #: Of the latest micro-batch.
+    records_per_s: float = 0.0
+    batch_s: float = 0.0
 
     @property
     def lag(self) -> int:
@@ -85,10 +94,12 @@ class Replication:
         self._settings: PipelineSettings = pipeline_settings(book.settings)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._batches = self._records = 0
+        self._batches = self._records = self._parked = 0
+        self._listener: Listener | None = None
         self._stopped: dict[str, str] = {}
         self._partitions: tuple[PartitionStatus, ...] = ()
         self._began = time.monotonic()
+        self._noted = 0.0
 
     def stop(self) -> None:
         """End after the batch under way."""
@@ -96,16 +107,27 @@ class Replication:
 
     def progress(self, waiting: str | None = None) -> Progress:
         """How the run stands."""
+        figures = Figures() if self._listener is None else self._listener.figures
         with self._lock:
-            seconds = time.monotonic() - self._began
-            return Progress(self._batches, self._records, seconds, self._partitions, dict(self._stopped), waiting)
+            return Progress(
+                self._batches,
+                self._records,
+                time.monotonic() - self._began,
+                self._partitions,
+                dict(self._stopped),
+                waiting,
+                self._parked,
+                figures.records_per_s,
+                figures.batch_s,
+            )
 
     def run(self, *, once: bool = False) -> Progress:
         """Replicate until all that the log held at the start is done, or until `stop`; streams by tag show it then."""
-        if not once:
-            with ticking(self._book, self._portal, self._topics):
-                return self._run(once=False)
-        self._run(once=True)
+        with listening(self._spark, self._book.metrics) as self._listener:
+            if not once:
+                with ticking(self._book, self._portal, self._topics):
+                    return self._run(once=False)
+            self._run(once=True)
         ticks = self._portal.run(settle(self._book, self._topics))
         with self._lock:
             self._records += ticks
@@ -169,10 +191,16 @@ class Replication:
         with self._lock:
             self._batches += 1
             self._records += sum(each.records for each in done)
+            self._parked += sum(each.parked for each in done)
             for each in done:
                 at = f"{each.topic}/{each.partition}"
                 if each.stopped is not None:
                     self._stopped[at] = each.stopped
+        metrics = self._book.metrics
+        for each in done:
+            metrics.count("pipeline_records", each.records, topic=each.topic, partition=each.partition)
+            metrics.count("pipeline_parked", each.parked, topic=each.topic)
+            metrics.time("pipeline_task", each.seconds)
         self._on_batch(number, done)
 
     def _watch(self, query: StreamingQuery, facts: Mapping[str, TopicFacts], *, once: bool) -> bool:
@@ -195,7 +223,27 @@ class Replication:
         found = tuple(self._portal.run(partition_statuses(self._book, facts)))
         with self._lock:
             self._partitions = found
-        self._tell(self.progress())
+        metrics = self._book.metrics
+        for each in found:
+            metrics.gauge("pipeline_lag_records", each.lag, topic=each.topic, partition=each.partition)
+            metrics.gauge("pipeline_lag_seconds", each.lag_s, topic=each.topic, partition=each.partition)
+        progress = self.progress()
+        metrics.gauge("pipeline_stopped_partitions", len(progress.stopped))
+        self._tell(progress)
+        if time.monotonic() - self._noted >= NOTE_EVERY_S:
+            self._noted = time.monotonic()
+            self._portal.run(leave_note(self._book, self._note(progress)))
+
+    def _note(self, progress: Progress) -> Note:
+        return Note(
+            self._book.clock.now_ms(),
+            progress.batches,
+            progress.records,
+            progress.parked,
+            progress.records_per_s,
+            progress.batch_s,
+            progress.stopped,
+        )
 
 
 def _ended(query: StreamingQuery, within_s: float) -> bool:
@@ -214,22 +262,3 @@ def _finish(query: StreamingQuery) -> None:
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(POLL_S)
     query.stop()
-
-
-async def find_starts(book: Book, facts: Mapping[str, TopicFacts]) -> Offsets:
-    """The next offset of every partition by the store's pointers, checked against the log."""
-    for topic, each in facts.items():
-        await check_topic(book.log, book.store, topic, each)
-    starts: Offsets = {topic: {} for topic in facts}
-    for status in await partition_statuses(book, facts):
-        if status.start > status.replicated:
-            raise LogLost(
-                topic=status.topic,
-                partition=status.partition,
-                first=status.replicated,
-                last=status.start - 1,
-                remedy="lengthen the log's retention; to go on without them, "
-                f"run 'tidebook journal adopt {status.topic}', which begins a new epoch on what the store has",
-            )
-        starts[status.topic][str(status.partition)] = status.replicated
-    return starts

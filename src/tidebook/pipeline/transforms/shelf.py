@@ -86,7 +86,14 @@ class Folded(msgspec.Struct, frozen=True):
 
 
 def fold_journal(
-    key: Key, partition: int, found: Shelf, placed: Iterable[Placed], facts: TopicFacts, since: Position
+    key: Key,
+    partition: int,
+    found: Shelf,
+    placed: Iterable[Placed],
+    facts: TopicFacts,
+    since: Position,
+    *,
+    clear_tags: bool = True,
 ) -> Folded:
     """Fold a journal's records from `since` on: from nothing, or from what the store says of the time before."""
     head = found.head
@@ -102,7 +109,7 @@ def fold_journal(
         # An earlier life that begins before the log does cannot be folded, and does not matter.
         start = max(since, head.incarnation) if since.offset > 0 else since
     work = [each for each in placed if each.position >= start]
-    shelf.carry_out(plan_key(key, shelf.head, work, facts, partition=partition))
+    shelf.carry_out(plan_key(key, shelf.head, work, facts, partition=partition, clear_tags=clear_tags))
     return Folded(key, partition, shelf, since, partial)
 
 

@@ -1,4 +1,8 @@
-"""A mend as batches of statements: above what it mends by its revision, below everything later by its position."""
+"""A mend as batches of statements.
+
+All of it carries the stamp of the pointer, not of the records: it wins over whatever lies there that the pointer has
+passed, and over earlier mends by its revision; everything that is yet to come wins over it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Iterator
 
 from tidebook.core.buckets import Buckets
 from tidebook.core.mend import Mend
-from tidebook.core.position import tombstone_stamp
+from tidebook.core.position import tombstone_stamp, write_stamp
 from tidebook.core.replication import PutEvents, PutHead, PutTags
 from tidebook.core.segments import event_segment
 from tidebook.store.cassandra import statements as cql
@@ -16,15 +20,15 @@ from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches
 
 def mend_rounds(mend: Mend, segments: int, buckets: Buckets) -> Iterator[Iterator[Batch]]:
     """All batches of a mend. Each round is acknowledged before the next."""
+    stamp = write_stamp(mend.pointer.position, rev=mend.rev)
     yield _extra_events(mend)
     yield clear_batches(mend.extra_tags, mend.pointer.position, buckets, rev=mend.rev)
-    yield event_batches(PutEvents(mend.key, mend.head, mend.rows), rev=mend.rev)
-    yield tag_batches([PutTags(mend.key, mend.head, mend.tags)], buckets, rev=mend.rev)
-    yield head_batches([PutHead(mend.key, mend.head)], segments, rev=mend.rev)
+    yield event_batches(PutEvents(mend.key, mend.head, mend.rows), stamp=stamp)
+    yield tag_batches([PutTags(mend.key, mend.head, mend.tags)], buckets, stamp=stamp)
+    yield head_batches([PutHead(mend.key, mend.head)], segments, stamp=stamp)
 
 
 def _extra_events(mend: Mend) -> Iterator[Batch]:
-    # Under the pointer's stamp: it covers rows of any earlier record, and no row that is yet to come.
     stamp = tombstone_stamp(mend.pointer.position, rev=mend.rev)
     for seq_nr in mend.extra_rows:
         segment = event_segment(seq_nr, mend.head.segment_size)

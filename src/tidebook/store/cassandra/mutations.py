@@ -78,7 +78,7 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
     yield from head_batches(heads, segments)
 
 
-def event_batches(write: PutEvents, *, rev: int = 0) -> Iterator[Batch]:
+def event_batches(write: PutEvents, *, stamp: int | None = None) -> Iterator[Batch]:
     """The rows of one journal, by segment, in batches that are bounded by bytes and rows."""
     topic, id = write.key
     size = write.head.segment_size
@@ -86,30 +86,30 @@ def event_batches(write: PutEvents, *, rev: int = 0) -> Iterator[Batch]:
         statements = []
         for row in rows:
             cell = encode_row(row)
-            values = [id, topic, segment, row.seq_nr, cell, write_stamp(row.position, rev=rev)]
+            values = [id, topic, segment, row.seq_nr, cell, stamp or write_stamp(row.position)]
             statements.append((len(cell) + len(id) + _ROW_BYTES, Statement(cql.PUT_EVENT, values)))
         yield from bounded(statements)
 
 
-def head_batches(writes: Iterable[PutHead], segments: int, *, rev: int = 0) -> Iterator[Batch]:
+def head_batches(writes: Iterable[PutHead], segments: int, *, stamp: int | None = None) -> Iterator[Batch]:
     """Heads of many journals, by the segment of `metajournal` they live in."""
     by_segment: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
     for write in writes:
         topic, id = write.key
         segment = head_segment(id, segments)
         data = encode_head(write.head)
-        statement = Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, rev))
+        statement = Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp))
         by_segment.setdefault((topic, segment), []).append((len(data) + len(id) + _HEAD_ROW_BYTES, statement))
     for sized in by_segment.values():
         yield from bounded(sized)
 
 
-def _head_values(key: Key, segment: int, head: Head, data: bytes, rev: int) -> list[Any]:
+def _head_values(key: Key, segment: int, head: Head, data: bytes, stamp: int | None) -> list[Any]:
     expires_at_ms = head.expires_at_ms
     return [
         key.topic, segment, key.id, data, head.live, head.seq_nr, head.delete_to, head.position.epoch,
         head.position.offset, NEVER_EXPIRES if expires_at_ms is None else expires_at_ms,
-        write_stamp(head.position, rev=rev),
+        stamp or write_stamp(head.position),
     ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Cell).decode
 
 
-def tag_batches(writes: Iterable[PutTags], buckets: Buckets, *, rev: int = 0) -> Iterator[Batch]:
+def tag_batches(writes: Iterable[PutTags], buckets: Buckets, *, stamp: int | None = None) -> Iterator[Batch]:
     """The rows of many journals by tag and bucket; which buckets a tag has; how far each journal's tags have come."""
     by_bucket: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
     newest: dict[tuple[str, int], Position] = {}
@@ -41,17 +41,17 @@ def tag_batches(writes: Iterable[PutTags], buckets: Buckets, *, rev: int = 0) ->
         for row in write.rows:
             at = (row.place.tag, buckets.start(row.place.time_ms))
             cell = _encode(Cell(row.id, row.incarnation, row.tag_seq_nr, row.event))
-            values = [*_place(row.place, at[1]), cell, write_stamp(row.event.position, rev=rev)]
+            values = [*_place(row.place, at[1]), cell, stamp or write_stamp(row.event.position)]
             by_bucket.setdefault(at, []).append((len(cell) + _ROW_BYTES, Statement(cql.PUT_TAG, values)))
             newest[at] = max(newest.get(at, row.event.position), row.event.position)
             progress[write.key, row.place.tag] = row
     for sized in by_bucket.values():
         yield from bounded(sized)
     for (tag, bucket), position in newest.items():
-        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, write_stamp(position, rev=rev)])]
+        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, stamp or write_stamp(position)])]
     for (key, tag), row in progress.items():
         at_ = row.event.position
-        values = [*key, tag, row.tag_seq_nr, row.event.seq_nr, at_.epoch, at_.offset, write_stamp(at_, rev=rev)]
+        values = [*key, tag, row.tag_seq_nr, row.event.seq_nr, at_.epoch, at_.offset, stamp or write_stamp(at_)]
         yield [Statement(cql.PUT_TAG_PROGRESS, values)]
 
 

@@ -1,0 +1,241 @@
+"""The pipeline on local Spark: replication beside a bare job, latency at a steady rate, the data source beside Kafka's.
+
+Needs Kafka and Cassandra: `./dev servers start --only kafka,cassandra --profile bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tidebook
+from tidebook.bench.timing import report, timed
+from tidebook.core.portal import Portal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.replicate import Replication
+
+KEYSPACE = "tidebook_bench_pipeline"
+PARTITIONS = 8
+TARGETS = {
+    "cassandra_vs_bare": 0.7,
+    "embedded_vs_bare": 1.0,
+    "ten_events_vs_single": 2.0,
+    "steady_p50_s": 1.0,
+    "steady_p99_s": 3.0,
+    "source_vs_kafka": 0.5,
+    "start_beyond_spark_s": 3.0,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Run all parts and print the ratios."""
+    parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument(
+        "--only", help="parts, separated by commas: replicate, ten, many, embedded, steady, source, start"
+    )
+    options = parser.parse_args(argv)
+    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
+    servers = json.loads(status.read_text())["servers"]
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        bench = Bench(Path(folder), servers["kafka"]["address"], servers["cassandra"]["address"], quick=options.quick)
+        try:
+            bench.run(set(options.only.split(",")) if options.only else None)
+        finally:
+            bench.close()
+    figures = {name: round(value, 3) for name, value in bench.figures.items()}
+    ratios = bench.ratios()
+    report("pipeline", ratios, figures, {name: target for name, target in TARGETS.items() if name in ratios})
+
+
+class Bench:
+    """One run, with topics of its own."""
+
+    def __init__(self, folder: Path, kafka: str, cassandra: str, *, quick: bool) -> None:
+        from tidebook.pipeline.session import job_session
+
+        self.count = 50_000 if quick else 500_000
+        self.folder = folder
+        self.cassandra = cassandra
+        self.name = uuid.uuid4().hex[:8]
+        self.toml = folder / "tidebook.toml"
+        self.toml.write_text(
+            f'[log]\nurl = "kafka://{kafka}"\n[store]\nurl = "cassandra://{cassandra}/{KEYSPACE}"\n'
+            f"[journal]\npartitions = {PARTITIONS}\n"
+        )
+        (folder / "embedded.toml").write_text(f'folder = "book"\n[journal]\npartitions = {PARTITIONS}\n')
+        self.portal = Portal()
+        self.book = self._open(self.toml)
+        self.embedded = self._open(folder / "embedded.toml")
+        self.spark: SparkSession = job_session("tidebook bench", self.book.settings)
+        self.figures: dict[str, float] = {}
+
+    def _open(self, where: Path) -> Book:
+        book = tidebook.open(where)
+        self.portal.run(book.__aenter__())
+        return book
+
+    def close(self) -> None:
+        self.spark.stop()
+        for book in (self.book, self.embedded):
+            self.portal.run(book.__aexit__(None, None, None))
+        self.portal.close()
+
+    def run(self, only: set[str] | None) -> None:
+        parts = {
+            "replicate": self.replicate,
+            "ten": self.ten,
+            "many": self.many,
+            "embedded": self.into_embedded,
+            "steady": self.steady,
+            "source": self.source,
+            "start": self.start,
+        }
+        self._warm_up()
+        for name, part in parts.items():
+            if only is None or name in only:
+                part()
+
+    def ratios(self) -> dict[str, float]:
+        """What the figures of this run come to, as far as its parts were run."""
+        f = self.figures
+        found: dict[str, float] = {}
+        for name, above, below in (
+            ("cassandra_vs_bare", "cassandra_events_per_s", "bare_rows_per_s"),
+            ("embedded_vs_bare", "embedded_events_per_s", "bare_rows_per_s"),
+            ("ten_events_vs_single", "ten_events_per_s", "cassandra_events_per_s"),
+            ("source_vs_kafka", "source_events_per_s", "kafka_records_per_s"),
+        ):
+            if above in f and below in f:
+                found[name] = f[above] / f[below]
+        for name in ("steady_p50_s", "steady_p99_s"):
+            if name in f:
+                found[name] = f[name]
+        if "first_batch_s" in f:
+            found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
+        return found
+
+    def _fill(self, book: Book, what: str, *, appends: int, journals: int, events: int = 1) -> str:
+        from tidebook.bench.pipeline_parts.workload import fill
+
+        topic = f"{what}-{self.name}"
+        with timed(f"filling {topic} with {appends:,} appends of {journals:,} journals"):
+            self.portal.run(fill(book, topic, appends=appends, journals=journals, events=events))
+        return topic
+
+    def _job(self, book: Book, topic: str) -> Replication:
+        from tidebook.pipeline.jobs.replicate import Replication
+
+        return Replication(self.spark, book, self.portal, topics=[topic])
+
+    def _warm_up(self) -> None:
+        """Class loading, Python workers and connections are paid for before anything is timed."""
+        topic = self._fill(self.book, "warm", appends=2000, journals=100)
+        with timed("warming up"):
+            self._job(self.book, topic).run(once=True)
+            self._bare(topic)
+
+    def _bare(self, topic: str) -> int:
+        from tidebook.bench.pipeline_parts.bare import bare_task
+        from tidebook.pipeline.source.stream import read_records
+
+        facts = self.portal.run(self.book.journal(topic).facts())
+        stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(facts.partitions)}
+        records = read_records(self.spark, self.book.settings, {topic: dict.fromkeys(stops, 0)}, {topic: stops})
+        task = bare_task(self.cassandra, KEYSPACE, f"bare-{topic}")
+        return sum(int(row["rows"]) for row in records.mapInArrow(task, "rows long").collect())
+
+    def replicate(self) -> None:
+        """Single-event appends of 10,000 journals, by the bare job and by ours."""
+        topic = self._fill(self.book, "single", appends=self.count, journals=10_000)
+        with timed("the bare job") as watch:
+            rows = self._bare(topic)
+        self.figures["bare_rows_per_s"] = watch.rate(rows)
+        with timed("replicating to Cassandra") as watch:
+            self._job(self.book, topic).run(once=True)
+        self.figures["cassandra_events_per_s"] = watch.rate(self.count)
+
+    def ten(self) -> None:
+        """Appends of ten events each."""
+        topic = self._fill(self.book, "ten", appends=self.count // 5, journals=10_000, events=10)
+        with timed("replicating appends of ten events") as watch:
+            self._job(self.book, topic).run(once=True)
+        self.figures["ten_events_per_s"] = watch.rate(self.count * 2)
+
+    def many(self) -> None:
+        """As many journals as appends."""
+        topic = self._fill(self.book, "many", appends=self.count, journals=self.count)
+        with timed("replicating as many journals as appends") as watch:
+            self._job(self.book, topic).run(once=True)
+        self.figures["many_journals_events_per_s"] = watch.rate(self.count)
+
+    def into_embedded(self) -> None:
+        """The same work within one folder."""
+        topic = self._fill(self.embedded, "single", appends=self.count, journals=10_000)
+        with timed("replicating to the embedded store") as watch:
+            self._job(self.embedded, topic).run(once=True)
+        self.figures["embedded_events_per_s"] = watch.rate(self.count)
+
+    def steady(self) -> None:
+        """1,000 appends a second while the job runs."""
+        from tidebook.bench.pipeline_parts.steady import steady
+
+        topic = self._fill(self.book, "steady", appends=PARTITIONS * 10, journals=1000)
+        job = self._job(self.book, topic)
+        thread = threading.Thread(target=job.run)
+        thread.start()
+        try:
+            while not job.progress().batches:
+                time.sleep(0.1)
+            with timed("1,000 appends a second"):
+                self.figures |= self.portal.run(steady(self.book, topic, per_s=1000, seconds=30))
+        finally:
+            job.stop()
+            thread.join()
+
+    def source(self) -> None:
+        """The data source beside Kafka's connector, over the same events."""
+        from tidebook.pipeline.source.format import register
+        from tidebook.pipeline.source.stream import read_records
+        from tidebook.wiring.settings import settings_to_json
+
+        count = self.count * 2
+        topic = self._fill(self.book, "source", appends=count, journals=10_000)
+        self._job(self.book, topic).run(once=True)
+        register(self.spark)
+        stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(PARTITIONS)}
+        records = read_records(self.spark, self.book.settings, {topic: dict.fromkeys(stops, 0)}, {topic: stops})
+        events = (
+            self.spark.read.format("tidebook")
+            .option("settings", settings_to_json(self.book.settings))
+            .option("topic", topic)
+            .load()
+        )
+        for _ in range(2):  # the first round warms up
+            with timed("Kafka's connector") as kafka:
+                records.write.format("noop").mode("overwrite").save()
+            with timed("the data source") as source:
+                events.write.format("noop").mode("overwrite").save()
+            self.figures["kafka_records_per_s"] = kafka.rate(count)
+            self.figures["source_events_per_s"] = source.rate(count)
+
+    def start(self) -> None:
+        """A fresh process up to its first batch."""
+        topic = self._fill(self.book, "start", appends=1000, journals=100)
+        with timed("a fresh process"):
+            command = [sys.executable, "-m", "tidebook.bench.pipeline_parts.start", str(self.toml), topic]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        self.figures |= json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,76 @@
+"""Steady state: how long an append takes to reach the store while the job runs, and whether readers notice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tidebook.bench.timing import percentile
+from tidebook.core.event import Event
+from tidebook.core.key import partition_of
+from tidebook.wiring.book import Book
+
+PAYLOAD = b"x" * 200
+POLL_S = 0.02
+TICK_S = 0.05
+
+
+async def steady(book: Book, topic: str, *, per_s: int, seconds: float) -> dict[str, float]:
+    """Append at a rate; returns percentiles of the time until the pointer has passed, and of reads meanwhile."""
+    facts = await book.journal(topic).facts()
+    sent: list[dict[int, float]] = [{} for _ in range(facts.partitions)]
+    delays: list[float] = []
+    reads: list[float] = []
+    over = asyncio.Event()
+    watching = asyncio.create_task(_watch(book, topic, sent, delays, over))
+    reading = asyncio.create_task(_read(book, topic, reads, over))
+    began = time.monotonic()
+    number = 0
+    while time.monotonic() - began < seconds:
+        due = int((time.monotonic() - began) * per_s)
+        items = [(f"j-{n % 1000}", [Event(PAYLOAD)]) for n in range(number, due)]
+        number = due
+        at = time.monotonic()
+        for (id, _), done in zip(items, await book.journal(topic).append_many(items, confirm=False), strict=True):
+            if isinstance(done, Exception):
+                raise done
+            sent[partition_of(id, facts.partitions)][done.offset] = at
+        await asyncio.sleep(TICK_S)
+    deadline = time.monotonic() + 30
+    while any(sent) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+    over.set()
+    await asyncio.gather(watching, reading)
+    return {
+        "steady_appends_per_s": number / seconds,
+        "steady_p50_s": percentile(delays, 0.5),
+        "steady_p99_s": percentile(delays, 0.99),
+        "steady_read_p50_ms": percentile(reads, 0.5) * 1000,
+        "steady_read_p99_ms": percentile(reads, 0.99) * 1000,
+    }
+
+
+async def _watch(
+    book: Book, topic: str, sent: list[dict[int, float]], delays: list[float], over: asyncio.Event
+) -> None:
+    while not over.is_set():
+        for partition, waiting in enumerate(sent):
+            if not waiting:
+                continue
+            pointer = await book.store.pointer(topic, partition)
+            now = time.monotonic()
+            if pointer is not None:
+                for offset in [each for each in waiting if each <= pointer.position.offset]:
+                    delays.append(now - waiting.pop(offset))
+        await asyncio.sleep(POLL_S)
+
+
+async def _read(book: Book, topic: str, reads: list[float], over: asyncio.Event) -> None:
+    n = 0
+    while not over.is_set():
+        began = time.perf_counter()
+        async for _ in book.journal(topic).read(f"j-{n % 1000}", barrier="offset"):
+            pass
+        reads.append(time.perf_counter() - began)
+        n += 7
+        await asyncio.sleep(0.05)

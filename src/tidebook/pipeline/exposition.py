@@ -1,0 +1,64 @@
+"""Metrics for Prometheus: the text that it reads, and a small server for a job that runs by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tidebook.core.metrics import Metrics, Sample
+
+PREFIX = "tidebook_"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Samples in Prometheus' text format.
+
+    >>> print(exposition([Sample("pipeline_lag_records", (("topic", "orders"),), 3.0)]), end="")
+    tidebook_pipeline_lag_records{topic="orders"} 3
+    """
+    lines = sorted(f"{PREFIX}{each.name}{_labels(each)} {each.value:.15g}" for each in samples)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _labels(sample: Sample) -> str:
+    if not sample.labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+@contextmanager
+def serving(metrics: Metrics, address: str) -> Iterator[int]:
+    """Answer GET /metrics at host:port; yields the port, which 0 leaves to the system."""
+    host, _, port = address.rpartition(":")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.split("?")[0] != "/metrics":
+                self.send_error(404)
+                return
+            body = exposition(metrics.samples()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
+    thread = threading.Thread(target=server.serve_forever, name="tidebook-metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

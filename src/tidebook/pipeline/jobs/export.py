@@ -1,0 +1,284 @@
+"""Export: events to Parquet or Delta, by topic and day, exactly once, going on where the last run stopped.
+
+The target itself says how far it reaches: a numbered manifest beside the Parquet files, or the commit of the Delta
+table that added the rows. A run begins from it with a checkpoint of its own, so a lost checkpoint loses nothing.
+
+OUTPUT/topic=orders/day=2026-01-31/000000000012-0-….parquet      what readers see
+OUTPUT/_tidebook/export/000000000012.json                        the manifests, of which the last one counts
+OUTPUT/_tidebook/staging/…                                       what no manifest holds yet
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, count, to_date
+from pyspark.sql.functions import max as greatest
+
+from tidebook.core.errors import InvalidInput, TidebookError
+from tidebook.core.portal import Portal
+from tidebook.core.topic import TopicFacts
+from tidebook.pipeline.failures import failure_of
+from tidebook.pipeline.jobs.flush_wal import STAGING, output_folder
+from tidebook.pipeline.source.format import NAME, register
+from tidebook.pipeline.source.records import Offsets
+from tidebook.pipeline.status import replicated_to, topic_facts
+from tidebook.wal.manifest import VERSION, FolderManifest, Manifest, Move
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import settings_to_json
+
+RECORDS_MAX = 500_000
+PARTITIONED_BY = ("topic", "day")
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """One batch that was written, or a whole run."""
+
+    batches: int
+    events: int
+    seconds: float
+    #: The next offsets, by topic and partition.
+    offsets: Offsets
+
+
+class Target(Protocol):
+    """Where events go: a batch and the offsets behind it count together or not at all."""
+
+    def reached(self) -> Offsets:
+        """The next offsets, as the last batch that counts has left them."""
+        ...
+
+    def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
+        """Write a batch and make it count; returns how many events it had. Without `offsets` its events tell them."""
+        ...
+
+
+def export(
+    spark: SparkSession,
+    book: Book,
+    portal: Portal,
+    output: str | Path,
+    *,
+    topics: Sequence[str] = (),
+    table_format: str = "parquet",
+    records_max: int = RECORDS_MAX,
+    tell: Callable[[Exported], None] = lambda exported: None,
+) -> Exported:
+    """Export what is replicated and not exported yet."""
+    register(spark)
+    target = open_target(spark, output, table_format)
+    began = time.monotonic()
+    batches = events = 0
+
+    def add(batch: DataFrame, offsets: Offsets | None = None) -> None:
+        nonlocal batches, events
+        added = target.add(batch.withColumn("day", to_date(col("timestamp"))), offsets)
+        batches, events = batches + 1, events + added
+        tell(Exported(batches, events, time.monotonic() - began, target.reached()))
+
+    facts = portal.run(topic_facts(book, tuple(topics)))
+    spans = portal.run(_spans(book, facts, target.reached()))
+    scanned = {topic: span for topic, span in spans.items() if not span.in_log}
+    for topic, span in scanned.items():
+        add(_scan(spark, book, topic, span), {topic: span.stops})
+    followed = {topic: span.starts for topic, span in spans.items() if span.in_log}
+    if followed:
+        _run(_follow(spark, book, followed, records_max), lambda batch, number: add(batch))
+    return Exported(batches, events, time.monotonic() - began, target.reached())
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What is to be exported of a topic: starts ≤ offset < stops, by partition."""
+
+    starts: dict[str, int]
+    stops: dict[str, int]
+    #: Whether the log still has all of it. If not, or at the first export, the store is read instead.
+    in_log: bool
+
+
+async def _spans(book: Book, facts: Mapping[str, TopicFacts], reached: Offsets) -> dict[str, Span]:
+    spans: dict[str, Span] = {}
+    for topic, each in facts.items():
+        before = reached.get(topic, {})
+        starts = {str(number): before.get(str(number), 0) for number in range(each.partitions)}
+        stops, in_log = dict(starts), topic in reached
+        for number in range(each.partitions):
+            stop = replicated_to(await book.store.pointer(topic, number), each.epoch)
+            stops[str(number)] = max(starts[str(number)], stop)
+            in_log = in_log and await book.log.start(topic, number) <= starts[str(number)]
+        if stops != starts:
+            spans[topic] = Span(starts, stops, in_log)
+    return spans
+
+
+def _scan(spark: SparkSession, book: Book, topic: str, span: Span) -> DataFrame:
+    return (
+        spark.read.format(NAME)
+        .option("settings", settings_to_json(book.settings))
+        .option("topic", topic)
+        .option("startingOffsets", msgspec.json.encode({topic: span.starts}).decode())
+        .option("endingOffsets", msgspec.json.encode({topic: span.stops}).decode())
+        .load()
+    )
+
+
+def _follow(spark: SparkSession, book: Book, starts: Offsets, records_max: int) -> DataFrame:
+    return (
+        spark.readStream.format(NAME)
+        .option("settings", settings_to_json(book.settings))
+        .option("topic", ",".join(starts))
+        .option("startingOffsets", msgspec.json.encode(starts).decode())
+        .option("maxRecordsPerTrigger", str(records_max))
+        .load()
+    )
+
+
+def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> None:
+    failed: list[TidebookError] = []
+
+    def guarded(batch: DataFrame, number: int) -> None:
+        try:
+            each_batch(batch, number)
+        except TidebookError as error:
+            failed.append(error)  # it would reach us as text, wrapped several times
+            raise
+
+    scratch = tempfile.mkdtemp(prefix="tidebook-export-")
+    try:
+        writer = stream.writeStream.foreachBatch(guarded).option("checkpointLocation", scratch)
+        writer.trigger(availableNow=True).start().awaitTermination()
+    except Exception as error:
+        raise failed[0] if failed else failure_of(error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def open_target(spark: SparkSession, output: str | Path, table_format: str) -> Target:
+    """A folder of Parquet files, or a Delta table."""
+    if table_format == "parquet":
+        return ParquetTarget(spark, output_folder(output))
+    if table_format == "delta":
+        return DeltaTarget(spark, str(output))
+    raise InvalidInput(f"events are exported as parquet or delta, not as {table_format}")
+
+
+class Reached(Manifest, frozen=True):
+    """One manifest of an export."""
+
+    offsets: Offsets = msgspec.field(default_factory=dict)
+
+
+class ParquetTarget:
+    """Stages with Spark, commits in a manifest, publishes by renaming."""
+
+    def __init__(self, spark: SparkSession, output: Path) -> None:
+        self._spark = spark
+        self._output = output
+        self._manifest = FolderManifest(output, "export", Reached)
+        self._manifest.publish()
+        self._base = self._manifest.last()
+
+    def reached(self) -> Offsets:
+        return self._base.offsets
+
+    def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
+        number = self._base.number + 1
+        staging = self._output / STAGING / f"export-{number}-{uuid4().hex}"
+        events.write.partitionBy(*PARTITIONED_BY).parquet(staging.as_uri())
+        files = sorted(staging.glob("topic=*/day=*/*.parquet"))
+        if not files and offsets is None:
+            shutil.rmtree(staging, ignore_errors=True)
+            return 0
+        added = 0
+        behind = self._base.offsets
+        if files:
+            behind, added = _behind(self._spark.read.parquet(staging.as_uri()), behind)
+        moves = tuple(
+            Move(
+                str(file.relative_to(self._output)),
+                f"{file.parent.relative_to(staging)}/{number:012}-{i}-{uuid4().hex[:8]}.parquet",
+            )
+            for i, file in enumerate(files)
+        )
+        self._manifest.add(Reached(VERSION, number, moves, behind | (offsets or {})))
+        self._base = self._manifest.last()
+        self._manifest.publish()
+        self._manifest.prune()
+        self._sweep(number)
+        return added
+
+    def _sweep(self, number: int) -> None:
+        """Remove the staging folders of this batch and of all before it: whoever is still at one will conflict."""
+        for folder in (self._output / STAGING).glob("export-*-*"):
+            if int(folder.name.split("-")[1]) <= number:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class DeltaTarget:
+    """A Delta table: rows, offsets and the batch's number are one commit of its log."""
+
+    APP = "tidebook-export"
+
+    def __init__(self, spark: SparkSession, output: str) -> None:
+        self._spark = spark
+        self._output = output
+        self._number, self._offsets = self._last()
+
+    def reached(self) -> Offsets:
+        return self._offsets
+
+    def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
+        kept = events.persist()
+        try:
+            behind, added = _behind(kept, self._offsets)
+            if not added:
+                return 0
+            mark = {"tidebook": self._number + 1, "offsets": behind | (offsets or {})}
+            (
+                kept.write.format("delta")
+                .mode("append")
+                .partitionBy(*PARTITIONED_BY)
+                .option("txnAppId", self.APP)
+                .option("txnVersion", str(self._number + 1))
+                .option("userMetadata", msgspec.json.encode(mark).decode())
+                .save(self._output)
+            )
+        finally:
+            kept.unpersist()
+        self._number, self._offsets = self._last()
+        return added
+
+    def _last(self) -> tuple[int, Offsets]:
+        """The newest commit of ours: others may have compacted or cleaned the table since."""
+        if not self._exists():
+            return 0, {}
+        history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._output}`")
+        found = history.where("userMetadata like '{\"tidebook\":%'").orderBy(col("version").desc()).first()
+        if found is None:
+            raise InvalidInput(f"{self._output} is a Delta table that no export made: name another place")
+        mark = msgspec.json.decode(found["userMetadata"])
+        return int(mark["tidebook"]), mark["offsets"]
+
+    def _exists(self) -> bool:
+        path = self._spark._jvm.org.apache.hadoop.fs.Path(self._output, "_delta_log")  # type: ignore[union-attr]
+        conf = self._spark._jsc.hadoopConfiguration()
+        return bool(path.getFileSystem(conf).exists(path))
+
+
+def _behind(events: DataFrame, before: Offsets) -> tuple[Offsets, int]:
+    """The next offsets behind these events, and how many there are. A record's events are never in two batches."""
+    found = (
+        events.groupBy("topic", "partition").agg(greatest("offset").alias("last"), count("*").alias("events")).collect()
+    )
+    offsets = {topic: dict(numbers) for topic, numbers in before.items()}
+    for row in found:
+        offsets.setdefault(row["topic"], {})[str(row["partition"])] = row["last"] + 1
+    return offsets, sum(int(row["events"]) for row in found)

@@ -1,0 +1,118 @@
+"""Which numbers the appends of a slice of the log were given: read from the store, where the fold has put them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tidebook.core.action import Append
+from tidebook.core.errors import InvalidInput, UnknownVersion
+from tidebook.core.event import unpack_events
+from tidebook.core.head import Head
+from tidebook.core.key import Key, journal_id, partition_of
+from tidebook.core.position import Position
+from tidebook.core.record import read_record
+from tidebook.core.topic import TopicFacts
+from tidebook.log.port import Record
+from tidebook.store.port import StoreReader
+
+PAGE_ROWS = 1_000
+
+
+class Numbered(msgspec.Struct, frozen=True, gc=False):
+    """An event of the log, with its number."""
+
+    id: str
+    seq_nr: int
+    timestamp_ms: int
+    offset: int
+    kept: bytes
+
+
+class _Append(msgspec.Struct, frozen=True, gc=False):
+    position: Position
+    timestamp_ms: int
+    body: bytes
+
+
+async def number_events(
+    store: StoreReader, topic: str, partition: int, records: Sequence[Record], facts: TopicFacts
+) -> list[Numbered]:
+    """The events of replicated records that the store still has, in the log's order.
+
+    What is void, deleted or purged is not among them. Heads remember the last appends; older ones are looked up.
+    """
+    appends = _appends(records, partition, facts)
+    heads = await store.heads(topic, list(appends))
+    numbered: list[Numbered] = []
+    for id, of_id in appends.items():
+        head = heads.get(id)
+        if head is None or not head.live:
+            continue
+        firsts = await _firsts(store, Key(topic, id), head, of_id)
+        for each in of_id:
+            first = firsts.get(each.position)
+            if first is not None:
+                numbered += (
+                    Numbered(id, first + i, each.timestamp_ms, each.position.offset, kept)
+                    for i, kept in enumerate(unpack_events(each.body))
+                    if first + i > head.delete_to
+                )
+    numbered.sort(key=lambda event: (event.offset, event.seq_nr))
+    return numbered
+
+
+def _appends(records: Sequence[Record], partition: int, facts: TopicFacts) -> dict[str, list[_Append]]:
+    found: dict[str, list[_Append]] = {}
+    for record in records:
+        if record.key is None:
+            continue
+        try:
+            action = read_record(record.value, limit_bytes=facts.limit_bytes)
+            id = journal_id(record.key.decode())
+        except (UnknownVersion, UnicodeDecodeError, InvalidInput):
+            continue  # nobody's: replication has kept it aside, or stands before it
+        if not isinstance(action, Append) or action.epoch != facts.epoch:
+            continue
+        if partition_of(id, facts.partitions) == partition:
+            at = Position(facts.epoch, record.offset)
+            found.setdefault(id, []).append(_Append(at, record.timestamp_ms, action.body))
+    return found
+
+
+async def _firsts(store: StoreReader, key: Key, head: Head, appends: Sequence[_Append]) -> Mapping[Position, int]:
+    """The number of the first event of each append that counts, by its position."""
+    firsts = {each.position: each.first for each in head.recent if each.position >= head.incarnation}
+    oldest = min(firsts, default=None)
+    complete = head.evicted is None or head.evicted < head.incarnation
+    older = [
+        each.position
+        for each in appends
+        if each.position >= head.incarnation and not complete and (oldest is None or each.position < oldest)
+    ]
+    if older:
+        firsts |= await _look_up(store, key, head, min(older), max(older))
+    return firsts
+
+
+async def _look_up(store: StoreReader, key: Key, head: Head, first: Position, last: Position) -> dict[Position, int]:
+    """Positions of events grow with their numbers: find where `first` lies, and read on to `last`."""
+    low, high = head.delete_to, head.seq_nr
+    while low < high:
+        middle = (low + high) // 2
+        page = await store.events(key, head, after=middle, to=high, limit=1)
+        if not page or page[0].position >= first:
+            high = middle
+        else:
+            low = page[0].seq_nr
+    found: dict[Position, int] = {}
+    after = low
+    while page := await store.events(key, head, after=after, to=head.seq_nr, limit=PAGE_ROWS):
+        for row in page:
+            if row.position > last:
+                return found
+            # An append whose first events are deleted still tells where it began.
+            found.setdefault(row.position, row.seq_nr - row.index)
+        after = page[-1].seq_nr
+    return found

@@ -1,0 +1,137 @@
+"""Events exported to Parquet and Delta, exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.workloads import replicate_here, write_history
+from tidebook.core.errors import Conflict
+from tidebook.core.event import Event
+from tidebook.core.portal import Portal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+async def more(book: Book, topic: str, n: int) -> None:
+    await book.journal(topic).append(f"more-{n}", [Event({"step": n}, tags={"paid"})] * 3)
+    await replicate_here(book, book.store, topic)
+
+
+async def numbers(book: Book, topic: str) -> list[tuple[str, int]]:
+    found = []
+    async for id in book.journal(topic).ids():
+        found += [(id, event.seq_nr) async for event in book.journal(topic).read(id)]
+    return sorted(found)
+
+
+def export(spark: SparkSession, book: Book, portal: Portal, output: Path, topic: str, kind: str = "parquet") -> Any:
+    from tidebook.pipeline.jobs.export import export as job
+
+    return job(spark, book, portal, output, topics=[topic], table_format=kind)
+
+
+def exported(spark: SparkSession, output: Path, kind: str) -> list[tuple[str, int]]:
+    return sorted((row["id"], row["seq_nr"]) for row in spark.read.format(kind).load(str(output)).collect())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_each_run_adds_what_is_new_and_nothing_twice(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, kind: str
+) -> None:
+    output = tmp_path / "lake"
+    portal.run(write_history(embedded, topic, steps=80))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    first = export(spark, embedded, portal, output, topic, kind)
+    portal.run(more(embedded, topic, 1))
+    second = export(spark, embedded, portal, output, topic, kind)
+    third = export(spark, embedded, portal, output, topic, kind)
+    assert (first.events > 30, second.events, third.events) == (True, 3, 0)
+    assert exported(spark, output, kind) == portal.run(numbers(embedded, topic))
+    days = sorted(path.name for path in output.glob(f"topic={topic}/*"))
+    assert days
+    assert all(day.startswith("day=") for day in days)
+
+
+def test_from_the_real_servers(spark: SparkSession, book: Book, portal: Portal, topic: str, tmp_path: Path) -> None:
+    portal.run(write_history(book, topic, steps=60))
+    portal.run(replicate_here(book, book.store, topic))
+    export(spark, book, portal, tmp_path / "lake", topic)
+    portal.run(more(book, topic, 1))
+    export(spark, book, portal, tmp_path / "lake", topic)
+    assert exported(spark, tmp_path / "lake", "parquet") == portal.run(numbers(book, topic))
+
+
+@pytest.mark.parametrize("step", ["add", "publish"])
+def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
+    spark: SparkSession,
+    embedded: Book,
+    portal: Portal,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """Before its manifest it leaves staged files; behind it, files that are not yet in their place."""
+    from tidebook.wal.manifest import FolderManifest
+
+    output = tmp_path / "lake"
+    portal.run(more(embedded, topic, 1))
+    export(spark, embedded, portal, output, topic)
+    portal.run(more(embedded, topic, 2))
+    publish = FolderManifest.publish
+    begun: list[int] = []
+
+    def publish_once(self: FolderManifest[Any]) -> None:
+        begun.append(1)
+        publish(self) if len(begun) == 1 else _die()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderManifest, step, _die if step == "add" else publish_once)
+        with pytest.raises(Exception, match="died here"):
+            export(spark, embedded, portal, output, topic)
+    export(spark, embedded, portal, output, topic)
+    assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
+    portal.run(more(embedded, topic, 3))
+    export(spark, embedded, portal, output, topic)
+    assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
+    assert list((output / "_tidebook" / "staging").glob("*")) == []
+
+
+def _die(*_: object) -> None:
+    raise RuntimeError("died here")
+
+
+def test_of_two_exports_at_once_one_changes_nothing(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    from tidebook.pipeline.jobs.export import ParquetTarget
+
+    output = tmp_path / "lake"
+    portal.run(more(embedded, topic, 1))
+    slow = ParquetTarget(spark, output)
+    export(spark, embedded, portal, output, topic)
+    rows = spark.read.parquet(str(output))
+    with pytest.raises(Conflict):
+        slow.add(rows)
+    assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
+
+
+def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "lake"
+    portal.run(more(embedded, topic, 1))
+    export(spark, embedded, portal, output, topic)
+    portal.run(more(embedded, topic, 2))
+    for number in range(4):
+        end = portal.run(embedded.log.end(topic, number))
+        portal.run(embedded.log.truncate(topic, number, before=end))
+    export(spark, embedded, portal, output, topic)
+    assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))

@@ -1,0 +1,172 @@
+"""Whatever dies, and whatever the checkpoint says: the rows are those of one undisturbed pass."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.conftest import OpenBook
+from tests.pipeline.faults import AwayAtFirst, KillAround
+from tests.pipeline.workloads import expected_rows, rows_of, write_history
+from tidebook.core.event import Event
+from tidebook.core.portal import Portal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.replicate import Replication
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def replication(spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any) -> Replication:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    return Replication(spark, book, portal, topics=[topic], **more)
+
+
+def run_until_done(job: Replication, portal: Portal, timeout_s: float = 600) -> None:
+    """Run continuously, however often it starts anew, until nothing is left."""
+    done = threading.Event()
+    job._tell = lambda progress: done.set() if progress.batches and not progress.lag else None
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        assert done.wait(timeout_s)
+    finally:
+        job.stop()
+        thread.join(timeout_s)
+
+
+def assert_as_expected(book: Book, portal: Portal, topic: str, open_book: OpenBook) -> None:
+    fresh = open_book("fresh")
+    found, expected = portal.run(rows_of(book.store, topic)), portal.run(expected_rows(book, fresh, topic))
+    assert (found["heads"], found["events"], found["parked"]) == (
+        expected["heads"],
+        expected["events"],
+        expected["parked"],
+    )
+
+
+def test_a_worker_that_is_killed_before_and_after_its_slices(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    portal.run(write_history(embedded, topic, steps=120))
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    job = replication(spark, embedded, portal, topic, opening=KillAround(str(kills)))
+    run_until_done(job, portal)
+    assert len(list(kills.iterdir())) >= 4
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+@pytest.mark.kafka
+@pytest.mark.cassandra
+def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
+    spark: SparkSession, servers_toml: Path, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    from tests.pipeline.conftest import opened
+
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    with opened(portal, servers_toml) as book:
+        portal.run(write_history(book, topic, steps=120, ids=10))
+        job = replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=(1, 3, 9, 20)))
+        run_until_done(job, portal)
+        assert len(list(kills.glob("write-*"))) >= 2
+        assert_as_expected(book, portal, topic, open_book)
+
+
+def test_two_replicators_at_once_write_the_same(
+    spark: SparkSession, book: Book, portal: Portal, topic: str, open_book: OpenBook
+) -> None:
+    portal.run(write_history(book, topic, steps=150))
+    jobs = [replication(spark, book, portal, topic) for _ in range(2)]
+    threads = [threading.Thread(target=job.run, kwargs={"once": True}) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+    assert_as_expected(book, portal, topic, open_book)
+
+
+def test_old_copied_and_damaged_checkpoints_mean_nothing(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    """A checkpoint is forced upon the job, which by itself uses a fresh one each time."""
+    checkpoint, old = tmp_path / "checkpoint", tmp_path / "old"
+    portal.run(write_history(embedded, topic, steps=60))
+    replication(spark, embedded, portal, topic, checkpoint=checkpoint).run(once=True)
+    shutil.copytree(checkpoint, old)
+
+    # The last commit is gone: Spark plays the last batch again.
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    last.unlink()
+    (checkpoint / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
+    portal.run(write_history(embedded, topic, steps=30, seed=2))
+    replication(spark, embedded, portal, topic, checkpoint=checkpoint).run(once=True)
+
+    # A checkpoint that is older than the store.
+    portal.run(write_history(embedded, topic, steps=30, seed=3))
+    replication(spark, embedded, portal, topic, checkpoint=old).run(once=True)
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    checkpoint, folder = tmp_path / "checkpoint", embedded.settings.folder
+    portal.run(write_history(embedded, topic, steps=40))
+    replication(spark, embedded, portal, topic).run(once=True)
+    portal.run(embedded.__aexit__(None, None, None))
+    shutil.copytree(folder, tmp_path / "backup")
+    portal.run(embedded.__aenter__())
+    portal.run(write_history(embedded, topic, steps=40, seed=2))
+    replication(spark, embedded, portal, topic, checkpoint=checkpoint).run(once=True)
+    portal.run(embedded.__aexit__(None, None, None))
+    for file in folder.glob("store.db*"):
+        file.unlink()
+    for file in (tmp_path / "backup").glob("store.db*"):
+        shutil.copy(file, folder / file.name)
+    portal.run(embedded.__aenter__())
+    portal.run(write_history(embedded, topic, steps=40, seed=3))
+    replication(spark, embedded, portal, topic, checkpoint=checkpoint).run(once=True)
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    portal.run(write_history(embedded, topic, steps=30))
+    away = tmp_path / "away"
+    away.mkdir()
+    done = replication(spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 4)).run(once=True)
+    assert done.lag == 0
+    assert len(list(away.iterdir())) == 4
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+@pytest.mark.parametrize("point", ["batch", "stop"])
+def test_a_driver_that_is_killed(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, open_book: OpenBook, point: str
+) -> None:
+    """Behind the store's writes and before Spark's commit, and somewhere."""
+    portal.run(write_history(embedded, topic, steps=80))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.faults", str(embedded.settings.folder), point],
+        cwd=ROOT, env=environment, capture_output=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -9, killed.stderr.decode()
+    portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
+    replication(spark, embedded, portal, topic).run(once=True)
+    assert_as_expected(embedded, portal, topic, open_book)

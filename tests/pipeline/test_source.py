@@ -1,0 +1,128 @@
+"""`format("tidebook")`: journals as a Spark table and as a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.workloads import replicate_here, write_history
+from tidebook.core.event import Event
+from tidebook.core.portal import Portal
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import settings_to_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def table(spark: SparkSession, book: Book, topic: str, **options: str) -> DataFrame:
+    from tidebook.pipeline.source.format import register
+
+    register(spark)
+    reader = spark.read.format("tidebook").option("settings", settings_to_json(book.settings)).option("splits", "2")
+    for name, value in {"topic": topic, **options}.items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+async def everything(book: Book, topic: str) -> set[tuple[Any, ...]]:
+    """All events by plain reads, as (id, seq_nr, offset, payload)."""
+    found = set()
+    async for id in book.journal(topic).ids():
+        async for event in book.journal(topic).read(id):
+            found.add((id, event.seq_nr, event.offset, event.payload["step"]))
+    return found
+
+
+def as_set(frame: DataFrame) -> set[tuple[Any, ...]]:
+    from pyspark.sql.functions import col, get_json_object
+
+    step = get_json_object(col("payload").cast("string"), "$.step").cast("int")
+    rows = frame.select("id", "seq_nr", "offset", step.alias("step")).collect()
+    assert len(rows) == len(set(rows))
+    return {tuple(row) for row in rows}
+
+
+def test_a_table_holds_every_replicated_event_once(spark: SparkSession, book: Book, portal: Portal, topic: str) -> None:
+    portal.run(write_history(book, topic, steps=120))
+    portal.run(replicate_here(book, book.store, topic))
+    expected = portal.run(everything(book, topic))
+    portal.run(book.journal(topic).append("o-1", [Event({"step": 999})]))  # not replicated yet
+    frame = table(spark, book, topic)
+    assert as_set(frame) == expected
+    row = frame.where("size(tags) > 0").first()
+    assert row is not None
+    assert (row["tags"], row["payload_type"], row["topic"], row["metadata"]) == (["paid"], "json", topic, None)
+    by_tag = {(row["id"], row["seq_nr"]) for row in table(spark, book, topic, tag="paid").collect()}
+    assert by_tag == {(row["id"], row["seq_nr"]) for row in frame.where("array_contains(tags, 'paid')").collect()}
+
+
+def test_filters_are_pushed_to_the_store(spark: SparkSession, embedded: Book, portal: Portal, topic: str) -> None:
+    for id in ("a", "b", "c"):
+        portal.run(embedded.journal(topic).append(id, [Event({"step": i}) for i in range(10)]))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    frame = table(spark, embedded, topic).where("id = 'b' and seq_nr > 3 and seq_nr <= 5")
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert "Filter" not in plan.replace("PushedFilters", "").replace("Filters", "")
+    assert sorted((row["id"], row["seq_nr"]) for row in frame.collect()) == [("b", 4), ("b", 5)]
+    assert table(spark, embedded, topic).where("topic = 'nobody'").count() == 0
+    assert table(spark, embedded, topic).where("timestamp < '2001-01-01'").count() == 0
+    assert table(spark, embedded, topic).where("timestamp > '2001-01-01'").count() == 30
+
+
+def test_a_session_that_pushes_no_filters_reads_all_the_same(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str
+) -> None:
+    portal.run(embedded.journal(topic).append("a", [Event({"step": i}) for i in range(10)]))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    frame = table(spark, embedded, topic)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert frame.where("seq_nr > 7").count() == 3
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def stream(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **options: str) -> list[Any]:
+    """Run a stream to what is there now, and return what it brought."""
+    from tidebook.pipeline.source.format import register
+
+    register(spark)
+    reader = spark.readStream.format("tidebook").option("settings", settings_to_json(book.settings))
+    for name, value in {"topic": topic, **options}.items():
+        reader = reader.option(name, value)
+    rows: list[Any] = []
+    writer = reader.load().writeStream.foreachBatch(lambda batch, number: rows.extend(batch.collect()))
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    return rows
+
+
+def test_a_stream_goes_on_where_it_stopped_and_stays_within_its_limit(
+    spark: SparkSession, book: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    portal.run(write_history(book, topic, steps=60))
+    portal.run(replicate_here(book, book.store, topic))
+    first = stream(spark, book, topic, tmp_path / "c", maxRecordsPerTrigger="40")
+    assert {(row["id"], row["seq_nr"], row["offset"]) for row in first} == {
+        each[:3] for each in portal.run(everything(book, topic))
+    }
+    portal.run(book.journal(topic).append("new", [Event({"step": 1}), Event({"step": 2})]))
+    portal.run(replicate_here(book, book.store, topic))
+    second = stream(spark, book, topic, tmp_path / "c")
+    assert [(row["id"], row["seq_nr"]) for row in second] == [("new", 1), ("new", 2)]
+
+
+def test_a_stream_that_retention_has_overtaken_fails_loudly(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    portal.run(write_history(embedded, topic, steps=60))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    end = portal.run(embedded.log.end(topic, 0))
+    portal.run(embedded.log.truncate(topic, 0, before=end))
+    starts = f'{{"{topic}": {{"0": 0, "1": 0, "2": 0, "3": 0}}}}'
+    with pytest.raises(Exception, match="the log lost offsets 0 to"):
+        stream(spark, embedded, topic, tmp_path / "c", startingOffsets=starts)
