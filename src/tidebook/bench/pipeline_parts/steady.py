@@ -13,6 +13,7 @@ from tidebook.wiring.book import Book
 PAYLOAD = b"x" * 200
 POLL_S = 0.02
 TICK_S = 0.05
+SETTLE_S = 30
 
 
 async def steady(book: Book, topic: str, *, per_s: int, seconds: float) -> dict[str, float]:
@@ -36,8 +37,9 @@ async def steady(book: Book, topic: str, *, per_s: int, seconds: float) -> dict[
                 raise done
             sent[partition_of(id, facts.partitions)][done.offset] = at
         await asyncio.sleep(TICK_S)
-    deadline = time.monotonic() + 30
-    while any(sent) and time.monotonic() < deadline:
+    for _ in range(int(SETTLE_S / POLL_S)):
+        if not any(sent):
+            break
         await asyncio.sleep(POLL_S)
     over.set()
     await asyncio.gather(watching, reading)
