@@ -56,12 +56,13 @@ class Cluster:
         assert spec is not None
         assert spec.origin is not None
         home = Path(spec.origin).parent
-        log = (self._folder / f"{len(self._processes) or 'master'}.log").open("wb")
+        log = self._folder / f"{len(self._processes) or 'master'}.log"
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH",)}
         environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         command = [str(home / "bin" / "spark-class"), name, *arguments]
-        self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        with log.open("wb") as file:
+            self._processes.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
 
     def _await(self, name: str, text: str) -> None:
         deadline = time.monotonic() + START_S
