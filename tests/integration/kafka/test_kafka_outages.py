@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.kafka.conftest import OpenKafkaLog
-from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog
 from tidebook.log.port import Outgoing, Record, Sent, read_all
@@ -137,7 +137,7 @@ async def everything(log: KafkaLog, topic: str) -> list[Record]:
         while True:
             try:
                 return list(await read_all(log, topic, 0, start=0, stop=await log.end(topic, 0)))
-            except Unavailable:
+            except (Unavailable, NotFound):  # until it has joined its cluster again, it may not know its topics
                 continue
 
 
