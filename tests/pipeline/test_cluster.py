@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import pytest
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.portal import Portal
+from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.submit import job
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def spark_home() -> Path:
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 class Cluster:
@@ -52,17 +60,13 @@ class Cluster:
             self._await(f"{n}", "Successfully registered with master")
 
     def _daemon(self, name: str, *arguments: str) -> None:
-        spec = find_spec("pyspark")
-        assert spec is not None
-        assert spec.origin is not None
-        home = Path(spec.origin).parent
-        log = self._folder / f"{len(self._processes) or 'master'}.log"
+        home = spark_home()
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH",)}
         environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         command = [str(home / "bin" / "spark-class"), name, *arguments]
-        with log.open("wb") as file:
-            self._processes.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
+        with (self._folder / f"{len(self._processes) or 'master'}.log").open("wb") as log:
+            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
 
     def _await(self, name: str, text: str) -> None:
         deadline = time.monotonic() + START_S
@@ -107,29 +111,26 @@ def test_a_cluster_replicates_with_the_shipped_package(
     topic: str,
     open_book: OpenBook,
 ) -> None:
-    with servers_toml.open("a") as file:
-        file.write(
-            f'[pipeline]\nmaster = "{cluster.url}"\n[pipeline.spark]\n"spark.submit.pyFiles" = "{package}"\n'
-            '"spark.driver.host" = "127.0.0.1"\n"spark.executor.memory" = "512m"\n"spark.executor.cores" = "1"\n'
-            '"spark.cores.max" = "2"\n'
-        )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
-    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home())}
+    conf = ("spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.executor.cores=1", "spark.cores.max=2")
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=100))
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "tidebook.cli.app", "pipeline", "replicate", "--once", "--json"),
-                *("--topic", topic, "--book", str(servers_toml)),
+                *(str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url),
+                *(part for each in conf for part in ("--conf", each)),
+                *("--jars", ",".join(map(str, kafka_source_jars())), "--py-files", str(package)),
+                *(job.__file__, "pipeline", "replicate", "--once", "--json", "--topic", topic),
+                *("--book", str(servers_toml)),
             ],
             cwd=ROOT, env=environment, capture_output=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()[-3000:]
-        last = json.loads(done.stdout.decode().strip().splitlines()[-1])
+        [*_, last] = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
         assert (last["done"], last["lag"]) == (True, 0)
         found = portal.run(rows_of(book.store, topic))
         expected = portal.run(expected_rows(book, open_book("fresh"), topic))
         assert (found["heads"], found["events"]) == (expected["heads"], expected["events"])
     shipped = [file for work in (0, 1) for file in (cluster._folder / f"work-{work}").rglob("tidebook-shipped.zip")]
     assert len(shipped) == 2, "each executor was given the archive"
-    shutil.rmtree(cluster._folder / "work-0", ignore_errors=True)

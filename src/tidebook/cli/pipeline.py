@@ -24,6 +24,7 @@ from tidebook.pipeline.losses import accept_losses
 from tidebook.pipeline.note import Note, read_note
 from tidebook.pipeline.parked import Replayed, replay_parked
 from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
+from tidebook.pipeline.submit import job as submitted_job
 
 if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Replication
@@ -33,6 +34,12 @@ app = typer.Typer(help="The data pipeline, on Spark: from the log to the store, 
 app.command()(pipeline_checks.verify)
 app.command()(pipeline_checks.rebuild)
 app.command()(pipeline_export.export)
+
+
+@app.command()
+def script() -> None:
+    """Print the script for `spark-submit "$(tidebook pipeline script)" pipeline replicate …`."""
+    print(submitted_job.__file__)
 
 
 @app.command()
