@@ -47,9 +47,10 @@ async def test_every_event_that_is_there_is_numbered_once_in_the_logs_order(
         for id, each in truth_of(steps, FACTS).items()
         for row in each.rows
     }
-    assert [each.offset for each in found] == sorted(each.offset for each in found)
+    offsets = [row.position.offset for _, row in found]
+    assert offsets == sorted(offsets)
     assert len(found) == len(truth)
-    assert {(each.id, each.seq_nr, each.offset, each.kept) for each in found} == truth
+    assert {(id, row.seq_nr, row.position.offset, row.kept) for id, row in found} == truth
 
 
 @pytest.mark.parametrize("appends", [10, 100])
@@ -60,4 +61,4 @@ async def test_old_appends_are_found_where_the_head_has_forgotten_them(appends: 
     await replicate_slice(store, TOPIC, 0, records, FACTS)
     found = await number_events(store, TOPIC, 0, records[4:6], FACTS)
     await store.close()
-    assert [each.seq_nr for each in found] == [13, 14, 15, 16, 17, 18]
+    assert [row.seq_nr for _, row in found] == [13, 14, 15, 16, 17, 18]

@@ -16,7 +16,7 @@ from tidebook.wiring.settings import settings_to_json
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def table(spark: SparkSession, book: Book, topic: str, **options: str) -> DataFrame:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.verify import Verified
     from tidebook.pipeline.transforms.shelf import Difference
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def verify(

@@ -139,6 +139,14 @@ def decode_event(kept: bytes | msgspec.Raw) -> KeptEvent:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
 
 
+def decode_events(kept: Iterable[bytes]) -> list[KeptEvent]:
+    """`decode_event` for many."""
+    try:
+        return [_decode(each) for each in kept]
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+
+
 def pack_events(kept: Iterable[bytes]) -> bytes:
     """The body of an append record: its events behind one another."""
     return _encode([msgspec.Raw(event) for event in kept])

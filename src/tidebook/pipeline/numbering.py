@@ -13,21 +13,12 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, partition_of
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
+from tidebook.core.replication import EventRow
 from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
 from tidebook.store.port import StoreReader
 
 PAGE_ROWS = 1_000
-
-
-class Numbered(msgspec.Struct, frozen=True, gc=False):
-    """An event of the log, with its number."""
-
-    id: str
-    seq_nr: int
-    timestamp_ms: int
-    offset: int
-    kept: bytes
 
 
 class _Append(msgspec.Struct, frozen=True, gc=False):
@@ -38,14 +29,14 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
 
 async def number_events(
     store: StoreReader, topic: str, partition: int, records: Sequence[Record], facts: TopicFacts
-) -> list[Numbered]:
-    """The events of replicated records that the store still has, in the log's order.
+) -> list[tuple[str, EventRow]]:
+    """The events of replicated records that the store still has, by journal, in the log's order.
 
     What is void, deleted or purged is not among them. Heads remember the last appends; older ones are looked up.
     """
     appends = _appends(records, partition, facts)
     heads = await store.heads(topic, list(appends))
-    numbered: list[Numbered] = []
+    numbered: list[tuple[str, EventRow]] = []
     for id, of_id in appends.items():
         head = heads.get(id)
         if head is None or not head.live:
@@ -55,12 +46,16 @@ async def number_events(
             first = firsts.get(each.position)
             if first is not None:
                 numbered += (
-                    Numbered(id, first + i, each.timestamp_ms, each.position.offset, kept)
+                    (id, EventRow(first + i, kept, each.timestamp_ms, each.position, i))
                     for i, kept in enumerate(unpack_events(each.body))
                     if first + i > head.delete_to
                 )
-    numbered.sort(key=lambda event: (event.offset, event.seq_nr))
+    numbered.sort(key=_place)
     return numbered
+
+
+def _place(numbered: tuple[str, EventRow]) -> tuple[int, int]:
+    return numbered[1].position.offset, numbered[1].index
 
 
 def _appends(records: Sequence[Record], partition: int, facts: TopicFacts) -> dict[str, list[_Append]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from tidebook.core.event import decode_event
+from tidebook.core.event import decode_events
 from tidebook.core.payload import TYPE_NAMES
+from tidebook.core.replication import EventRow
 
 SCHEMA = (
     "topic string, id string, seq_nr long, timestamp timestamp, payload binary, payload_type string, "
@@ -41,23 +43,24 @@ class EventPage:
         self._clear()
 
     def _clear(self) -> None:
-        self._columns: tuple[list[object], ...] = tuple([] for _ in range(9))
+        self._columns: tuple[list[Any], ...] = tuple([] for _ in range(9))
         self._bytes = 0
 
-    def add(self, id: str, seq_nr: int, timestamp_ms: int, kept: bytes, partition: int, offset: int) -> None:
-        """Take an event as the store or the log keeps it."""
-        event = decode_event(kept)
+    def add(self, ids_of: Sequence[str], partition: int, rows: Sequence[EventRow]) -> None:
+        """Take events of one log partition as the store keeps them, with their journals' ids."""
+        kept = [row.kept for row in rows]
+        events = decode_events(kept)
         ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
-        ids.append(id)
-        numbers.append(seq_nr)
-        times.append(timestamp_ms * 1000)
-        payloads.append(event.payload)
-        types.append(event.payload_type)
-        tags.append(event.tags)
-        metadata.append(event.metadata)
-        partitions.append(partition)
-        offsets.append(offset)
-        self._bytes += len(kept)
+        ids += ids_of
+        numbers += [row.seq_nr for row in rows]
+        times += [row.timestamp_ms for row in rows]
+        payloads += [event.payload for event in events]
+        types += [event.payload_type for event in events]
+        tags += [event.tags for event in events]
+        metadata += [event.metadata for event in events]
+        partitions += [partition] * len(rows)
+        offsets += [row.position.offset for row in rows]
+        self._bytes += sum(map(len, kept))
 
     @property
     def full(self) -> bool:
@@ -74,13 +77,18 @@ class EventPage:
             pa.repeat(pa.scalar(self._topic, pa.string()), len(ids)),
             pa.array(ids, pa.string()),
             pa.array(numbers, pa.int64()),
-            pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+            pa.array(times, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
             pa.array(payloads, pa.binary()),
             names.dictionary_decode(),
-            pa.array(tags, pa.list_(pa.string())),
+            pa.array(tags, pa.list_(pa.string())) if any(tags) else _no_tags(len(ids)),
             pa.array(metadata, pa.binary()).cast(pa.string()),
             pa.array(partitions, pa.int32()),
             pa.array(offsets, pa.int64()),
         ]
         self._clear()
         yield pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+
+
+def _no_tags(n: int) -> pa.Array:
+    """As many empty lists, far cheaper than converting them one by one."""
+    return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n + 1), pa.array([], pa.string()))

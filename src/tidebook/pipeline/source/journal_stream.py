@@ -12,8 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tidebook.core.errors import InvalidInput, LogLost, NotFound
 from tidebook.core.event import decode_event
+from tidebook.core.replication import EventRow
 from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.numbering import Numbered, number_events
+from tidebook.pipeline.numbering import number_events
 from tidebook.pipeline.source.events import EventPage
 from tidebook.pipeline.source.journals import lower, settings_of
 from tidebook.pipeline.source.records import RECORDS_MAX, Offsets, Slice, bounded, slices_between
@@ -97,21 +98,22 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = partition.start
         while start < partition.stop:
             start, events = worker.run(_events(worker, partition, facts, start))
-            for event in events:
-                if _takes(self._wanted, event):
-                    page.add(event.id, event.seq_nr, event.timestamp_ms, event.kept, partition.partition, event.offset)
-                    if page.full:
-                        yield from page.take()
+            taken = [(id, row) for id, row in events if _takes(self._wanted, id, row)]
+            page.add([id for id, _ in taken], partition.partition, [row for _, row in taken])
+            if page.full:
+                yield from page.take()
         yield from page.take()
 
 
-def _takes(wanted: Wanted, event: Numbered) -> bool:
-    if not wanted.takes(event.id, event.seq_nr, event.timestamp_ms):
+def _takes(wanted: Wanted, id: str, row: EventRow) -> bool:
+    if not wanted.takes(id, row.seq_nr, row.timestamp_ms):
         return False
-    return wanted.tag is None or wanted.tag in decode_event(event.kept).tags
+    return wanted.tag is None or wanted.tag in decode_event(row.kept).tags
 
 
-async def _events(worker: Worker, slice_: Slice, facts: TopicFacts, start: int) -> tuple[int, list[Numbered]]:
+async def _events(
+    worker: Worker, slice_: Slice, facts: TopicFacts, start: int
+) -> tuple[int, list[tuple[str, EventRow]]]:
     log, store = await worker.log(), await worker.store()
     page = await log.read(slice_.topic, slice_.partition, start=start, stop=slice_.stop, limit=PAGE_RECORDS)
     numbered = await number_events(store, slice_.topic, slice_.partition, page.records, facts)

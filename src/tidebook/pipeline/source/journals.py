@@ -122,19 +122,22 @@ def read_part(settings: str, part: Part) -> Iterator[pa.RecordBatch]:
     wanted = msgspec.json.decode(part.wanted, type=Wanted)
     worker = Worker.of(settings)
     page = EventPage(plan.topic)
-    for rows in worker.iterate(_rows(worker, plan, wanted, part)):
-        for id, row in rows:
-            partition = partition_of(id, plan.facts.partitions)
-            page.add(id, row.seq_nr, row.timestamp_ms, row.kept, partition, row.position.offset)
+    for journals in worker.iterate(_journals(worker, plan, wanted, part)):
+        for id, partition, rows in journals:
+            page.add([id] * len(rows), partition, rows)
             if page.full:
                 yield from page.take()
     yield from page.take()
 
 
-Rows = list[tuple[str, EventRow]]
+#: Rows of one journal that lie together.
+Run = tuple[str, list[EventRow]]
 
 
-async def _rows(worker: Worker, plan: Plan, wanted: Wanted, part: Part) -> AsyncIterator[Rows]:
+async def _journals(
+    worker: Worker, plan: Plan, wanted: Wanted, part: Part
+) -> AsyncIterator[list[tuple[str, int, list[EventRow]]]]:
+    """The rows of a part that count, by journal and with its partition, a page at a time."""
     store = await worker.store()
     if wanted.tag is not None:
         pages = _by_tag(store, plan, wanted)
@@ -142,44 +145,49 @@ async def _rows(worker: Worker, plan: Plan, wanted: Wanted, part: Part) -> Async
         pages = _by_split(store, plan, Split(*part.split))
     else:
         pages = _by_id(store, plan, wanted, part.ids)
-    async for page in pages:
-        known = _at_planning(plan, [(id, row) for id, row in page if wanted.takes(id, row.seq_nr, row.timestamp_ms)])
-        yield [(id, row) for id, row, _ in await _counting(store, plan.topic, known)]
+    async for runs in pages:
+        # Heads are read after the rows: what they say is deleted or purged by then is not delivered.
+        heads = await store.heads(plan.topic, list({id for id, _ in runs}))
+        found: list[tuple[str, int, list[EventRow]]] = []
+        for id, rows in runs:
+            partition = partition_of(id, plan.facts.partitions)
+            kept = _counting(rows, heads.get(id), plan, partition)
+            if wanted.narrows:
+                kept = [row for row in kept if wanted.takes(id, row.seq_nr, row.timestamp_ms)]
+            if kept:
+                found.append((id, partition, kept))
+        yield found
 
 
-def _at_planning(plan: Plan, rows: Rows) -> Rows:
-    """Without rows that were replicated since the query was planned, or that lie outside the offsets asked for."""
-    found: Rows = []
-    for id, row in rows:
-        number = partition_of(id, plan.facts.partitions)
-        until = plan.until.get(number)
-        if until is not None and plan.since.get(number, row.position) <= row.position < until:
-            found.append((id, row))
-    return found
+def _counting(rows: list[EventRow], head: Head | None, plan: Plan, partition: int) -> list[EventRow]:
+    """Those rows that are not deleted, of the journal's present life, and within the offsets of the plan."""
+    until = plan.until.get(partition)
+    if head is None or not head.live or until is None:
+        return []
+    low, high = head.delete_to, head.seq_nr
+    first, last = max(head.incarnation, plan.since.get(partition, head.incarnation)), head.position
+    return [row for row in rows if low < row.seq_nr <= high and first <= row.position <= last and row.position < until]
 
 
-async def _counting(store: StoreWriter, topic: str, rows: Rows) -> list[tuple[str, EventRow, Head]]:
-    """The rows that count, by heads that are read after them: not deleted, and of the journal's present life."""
-    heads = await store.heads(topic, list({id for id, _ in rows}))
-    found = []
-    for id, row in rows:
-        head = heads.get(id)
-        if (
-            head is not None
-            and head.live
-            and head.delete_to < row.seq_nr <= head.seq_nr
-            and head.incarnation <= row.position <= head.position
-        ):
-            found.append((id, row, head))
-    return found
+def _runs(page: Sequence[tuple[str, EventRow]]) -> list[Run]:
+    runs: list[Run] = []
+    before: str | None = None
+    rows: list[EventRow] = []
+    for id, row in page:
+        if id != before:
+            rows = []
+            runs.append((id, rows))
+            before = id
+        rows.append(row)
+    return runs
 
 
-async def _by_split(store: StoreWriter, plan: Plan, split: Split) -> AsyncIterator[Rows]:
+async def _by_split(store: StoreWriter, plan: Plan, split: Split) -> AsyncIterator[list[Run]]:
     async for page in store.events_in(plan.topic, split):
-        yield list(page)
+        yield _runs(page)
 
 
-async def _by_id(store: StoreWriter, plan: Plan, wanted: Wanted, ids: Sequence[str]) -> AsyncIterator[Rows]:
+async def _by_id(store: StoreWriter, plan: Plan, wanted: Wanted, ids: Sequence[str]) -> AsyncIterator[list[Run]]:
     for id, head in (await store.heads(plan.topic, list(ids))).items():
         after, to = max(head.delete_to, wanted.seq_nr_from - 1), min(head.seq_nr, wanted.seq_nr_to)
         key = Key(plan.topic, id)
@@ -187,17 +195,17 @@ async def _by_id(store: StoreWriter, plan: Plan, wanted: Wanted, ids: Sequence[s
             page = await store.events(key, head, after=after, to=to, limit=PAGE_ROWS)
             if not page:
                 break
-            yield [(id, row) for row in page]
+            yield [(id, list(page))]
             after = page[-1].seq_nr
 
 
-async def _by_tag(store: StoreWriter, plan: Plan, wanted: Wanted) -> AsyncIterator[Rows]:
+async def _by_tag(store: StoreWriter, plan: Plan, wanted: Wanted) -> AsyncIterator[list[Run]]:
     # The log's time is never below the record's own: a lower bound of the one is one of the other.
     after: TagPlace | None = None
     while page := await store.tag_rows(
         wanted.tag or "", after=after, from_ms=wanted.time_from_ms, until_ms=MOST, limit=PAGE_ROWS
     ):
-        yield [(row.id, row.event) for row in page if row.place.topic == plan.topic]
+        yield _runs([(row.id, row.event) for row in page if row.place.topic == plan.topic])
         after = page[-1].place
 
 

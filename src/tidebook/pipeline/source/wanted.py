@@ -39,6 +39,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         """Those of the topics that are wanted."""
         return [name for name in names if self.topics is None or name in self.topics]
 
+    @property
+    def narrows(self) -> bool:
+        """Whether single events must be looked at."""
+        return self != Wanted(topics=self.topics, tag=self.tag)
+
     def takes(self, id: str, seq_nr: int, timestamp_ms: int) -> bool:
         """Whether an event is wanted, by what is known of it without decoding it."""
         return (
