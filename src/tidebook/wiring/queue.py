@@ -46,18 +46,18 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
     }
 
     async def open_store() -> QueueStore:
-        return await _open_store(settings, options, clock=clock, metrics=metrics)
+        return await _open_store(settings, options, metrics=metrics)
 
     hooks = Hooks(command=options.flag_command, webhook=options.flag_webhook)
     return Queues(Service(open_store, clock=clock, ids=ids, metrics=metrics, settings=single, hooks=hooks))
 
 
-async def _open_store(settings: Settings, options: QueueOptions, *, clock: Clock, metrics: Metrics) -> QueueStore:
+async def _open_store(settings: Settings, options: QueueOptions, *, metrics: Metrics) -> QueueStore:
     section = settings.section("sql")
     if section.url is None:
         from tidebook.sql.sqlite.queue import SqliteQueues
 
-        return SqliteQueues(settings.folder, clock=clock, metrics=metrics)
+        return SqliteQueues(settings.folder, metrics=metrics)  # the machine's clock is the store's, not the client's
     if scheme(section.url) in {"postgresql", "postgres"}:
         adapter = extra("tidebook.sql.postgres.queue", "postgres")
         store: QueueStore = await adapter.PostgresQueues.open(

@@ -1,0 +1,37 @@
+"""Books on either backend; the PostgreSQL is one of these tests' own, to be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidebook.testing.servers import Postgres
+
+
+@pytest.fixture(scope="session")
+def own_postgres(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[Postgres]:
+    """A PostgreSQL that nobody else uses; the shared one is asked for so that --without leaves this one out too."""
+    postgres = Postgres(tmp_path_factory.mktemp("postgres"))
+    postgres.start()
+    try:
+        yield postgres
+    finally:
+        postgres.remove()
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path, own_postgres: Postgres) -> Path:
+    file = tmp_path / "tidebook.toml"
+    schema = f"q_{tmp_path.name.lower().replace('-', '_')}"[:40].rstrip("_")
+    file.write_text(f'folder = "data"\n[sql]\nurl = "{own_postgres.url}"\n[queue]\nschema = "{schema}"\n')
+    return file
+
+
+@pytest.fixture(params=["postgres", "embedded"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "embedded":
+        return tmp_path / "data"
+    file: Path = request.getfixturevalue("settings_file")
+    return file

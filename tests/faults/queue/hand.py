@@ -1,0 +1,217 @@
+"""A process that puts or works, and writes down what it does: `python hand.py put|work BOOK FILE NAME SEED …`.
+
+Every line is written before the next step is taken, so that a killed process has told all that matters. Moments (`at`)
+are of the machine's monotonic clock, which all processes share; dates are the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from datetime import datetime
+from typing import Any
+
+OFF_S = float(os.environ.get("HAND_CLOCK_OFF_S", "0"))
+if OFF_S and sys.argv[2].endswith(".toml"):  # a machine whose clock is wrong, as far as Python can see
+    _time, _time_ns = time.time, time.time_ns
+    time.time = lambda: _time() + OFF_S
+    time.time_ns = lambda: _time_ns() + int(OFF_S * 1e9)
+
+from tidebook.core.errors import LeaseLost, OutcomeUnknown, Unavailable  # noqa: E402
+from tidebook.queue.job import Job  # noqa: E402
+from tidebook.queue.queue import Queue  # noqa: E402
+from tidebook.sql.port.queue import QueueSettings  # noqa: E402
+from tidebook.wiring.book import Book  # noqa: E402
+from tidebook.wiring.settings import read_settings  # noqa: E402
+
+QUEUE = "faults"
+SETTINGS = QueueSettings(max_timeouts=255, lease_ms=600, finished_max=300)
+LEASE_S = 0.6
+KEYS = 5
+HOUR_MS = 3_600_000
+
+
+class History:
+    """One file of lines; each is with the system before the call returns."""
+
+    def __init__(self, path: str, hand: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._hand = hand
+
+    def note(self, what: str, **facts: Any) -> None:
+        line = json.dumps({"at": time.monotonic_ns(), "hand": self._hand, "what": what, **facts})
+        os.write(self._file, line.encode() + b"\n")
+
+
+class CountingClock:
+    """A client's clock that is wrong by half a century, and never says the same twice."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1_000)
+
+    def now_ms(self) -> int:
+        return next(self._next)
+
+
+class OffClock:
+    """A client's clock that is wrong. In a folder, where the machine's clock is the store's, only the client's can be."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + int(OFF_S * 1000)
+
+
+def ms(date: datetime | None) -> int | None:
+    return None if date is None else round(date.timestamp() * 1000)
+
+
+async def put_all(queue: Queue, clock: CountingClock, history: History, hand: str, seed: int, count: int) -> None:
+    chance = random.Random(seed)
+    for serial in range(1, count + 1):
+        key = None if chance.random() < 0.3 else f"{hand}-{chance.randrange(KEYS)}"
+        facts = put_facts(key, serial, chance)
+        for _ in range(2 if chance.random() < 0.1 else 1):  # a client that is not sure, and puts again
+            await put_until_told(queue, clock, history, hand, facts)
+        await asyncio.sleep(chance.random() * 0.02)
+
+
+def put_facts(key: str | None, serial: int, chance: random.Random) -> dict[str, Any]:
+    now_ms = time.time_ns() // 1_000_000
+    expires_at = now_ms + HOUR_MS + chance.randrange(HOUR_MS) if chance.random() < 0.7 else None
+    if key is None and chance.random() < 0.3:
+        expires_at = now_ms + chance.randrange(1, 150)
+    return {
+        "key": key,
+        "serial": serial,
+        "priority": chance.choice([0, 20, 100, 230]),
+        "process_at": now_ms + chance.randrange(300) if chance.random() < 0.3 else None,
+        "expires_at": expires_at,
+    }
+
+
+async def put_until_told(
+    queue: Queue, clock: CountingClock, history: History, hand: str, facts: dict[str, Any]
+) -> None:
+    while True:
+        # The next date that the clock tells is the one that the put takes.
+        history.note("putting", inserted_at=clock.now_ms() + 1, **facts)
+        try:
+            await queue.put(
+                {"hand": hand, "serial": facts["serial"]},
+                key=facts["key"],
+                priority=facts["priority"],
+                process_at=facts["process_at"],
+                expires_at=facts["expires_at"],
+            )
+        except (Unavailable, OutcomeUnknown) as error:
+            history.note("not told", error=str(error))
+            await asyncio.sleep(0.05)
+        else:
+            history.note("put", **facts)
+            return
+
+
+class Hands:
+    """Works on what comes: quickly, long with heartbeats, past its lease; some of it fails."""
+
+    def __init__(self, queue: Queue, history: History, hand: str, seed: int) -> None:
+        self._queue = queue
+        self._history = history
+        self._hand = hand
+        self._chance = random.Random(seed)
+        self._holds = itertools.count(1)
+        self.stopping = asyncio.Event()
+
+    async def work(self) -> None:
+        running: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(self._listen())
+            while not self.stopping.is_set():
+                for job, hold in await self._claim():
+                    task = group.create_task(self._handle(job, hold))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                await asyncio.sleep(0.005 + self._chance.random() * 0.01)
+            waiting.cancel()
+
+    async def _listen(self) -> None:
+        """Nobody needs it here: it is what every worker does beside its work, with its timers and its connection."""
+        async for _ in self._queue.listen():
+            pass
+
+    async def _claim(self) -> list[tuple[Job, str]]:
+        asked = time.monotonic_ns()
+        try:
+            jobs = await self._queue.claim(self._chance.choice([1, 3, 12]), lease=LEASE_S)
+        except (Unavailable, OutcomeUnknown) as error:
+            self._history.note("not told", error=str(error))
+            await asyncio.sleep(0.05)
+            return []
+        taken = []
+        for job in jobs:
+            hold = f"{self._hand}/{next(self._holds)}"
+            self._history.note(
+                "claimed", hold=hold, asked=asked, id=job.id, key=job.key, data=job.data, priority=job.priority,
+                timeouts=job.timeouts, inserted_at=ms(job.inserted_at), process_at=ms(job.process_at),
+                expires_at=ms(job.expires_at), started_at=ms(job.started_at), lease_until=ms(job.lease_until),
+            )  # fmt: skip
+            taken.append((job, hold))
+        return taken
+
+    async def _handle(self, job: Job, hold: str) -> None:
+        fate = self._chance.random()
+        if fate < 0.1:
+            for _ in range(3):
+                await asyncio.sleep(LEASE_S * 0.4)
+                if not await self._beat(job, hold):
+                    break
+        elif fate < 0.15:
+            await asyncio.sleep(LEASE_S * 1.5)
+        else:
+            await asyncio.sleep(self._chance.random() * 0.03)
+        fails = self._chance.random() < 0.15
+        self._history.note("failing" if fails else "finishing", hold=hold)
+        try:
+            if fails:
+                await self._queue.fail(job, delay=self._chance.random() * 0.1)
+            else:
+                await self._queue.done(job)
+        except LeaseLost:
+            self._history.note("lost", hold=hold)
+        except (Unavailable, OutcomeUnknown) as error:
+            self._history.note("unknown", hold=hold, error=str(error))
+        else:
+            self._history.note("failed" if fails else "finished", hold=hold)
+
+    async def _beat(self, job: Job, hold: str) -> bool:
+        try:
+            await self._queue.heartbeat(job, lease=LEASE_S)
+        except LeaseLost:
+            self._history.note("beat lost", hold=hold)
+            return False
+        except (Unavailable, OutcomeUnknown):
+            return True
+        self._history.note("beat", hold=hold, lease_until=ms(job.lease_until))
+        return True
+
+
+async def main(role: str, book: str, file: str, hand: str, seed: int, count: int) -> None:
+    history, clock = History(file, hand), CountingClock()
+    async with Book(read_settings(book), clock=clock if role == "put" else OffClock()) as opened:
+        queue = opened.queue(QUEUE, settings=SETTINGS)
+        if role == "put":
+            await put_all(queue, clock, history, hand, seed, count)
+            return
+        hands = Hands(queue, history, hand, seed)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hands.stopping.set)
+        await hands.work()
+
+
+if __name__ == "__main__":
+    _, role, book, file, hand, seed, count = sys.argv
+    asyncio.run(main(role, book, file, hand, int(seed), int(count)))
