@@ -60,7 +60,7 @@ class CountingClock:
 
 
 class OffClock:
-    """A client's clock that is wrong. In a folder, where the machine's clock is the store's, only the client's can be."""
+    """A client's clock that is wrong; in a folder only the client's can be, since the machine's is the store's."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000 + int(OFF_S * 1000)

@@ -7,7 +7,9 @@ from typing import Any
 from tests.faults.queue.history import faults_in, of
 
 
-def putting(serial: int, at: int, key: str | None = "k", priority: int = 100, told: bool = True) -> list[dict[str, Any]]:
+def putting(
+    serial: int, at: int, key: str | None = "k", priority: int = 100, told: bool = True
+) -> list[dict[str, Any]]:
     facts = {"hand": "p", "serial": serial, "key": key, "priority": priority, "process_at": None, "expires_at": None}
     put = [{"at": at, "what": "putting", "inserted_at": serial, **facts}]
     return [*put, {"at": at + 1, "what": "put", **facts}] if told else put

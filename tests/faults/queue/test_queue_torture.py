@@ -1,11 +1,10 @@
-"""Workers killed and stopped at random, a database that goes down, clocks that are wrong: the history holds the rules."""
+"""Workers killed and stopped at random, a database that goes down, wrong clocks: the history holds the rules."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,8 @@ async def drained(where: Path, running: Crew) -> None:
 def holds_the_rules(running: Crew) -> None:
     found = history.read(running.histories)
     print(f"{running.kills} kills, {running.stops} stops, {len(found.puts)} puts, {len(found.holds)} holds")
-    assert found.puts and found.holds
+    assert found.puts
+    assert found.holds
     assert history.faults_in(found)[:5] == []
 
 
@@ -70,7 +70,7 @@ async def test_a_database_that_is_killed_and_started_again_loses_nothing(
             await asyncio.sleep(chance.uniform(0.5, 1.5))
             if number % 2 == 0:
                 own_postgres.kill9()
-                time.sleep(chance.uniform(0, 0.3))
+                await asyncio.sleep(chance.uniform(0, 0.3))
                 own_postgres.start()
             else:
                 own_postgres.restart()
