@@ -1,4 +1,7 @@
-"""pgqueuer, through its own queries and its own manager."""
+"""pgqueuer, through its own queries and its own manager, on asyncpg.
+
+With psycopg its manager waits for notifications on the connection that it asks with, and a wake-up takes a second.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
-import psycopg
-from pgqueuer.adapters.drivers.psycopg import PsycopgDriver
+import asyncpg  # type: ignore[import-untyped]
+from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.core.qm import QueueManager
 from pgqueuer.ports.repository import EntrypointExecutionParameter
@@ -91,10 +94,7 @@ class PgQueuer:
             await queries.log_jobs([(job, "successful", None) for job in jobs])
             done += len(jobs)
 
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, prepare_threshold=1)
-        self._stack.push_async_callback(connection.close)
-        return connection
-
     async def _queries(self) -> Queries:
-        return Queries(PsycopgDriver(await self._connect()))
+        connection = await asyncpg.connect(self._url)
+        self._stack.push_async_callback(connection.close)
+        return Queries(AsyncpgDriver(connection))

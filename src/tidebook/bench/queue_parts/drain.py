@@ -1,0 +1,77 @@
+"""Draining by claim and finish: in hundreds over up to four connections, and one at a time by twenty workers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tidebook.bench.queue_parts.figures import Run, fill, rate_of
+from tidebook.bench.queue_sides.bare import Bare
+from tidebook.bench.queue_sides.ours import Ours
+from tidebook.bench.queue_sides.pgmq import Pgmq
+from tidebook.bench.queue_sides.pgqueuer import PgQueuer
+from tidebook.bench.queue_sides.procrastinate import Procrastinate
+from tidebook.bench.queue_sides.side import Side
+
+CONNECTIONS = (1, 2, 4)
+WORKERS = 20
+ROUNDS = 2
+#: pgqueuer's jobs in one dequeue: its best counts.
+PGQUEUER_BATCHES = (100, 500)
+#: Slow sides get less to do: they take as long over each entry.
+PGQUEUER_COUNT, PROCRASTINATE_COUNT, SINGLES = 20_000, 2_000, 4_000
+
+
+async def drain(run: Run) -> None:
+    """Everybody in turns; the best number of connections of each counts."""
+    count = run.few(50_000)
+    fast: list[Side] = [Bare(run.url), Pgmq(run.url), Ours(run.url)]
+    for _ in range(1 if run.quick else ROUNDS):
+        for side in fast:
+            for connections in CONNECTIONS:
+                await _drain_once(run, side, count, connections)
+    await _drain_pgqueuer(run)
+    await _drain_once(run, Procrastinate(run.url), run.few(PROCRASTINATE_COUNT), 4)
+
+
+async def _drain_once(run: Run, side: Side, count: int, connections: int) -> None:
+    await side.open()
+    try:
+        run.keep_best(f"{side.name}_put_per_s", await fill(side, count))
+        what = f"{side.name}: drain {count:,}, {connections} at one time"
+        rate = await rate_of(what, count, partial(side.drain, connections=connections))
+        run.keep_best(f"{side.name}_drain_{connections}_per_s", rate)
+        run.keep_best(f"{side.name}_drain_per_s", rate)
+    finally:
+        await side.close()
+
+
+async def _drain_pgqueuer(run: Run) -> None:
+    count = run.few(PGQUEUER_COUNT)
+    for batch in PGQUEUER_BATCHES:
+        for connections in CONNECTIONS:
+            side = PgQueuer(run.url)
+            await side.open()
+            try:
+                run.keep_best("pgqueuer_put_per_s", await fill(side, count))
+                what = f"pgqueuer: drain {count:,} by {batch}, {connections} at one time"
+                rate = await rate_of(what, count, partial(side.drain, connections=connections, batch=batch))
+                run.keep_best(f"pgqueuer_drain_{connections}_by_{batch}_per_s", rate)
+                run.keep_best("pgqueuer_drain_per_s", rate)
+            finally:
+                await side.close()
+
+
+async def singles(run: Run) -> None:
+    """Twenty workers, each claims one and finishes it."""
+    count = run.few(SINGLES)
+    sides: list[Side] = [PgQueuer(run.url), Ours(run.url), Bare(run.url)]
+    for _ in range(1 if run.quick else ROUNDS):
+        for side in sides:
+            await side.open()
+            try:
+                await fill(side, count)
+                what = f"{side.name}: {count:,} one at a time, {WORKERS} workers"
+                rate = await rate_of(what, count, partial(side.singles, workers=WORKERS))
+                run.keep_best(f"{side.name}_singles_per_s", rate)
+            finally:
+                await side.close()
