@@ -30,6 +30,7 @@ from tidebook import outbox
 from tidebook.bench.timing import percentile, report, timed
 from tidebook.outbox import Message
 from tidebook.outbox.relay import Relay
+from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox
 from tidebook.wiring.settings import Section, Settings
 
@@ -85,7 +86,7 @@ class Bench:
         self.figures: dict[str, float] = {}
         self.settings = Settings(Path("unused"), {"log": Section(f"kafka://{kafka}"), "sql": Section(url)})
         self.admin = AdminClient({"bootstrap.servers": kafka})
-        make_outbox(self.settings).create_tables()
+        make_outbox(self.settings, lambda: Book(self.settings)).create_tables()
 
     def ratios(self) -> dict[str, float]:
         f = self.figures
@@ -230,7 +231,7 @@ class Bench:
                 with psycopg.connect(self.url, autocommit=True) as connection:
                     connection.execute("VACUUM ANALYZE kafka_messages")
                     connection.execute("CHECKPOINT")
-            store = make_outbox(self.settings)._parts.database.connect()
+            store = make_outbox(self.settings, lambda: Book(self.settings))._parts.database.connect()
             began = time.perf_counter()
             store.topics_waiting()
             self.figures[f"find_topics_{name}_rows_ms"] = (time.perf_counter() - began) * 1000
@@ -274,7 +275,7 @@ class Bench:
 
     @contextmanager
     def relaying(self) -> Iterator[Relay]:
-        made = make_outbox(self.settings)
+        made = make_outbox(self.settings, lambda: Book(self.settings))
         with made.relaying(threads=1) as relay:
             yield relay
         made.close()

@@ -22,6 +22,7 @@ from tidebook.outbox.outbox import Outbox
 from tidebook.sql.migrate.outbox import script
 from tidebook.sql.port.dialect import dialect
 from tidebook.sql.port.outbox import ParkedMessage, TopicStatus
+from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox
 from tidebook.wiring.settings import read_settings
 
@@ -30,7 +31,7 @@ parked = typer.Typer(help="Messages that Kafka can never take, and what waits be
 app.add_typer(parked, name="parked")
 
 Topic = Annotated[str, typer.Argument(help="The Kafka topic, for example: orders")]
-Id = Annotated[int | None, typer.Argument(metavar="[ID]", help="One message; without it, --all of the topic.")]
+Id = Annotated[int | None, typer.Argument(metavar="ID", help="One message; without it, --all of the topic.")]
 All = Annotated[bool, typer.Option("--all", help="Every parked message of the topic.")]
 
 
@@ -38,7 +39,8 @@ All = Annotated[bool, typer.Option("--all", help="Every parked message of the to
 def opened(book: str | None, *, json: bool) -> Iterator[Outbox]:
     """The outbox of the chosen book; log and store are not opened for it."""
     output.choose(json=json)
-    outbox = make_outbox(read_settings(chosen(book)))
+    settings = read_settings(chosen(book))
+    outbox = make_outbox(settings, lambda: Book(settings))
     try:
         yield outbox
     finally:

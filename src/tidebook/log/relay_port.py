@@ -12,8 +12,9 @@ SESSION_HEADER = "tidebook-session"
 #: 16 bytes of outbox and 8 bytes of id: by it a consumer knows a message that it has seen.
 ID_HEADER = "tidebook-id"
 
-#: How a late sender is kept out. `lock`: an embedded log's file lock, which a stopped process keeps.
-Fence = Literal["timestamp", "transaction", "none", "lock"]
+#: How a late sender is kept out. `lock`: an embedded log's file lock, which a stopped process keeps. `append_id`: it
+#: may send, and a journal takes nothing twice.
+Fence = Literal["timestamp", "transaction", "none", "lock", "append_id"]
 
 
 class Relayed(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +67,13 @@ class Unsure(msgspec.Struct, frozen=True):
     suspect: bool = False
 
 
-Outcome = Sent | Refused | Unsure
+class Partly(msgspec.Struct, frozen=True):
+    """Only `sent` of the batch is in the log, for certain; the rest can be sent again at once."""
+
+    sent: tuple[int, ...]
+
+
+Outcome = Sent | Refused | Partly | Unsure
 
 
 class Channel(Protocol):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
+from tidebook.core.event import Event
 from tidebook.outbox.backend import BackendName
 from tidebook.outbox.message import Message
 from tidebook.outbox.outbox import COUNT_MAX, LIST_MAX, Outbox
@@ -51,6 +53,22 @@ class AsyncOutbox:
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
         """`outbox.publish_list`, through the backend that the book's settings choose."""
         return self.blocking.publish_list(target, messages, ordered=ordered)
+
+    def append(
+        self,
+        target: Any,
+        topic: str,
+        id: str,
+        events: Sequence[Event],
+        *,
+        expected: int | None = None,
+        expire_after: timedelta | int | None = None,
+        ordered: bool = False,
+    ) -> Any:
+        """Append to a journal when the transaction of `target` commits; await it where `target` is async."""
+        return self.blocking.append(
+            target, topic, id, events, expected=expected, expire_after=expire_after, ordered=ordered
+        )
 
     async def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
         """Publish in a transaction of their own, where there is nothing else to commit with them."""

@@ -11,7 +11,7 @@ import msgspec
 from tidebook.core.clock import Ids
 from tidebook.core.errors import NotFound, Unavailable
 from tidebook.core.metrics import Metrics
-from tidebook.log.relay_port import Channel, Outcome, Refused, RelayTarget, Scan, Sent, TargetTopic, Unsure
+from tidebook.log.relay_port import Channel, Outcome, Partly, Refused, RelayTarget, Scan, Sent, TargetTopic, Unsure
 from tidebook.outbox import plan
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.stop import Stop
@@ -95,7 +95,7 @@ class Held:
             fenced = msgspec.structs.replace(topic, fence="transaction")
             self._target.channel(fenced, fresh=True)
             self._fresh = topic.fence != "transaction"
-        elif session.fence != "lock" and session.age_ms < self._settings.lock_limit_ms:
+        elif session.fence not in {"lock", "append_id"} and session.age_ms < self._settings.lock_limit_ms:
             early_ms = self._settings.lock_limit_ms - session.age_ms
             reason = "a batch was left open: it is looked for once it can no longer arrive"
             self._store.rest(self._hold, reason=reason, rest_ms=early_ms, failed=False)
@@ -105,7 +105,8 @@ class Held:
         self._metrics.count("outbox_found", len(found.ids), topic=topic.topic)
         if found.lost is not None:
             self._say(f"{len(session.ids) - len(found.ids)} messages may be sent twice: {found.lost}", "lost")
-        self._store.finish(self._hold, Finished(sorted(found.ids)), unlock=False)
+        if session.fence != "append_id":  # that one stays open until its appends were made again
+            self._store.finish(self._hold, Finished(sorted(found.ids)), unlock=False)
         return True
 
     def _step(self) -> None:
@@ -122,7 +123,8 @@ class Held:
         limit = BatchLimit(settings.batch_rows, settings.batch_bytes)
         for number in range(1, settings.hold_batches_max + 1):
             # Everything of this hold lies at or behind these: asking anew now and then only makes a scan shorter.
-            ends = self._target.ends(topic) if number % ENDS_BATCHES == 1 else None
+            asked = number % ENDS_BATCHES == 1 or topic.fence == "append_id"
+            ends = self._target.ends(topic) if asked else None
             session = NewSession(self._ids.new(), topic.fence, topic.uuid, ends)
             batch = self._store.begin(
                 self._hold, session, lambda rows, held: plan.choose(rows, held, topic, settings), limit, finished
@@ -172,7 +174,7 @@ class Held:
                 return Unsure("the relay was stopped before Kafka had acknowledged the batch")
         return outcome
 
-    def _failed(self, topic: TargetTopic, batch: Batch, outcome: Refused | Unsure) -> bool:
+    def _failed(self, topic: TargetTopic, batch: Batch, outcome: Refused | Partly | Unsure) -> bool:
         """Act on a batch that did not go; True to go on with the next one."""
         name = topic.topic
         match outcome:
@@ -185,6 +187,10 @@ class Held:
                 self._metrics.count("outbox_set_aside", topic=name)
                 self._sent += len(sent)
                 self._suspects.discard(name)
+                return True
+            case Partly(sent=sent):
+                self._store.finish(self._hold, Finished(sorted(sent)), unlock=False)
+                self._sent += len(sent)
                 return True
             case Unsure(reason=reason, late=late, suspect=suspect):
                 if suspect:

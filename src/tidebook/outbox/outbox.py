@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import msgspec
 
 from tidebook.core.clock import Ids, RandomIds
 from tidebook.core.errors import InvalidInput
+from tidebook.core.event import Event
 from tidebook.core.metrics import Metrics
 from tidebook.log.relay_port import RelayTarget
-from tidebook.outbox.backend import Backend, BackendName, Sender, backend, use
+from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, use
+from tidebook.outbox.journal_message import journal_message
 from tidebook.outbox.message import Message, checked, message
 from tidebook.outbox.publish import Pairs, Payload, Value
 from tidebook.outbox.relay import Relay
@@ -95,6 +98,27 @@ class Outbox:
         self.ready()
         with self._store() as store:
             store.publish([checked(each) for each in messages], ordered=ordered)
+
+    def append(
+        self,
+        target: Any,
+        topic: str,
+        id: str,
+        events: Sequence[Event],
+        *,
+        expected: int | None = None,
+        expire_after: timedelta | int | None = None,
+        ordered: bool = False,
+    ) -> Any:
+        """Append to a journal when the transaction of `target` commits; see `Journal.append`.
+
+        It is relayed in the order of its journal and counts once. An append whose `expected` is not met is parked.
+        """
+        made = journal_message(topic, id, events, expected=expected, expire_after=expire_after)
+        chosen = self.backend()
+        if isinstance(chosen, KafkaBackend):
+            raise InvalidInput("an append to a journal goes through the backend 'db': Kafka itself keeps no journals")
+        return chosen.publish(target, [made], ordered=ordered)
 
     def backend(self, name: BackendName | None = None) -> Backend:
         """A backend of this book by name, or the one that its settings choose."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER, Relayed, TargetTopic
@@ -11,6 +12,8 @@ from tidebook.sql.port.outbox import Aside, Chosen, SetAside, Waiting, unpack_he
 #: A batch's header, a record's own lengths, and the relay's two headers, at most.
 OVERHEAD_BYTES = 61 + 40 + len(SESSION_HEADER) + len(ID_HEADER) + 2 * 24
 HEADER_OVERHEAD_BYTES = 10
+#: A journal's head remembers its last 16 append ids: what a dead relay sent must still be among them.
+APPENDS_AT_ONCE = 8
 
 
 def order_key(row: Waiting) -> bytes | None:
@@ -55,6 +58,8 @@ def aside(row: Waiting, reason: str, settings: OutboxSettings) -> SetAside:
 
 def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, settings: OutboxSettings) -> Chosen:
     """Everything goes but what cannot, and what would pass by an earlier message of its own key."""
+    if topic.fence == "append_id":
+        rows = _few_of_each(rows)
     if not held and not topic.needs_key and all(_surely_fits(row, topic.limit_bytes) for row in rows):
         return Chosen(tuple(rows))
     send: list[Waiting] = []
@@ -74,6 +79,17 @@ def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, 
         if key is not None and (refused.state is Aside.RETRYING or settings.parked == "hold_key"):
             stopped.add(key)
     return Chosen(tuple(send), tuple(off))
+
+
+def _few_of_each(rows: Sequence[Waiting]) -> list[Waiting]:
+    """A journal's head remembers few appends: the others of its key wait for the next batch."""
+    counts: Counter[bytes | None] = Counter()
+    few = []
+    for row in rows:
+        counts[row.key] += 1
+        if counts[row.key] <= APPENDS_AT_ONCE:
+            few.append(row)
+    return few
 
 
 def relayed(rows: Sequence[Waiting], *, session: bytes, outbox: bytes) -> list[Relayed]:

@@ -127,7 +127,8 @@ class Book:
             from tidebook.outbox.async_outbox import AsyncOutbox
             from tidebook.wiring.outbox import make_outbox
 
-            self._outbox = AsyncOutbox(make_outbox(self.settings, ids=self.ids, metrics=self.metrics))
+            made = make_outbox(self.settings, lambda: Book(self.settings), ids=self.ids, metrics=self.metrics)
+            self._outbox = AsyncOutbox(made)
             self._stack.push_async_callback(self._outbox.close)
         return self._outbox
 

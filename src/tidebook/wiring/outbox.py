@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,12 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.portal import Portal
 from tidebook.outbox.backend import Sender
+from tidebook.outbox.journal_target import JournalTarget
 from tidebook.outbox.outbox import Outbox
+from tidebook.outbox.routed_target import RoutedTarget
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.wiring.adapters import extra, scheme
+from tidebook.wiring.outbox_journals import BookJournals, MakeBook
 from tidebook.wiring.settings import Settings, options_as
 
 if TYPE_CHECKING:
@@ -28,8 +32,9 @@ FILE = "outbox.db"
 class BookParts:
     """The parts that the settings name, opened when they are first used."""
 
-    def __init__(self, settings: Settings, *, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, *, metrics: Metrics, make_book: MakeBook) -> None:
         self._book = settings
+        self._journals = BookJournals(make_book)
         self._metrics = metrics
         self.settings: OutboxSettings = options_as(settings.section("outbox"), "outbox", OutboxSettings)
         self.embedded = settings.section("sql").embedded
@@ -39,7 +44,18 @@ class BookParts:
         self._log: Log | None = None
 
     def target(self, outbox: bytes) -> RelayTarget:
-        """Kafka, or the book's own log."""
+        """Kafka or the book's own log, and its journals."""
+        return RoutedTarget(lambda: self._log_target(outbox), lambda: self._journal_target(outbox))
+
+    def _journal_target(self, outbox: bytes) -> RelayTarget:
+        return JournalTarget(self._journals, self._run, outbox)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._portal is None:
+            self._portal = Portal()
+        return self._portal.run(coroutine)
+
+    def _log_target(self, outbox: bytes) -> RelayTarget:
         section = self._book.section("log")
         if section.url is None:
             return self._embedded_target()
@@ -76,17 +92,16 @@ class BookParts:
         from tidebook.log.embedded.relay_lock import RelayLocks
         from tidebook.outbox.log_target import LogTarget
 
-        if self._portal is None:
-            self._portal = Portal()
         if self._log is None:
-            self._log = self._portal.run(_opened(lambda: EmbeddedLog(self._book.folder, metrics=self._metrics)))
-        return LogTarget(self._log, self._portal.run, RelayLocks(self._book.folder))
+            self._log = self._run(_opened(lambda: EmbeddedLog(self._book.folder, metrics=self._metrics)))
+        return LogTarget(self._log, self._run, RelayLocks(self._book.folder))
 
     def close(self) -> None:
         """Send what is queued, then let go."""
         if self._sender is not None:
             self._sender.close()
         if self._portal is not None:
+            self._portal.run(self._journals.close())
             if self._log is not None:
                 self._portal.run(self._log.close())
             self._portal.close()
@@ -117,7 +132,9 @@ def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDa
     raise InvalidInput(f"[sql] url: {scheme(url)}:// is unknown; there are postgresql://, mysql:// and sqlite:///")
 
 
-def make_outbox(settings: Settings, *, ids: Ids | None = None, metrics: Metrics | None = None) -> Outbox:
-    """The outbox of a book; log and store are left alone until the relay needs them."""
+def make_outbox(
+    settings: Settings, make_book: MakeBook, *, ids: Ids | None = None, metrics: Metrics | None = None
+) -> Outbox:
+    """The outbox of a book; log, store and journals (of a book that `make_book` makes) wait until they are needed."""
     counted = metrics or Metrics()
-    return Outbox(BookParts(settings, metrics=counted), ids=ids, metrics=counted)
+    return Outbox(BookParts(settings, metrics=counted, make_book=make_book), ids=ids, metrics=counted)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import common_config
 from tidebook.log.kafka.faults import not_acknowledged, not_sent
@@ -76,8 +76,8 @@ class KafkaSender:
             raise failures[0]
 
     def _produce(self, message: Sendable, on_delivery: Any) -> None:
-        chosen = message.partition_key
-        partition = ANY_PARTITION if chosen is None else partition_of(chosen, self._count(message.topic))
+        chosen, count = message.partition_key, self._count(message.topic)
+        partition = ANY_PARTITION if chosen is None else partition_of(chosen, count)
         while True:
             try:
                 self._producer.produce(
@@ -95,18 +95,21 @@ class KafkaSender:
                 raise not_sent(error, message.topic, partition) from error
 
     def _count(self, topic: str) -> int:
-        found = self._partitions.get(topic)
-        if found is None:
+        """How many partitions a topic has; asked for once, so that a missing topic is told before anything is sent."""
+        count = self._partitions.get(topic)
+        if count is None:
             try:
-                found = len(self._producer.list_topics(topic, timeout=self._timeout_s).topics[topic].partitions)
+                found = self._producer.list_topics(topic, timeout=self._timeout_s).topics[topic]
             except KafkaException as error:
                 raise not_sent(error, topic, ANY_PARTITION) from error
-            self._partitions[topic] = found = max(1, found)
-        return found
+            if found.error is not None:
+                raise not_sent(found.error, topic, ANY_PARTITION)
+            self._partitions[topic] = count = len(found.partitions)
+        return count
 
     def _told(self, error: KafkaError | None, message: Any) -> None:
         if error is not None:
-            LOGGER.error("outbox: kafka_async: %s", not_acknowledged(error, message.topic(), message.partition()))
+            LOGGER.error("outbox: kafka_async: %s", _failure(error, message))
             self._metrics.count("outbox_kafka_async_failures", topic=message.topic())
 
     def close(self) -> None:
@@ -118,5 +121,16 @@ def _acknowledged(
     left: threading.Semaphore, failures: list[TidebookError], error: KafkaError | None, message: Any
 ) -> None:
     if error is not None:
-        failures.append(not_acknowledged(error, message.topic(), message.partition()))
+        failures.append(_failure(error, message))
     left.release()
+
+
+def _failure(error: KafkaError, message: Any) -> TidebookError:
+    told = not_acknowledged(error, message.topic(), message.partition())
+    if isinstance(told, OutcomeUnknown):
+        return OutcomeUnknown(
+            f"topic {message.topic()!r}: Kafka did not acknowledge a message ({error.str()}): it may be there; "
+            "the backend 'db' would tell, and send it once",
+            partition=message.partition(),
+        )
+    return told

@@ -78,7 +78,7 @@ class SetAside(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """What becomes of the rows of a batch: sent, in order, or set aside. Together they are all of them."""
+    """What becomes of the rows of a batch: sent, in order, or set aside. What is in neither waits for the next one."""
 
     send: tuple[Waiting, ...]
     aside: tuple[SetAside, ...] = ()

@@ -19,7 +19,7 @@ from tidebook.sql.postgres.connect import plain_url
 from tidebook.sql.postgres.outbox_floor import Floors
 from tidebook.sql.postgres.outbox_listener import PostgresListener
 from tidebook.sql.queries.outbox_operation import OperatedOutboxStore
-from tidebook.sql.queries.outbox_store import Row, fenced
+from tidebook.sql.queries.outbox_store import Row, fenced, more_waits
 
 CONNECT_S_MAX = 10
 #: How long a statement may wait for a row that somebody else's transaction has changed.
@@ -101,7 +101,7 @@ class PostgresOutboxStore(OperatedOutboxStore):
             if chosen.aside:
                 self._move_aside(hold.topic, chosen.aside)
             ids = [row.id for row in rows]
-            more = len(rows) >= limit.rows or sum(len(row.payload or b"") for row in rows) >= limit.size_bytes
+            more = more_waits(rows, chosen, limit)
             opened_ms, xmax = self._opened(hold, session, chosen, len(done.ids), ids)
         floor.saw(ids, full=more, xmin=xmin, xmax=xmax)
         return Batch(session.uuid, chosen.send, opened_ms, more, len(chosen.aside))

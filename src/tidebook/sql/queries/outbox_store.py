@@ -14,6 +14,7 @@ from tidebook.sql.port.outbox import (
     Batch,
     BatchLimit,
     Choose,
+    Chosen,
     Finished,
     Hold,
     NewSession,
@@ -129,7 +130,7 @@ class SqlOutboxStore(ABC):
             self._move_aside(hold.topic, chosen.aside)
             done = len(finished.ids) if finished is not None else 0
             opened_ms = self._open(hold, session, [row.id for row in chosen.send], done)
-        more = len(rows) >= limit.rows or sum(len(row.payload or b"") for row in rows) >= limit.size_bytes
+        more = more_waits(rows, chosen, limit)
         return Batch(session.uuid, chosen.send, opened_ms, more, len(chosen.aside))
 
     def finish(self, hold: Hold, finished: Finished, *, unlock: bool) -> None:
@@ -207,6 +208,15 @@ class SqlOutboxStore(ABC):
             self._run(self._sql.move_back.format(condition, tries), (topic,))
             self._run(self._sql.delete_aside.format(condition), (topic,))
             self._run(self._sql.rewind, (topic,))
+
+
+def more_waits(rows: Sequence[Waiting], chosen: Chosen, limit: BatchLimit) -> bool:
+    """Whether rows may wait behind a batch: it was cut by its limit, or left some of them."""
+    return (
+        len(rows) >= limit.rows
+        or len(chosen.send) + len(chosen.aside) < len(rows)
+        or sum(len(row.payload or b"") for row in rows) >= limit.size_bytes
+    )
 
 
 def as_bytes(value: Any) -> bytes:

@@ -1,0 +1,227 @@
+"""The outbox of a book: embedded, and through its facades."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+import tidebook
+from tests.integration.outbox.databases import Database
+from tests.integration.outbox.relaying import Cluster, until
+from tidebook import Event, outbox
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.log.embedded.relay_lock import RelayLocks
+from tidebook.outbox import Message
+from tidebook.outbox.outbox import Outbox
+from tidebook.wiring.sync import SyncBook
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[SyncBook]:
+    with tidebook.open_sync(tmp_path / "book") as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(book: SyncBook) -> Iterator[Engine]:
+    made = create_engine(book.outbox.url)
+    yield made
+    made.dispose()
+
+
+def records(book: SyncBook, topic: str) -> list[Any]:
+    async def read() -> list[Any]:
+        log = book._book.log
+        state = await log.topic(topic)
+        assert state is not None
+        found: list[Any] = []
+        for partition in range(state.partitions):
+            end = await log.end(topic, partition)
+            found += (await log.read(topic, partition, start=0, stop=end, limit=100_000)).records if end else ()
+        return found
+
+    return book._portal_open().run(read())
+
+
+def test_an_embedded_book_relays_to_its_own_log(book: SyncBook, engine: Engine) -> None:
+    with Session(engine) as s, s.begin():
+        outbox.publish(s, topic="orders", key=b"1", payload=b"paid", headers={"kind": b"x"})
+        outbox.publish(s, topic="orders", key=b"1", payload=None)
+    with Session(engine) as s:
+        outbox.publish(s, topic="orders", payload=b"gone")
+        s.rollback()
+    assert book.outbox.relay(once=True) == 2
+    first, second = records(book, "orders")
+    assert (first.key, first.value, dict(first.headers)["kind"]) == (b"1", b"paid", b"x")
+    assert "tidebook-tombstone" in dict(second.headers)
+    assert [(each.topic, each.waiting, each.relayed) for each in book.outbox.status()] == [("orders", 0, 2)]
+
+
+def test_many_messages_keep_their_order_by_key(book: SyncBook) -> None:
+    messages = [Message("orders", str(n).encode(), key=str(n % 7).encode()) for n in range(3000)]
+    book.outbox.publish_alone(messages)
+    assert book.outbox.relay(once=True) == 3000
+    found = records(book, "orders")
+    for key in {each.key for each in found}:
+        numbers = [int(each.value) for each in found if each.key == key]
+        assert numbers == sorted(numbers)
+
+
+def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
+    """Its batch is in the log and its session is open: the next relay deletes it and sends nothing twice."""
+    from tidebook.outbox import plan
+    from tidebook.sql.port.outbox import BatchLimit, NewSession
+
+    box: Outbox = book.outbox
+    box.publish_alone([Message("orders", str(n).encode(), key=b"k") for n in range(10)])
+    store = box._parts.database.connect()
+    identity = store.identity()
+    target = box._parts.target(identity)
+    topic = target.topic("orders")
+    hold = store.try_lock("orders", hold=uuid.uuid4().bytes, owner="dead")
+    assert hold is not None
+    batch = store.begin(
+        hold,
+        NewSession(uuid.uuid4().bytes, topic.fence, topic.uuid, target.ends(topic)),
+        lambda rows, held: plan.choose(rows, held, topic, box.settings),
+        BatchLimit(),
+    )
+    channel = target.channel(topic, fresh=True)
+    channel.start(plan.relayed(batch.messages[:6], session=batch.session, outbox=identity), timestamp_ms=0)
+    # While the dead one's lock is held (a stopped process), nobody sends.
+    store.unlock(hold)
+    assert RelayLocks(book.settings.folder).take("orders") is False
+    assert box.relay(once=True) == 0
+    target.release("orders")
+    store._run("UPDATE kafka_topic_info SET error = 0, retry_at = NULL")  # type: ignore[attr-defined]
+    assert box.relay(once=True) == 4
+    store.close()
+    assert [each.value for each in records(book, "orders")] == [str(n).encode() for n in range(10)]
+
+
+def test_an_append_to_a_journal_is_made_when_the_transaction_commits(book: SyncBook, engine: Engine) -> None:
+    with Session(engine) as s, s.begin():
+        book.outbox.append(s, "orders", "o-1", [Event({"total": 3}, tags={"paid"}, metadata={"by": "me"})], expected=0)
+        book.outbox.append(s, "orders", "o-1", [Event("text"), Event(b"bytes")])
+    with Session(engine) as s:
+        book.outbox.append(s, "orders", "o-1", [Event("gone")])
+        s.rollback()
+    assert book.outbox.relay(once=True) == 2
+    events = list(book.journal("orders").read("o-1"))
+    assert [(e.seq_nr, e.payload) for e in events] == [(1, {"total": 3}), (2, "text"), (3, b"bytes")]
+    assert (events[0].tags, events[0].metadata) == (frozenset({"paid"}), {"by": "me"})
+
+
+def test_many_appends_to_one_journal_keep_their_order(book: SyncBook, engine: Engine) -> None:
+    with Session(engine) as s, s.begin():
+        for n in range(50):
+            book.outbox.append(s, "orders", f"o-{n % 2}", [Event(n)])
+    assert book.outbox.relay(once=True) == 50
+    for which in range(2):
+        payloads = [e.payload for e in book.journal("orders").read(f"o-{which}")]
+        assert payloads == list(range(which, 50, 2))
+
+
+def test_an_append_that_was_made_before_its_relay_died_is_not_made_again(book: SyncBook, engine: Engine) -> None:
+    from tidebook.outbox import plan
+    from tidebook.sql.port.outbox import BatchLimit, NewSession
+
+    box = book.outbox
+    with Session(engine) as s, s.begin():
+        for n in range(5):
+            box.append(s, "orders", "o-1", [Event(n)])
+    store = box._parts.database.connect()
+    identity = store.identity()
+    target = box._parts.target(identity)
+    topic = target.topic("journal:orders")
+    hold = store.try_lock("journal:orders", hold=uuid.uuid4().bytes, owner="dead")
+    assert hold is not None
+    ends = target.ends(topic)
+    batch = store.begin(
+        hold,
+        NewSession(uuid.uuid4().bytes, topic.fence, topic.uuid, ends),
+        lambda rows, held: plan.choose(rows, held, topic, box.settings),
+        BatchLimit(),
+    )
+    zombie = plan.relayed(batch.messages, session=batch.session, outbox=identity)
+    target.channel(topic, fresh=True).start(zombie[:3], timestamp_ms=0)
+    store.unlock(hold)
+    store.close()
+    late = target.channel(topic, fresh=True)
+    assert box.relay(once=True) == 5
+    for n in range(30):
+        book.journal("orders").append("o-1", [Event(f"other {n}")])
+    # The one that was thought dead goes on, long after the journal has forgotten its ids: nothing counts twice.
+    late.start(zombie, timestamp_ms=0)
+    payloads = [e.payload for e in book.journal("orders").read("o-1")]
+    assert payloads == [*range(5), *(f"other {n}" for n in range(30))]
+
+
+def test_an_append_that_conflicts_is_parked_and_holds_its_journal(book: SyncBook, engine: Engine) -> None:
+    book.journal("orders").append("o-1", [Event("there")])
+    with Session(engine) as s, s.begin():
+        book.outbox.append(s, "orders", "o-1", [Event("no")], expected=0)
+        book.outbox.append(s, "orders", "o-1", [Event("behind")])
+        book.outbox.append(s, "orders", "o-2", [Event("other")], expected=0)
+    assert book.outbox.relay(once=True) == 1
+    parked, held = book.outbox.parked()
+    assert (parked.state, held.state) == ("parked", "held")
+    assert "expected seq_nr 0, found 1" in parked.reason
+    assert book.outbox.parked_drop("journal:orders", parked.id) == 1
+    assert book.outbox.relay(once=True) == 1
+    assert [e.payload for e in book.journal("orders").read("o-1")] == ["there", "behind"]
+    with pytest.raises(NotFound):
+        book.outbox.parked_retry("journal:orders", parked.id)
+
+
+async def test_an_async_book_relays_in_the_background(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path / "book") as book:
+        engine = create_async_engine(book.outbox.url.replace("sqlite:", "sqlite+aiosqlite:"))
+        async with book.outbox.relaying() as relay:
+            async with engine.begin() as connection:
+                await book.outbox.publish(connection, topic="orders", payload=b"x")
+                await book.outbox.append(connection, "orders", "o-1", [Event(1)])
+            await asyncio.to_thread(until, lambda: relay.metrics.counted("outbox_sent") == 2, "both went")
+        await engine.dispose()
+        assert [e.payload async for e in book.journal("orders").read("o-1")] == [1]
+        task = asyncio.create_task(book.outbox.relay())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert {each.topic: each.relayed for each in await book.outbox.status()} == {"orders": 1, "journal:orders": 1}
+
+
+def test_a_backend_that_sends_past_the_database_needs_kafka(book: SyncBook) -> None:
+    with pytest.raises(InvalidInput, match="Kafka log"), book.outbox.use("kafka"):
+        pass
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+@pytest.mark.parametrize("name", ["kafka", "kafka_async"])
+def test_the_kafka_backends_send_at_once(postgres: Database, cluster: Cluster, tmp_path: Path, name: str) -> None:
+    topic = cluster.topic(partitions=1)
+    path = tmp_path / "tidebook.toml"
+    path.write_text(
+        f'[log]\nurl = "kafka://{cluster.bootstrap}"\n[sql]\nurl = "{postgres.url}"\n[outbox]\nbackend = "{name}"\n'
+    )
+    with tidebook.open_sync(path) as book:
+        box: Any = book.outbox
+        box.publish(None, topic=topic, key=b"k", payload=b"1", headers={"a": b"b"})
+        with box.use(name):
+            outbox.publish_list(None, [Message(topic, b"2", key=b"k", partition_key=b"p")])
+        if name == "kafka":
+            assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
+            with pytest.raises(NotFound):
+                box.publish(None, topic=f"missing-{uuid.uuid4().hex[:8]}", payload=b"x")
+    assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
+    assert postgres.waiting() == 0

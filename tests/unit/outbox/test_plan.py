@@ -1,0 +1,123 @@
+"""What the relay decides, over all small cases that Hypothesis thinks of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER, TargetTopic
+from tidebook.outbox import plan
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.sql.port.outbox import Aside, Waiting, pack_headers, unpack_headers
+from tidebook.sql.port.outbox_ids import pack_ids, runs, unpack_ids
+from tidebook.sql.queries.outbox_relay import id_condition
+
+LIMIT = 1_000
+TOPIC = TargetTopic("orders", "uuid", 3, LIMIT, False, "timestamp", 20_000)
+
+ids = st.lists(st.integers(1, 2**62), unique=True, max_size=200).map(sorted)
+keys = st.sampled_from([None, b"a", b"b", b"c"])
+rows = st.lists(
+    st.builds(
+        Waiting,
+        id=st.integers(1, 10**6),
+        key=keys,
+        partition_key=keys,
+        payload=st.sampled_from([None, b"", b"x", b"x" * 2000]),
+        headers=st.sampled_from([None, pack_headers((("a", b"b"),))]),
+        tries=st.integers(0, 3),
+    ),
+    max_size=30,
+    unique_by=lambda row: row.id,
+).map(lambda found: sorted(found, key=lambda row: row.id))
+held_keys = st.frozensets(st.sampled_from([b"a", b"b"]))
+settings_ = st.builds(OutboxSettings, parked=st.sampled_from(["hold_key", "skip"]), park_after_tries=st.integers(1, 4))
+
+
+@given(ids)
+def test_packed_ids_come_back(given_ids: list[int]) -> None:
+    assert unpack_ids(pack_ids(given_ids)) == tuple(given_ids)
+
+
+def test_a_batch_of_neighbours_takes_few_bytes() -> None:
+    assert len(pack_ids(range(1_000_000, 1_001_000))) <= 5
+
+
+@pytest.mark.parametrize("packed", [b"\x80", b"\x01", b"\x01\x80"])
+def test_damaged_ids_are_told(packed: bytes) -> None:
+    with pytest.raises(Corrupt):
+        unpack_ids(packed)
+
+
+@given(st.lists(st.integers(1, 60), unique=True, min_size=1).map(sorted))
+def test_a_condition_names_exactly_its_ids(given_ids: list[int]) -> None:
+    named = set()
+    for first, last in runs(given_ids):
+        named |= set(range(first, last + 1))
+    assert named == set(given_ids)
+    condition = id_condition(given_ids)
+    assert condition.count("BETWEEN") in {0, len(list(runs(given_ids)))}
+
+
+@given(rows, held_keys, settings_)
+def test_no_message_passes_an_earlier_one_of_its_key(
+    waiting: list[Waiting], held: frozenset[bytes], settings: OutboxSettings
+) -> None:
+    chosen = plan.choose(waiting, held, TOPIC, settings)
+    sent = {row.id for row in chosen.send}
+    aside = {each.id: each for each in chosen.aside}
+    assert sent | set(aside) == {row.id for row in waiting}
+    assert not sent & set(aside)
+    assert [row.id for row in chosen.send] == sorted(sent)
+    blocked = set(held)
+    for row in waiting:
+        key = plan.order_key(row)
+        if row.id in sent:
+            assert key is None or key not in blocked
+            assert plan.size_bytes(row) <= LIMIT
+        elif aside[row.id].state is Aside.HELD:
+            assert key in blocked
+        else:
+            assert plan.size_bytes(row) > LIMIT
+            parked = aside[row.id].state is Aside.PARKED
+            assert parked == (row.tries + 1 >= settings.park_after_tries)
+            if key is not None and (not parked or settings.parked == "hold_key"):
+                blocked.add(key)
+
+
+@given(rows)
+def test_only_a_few_appends_of_a_journal_go_at_once_and_in_order(waiting: list[Waiting]) -> None:
+    topic = TargetTopic("journal:orders", "uuid/1", 3, 10**9, False, "append_id", 0)
+    many = [Waiting(n, row.key, None, row.payload, None) for n, row in enumerate(waiting * 12, 1)]
+    chosen = plan.choose(many, frozenset(), topic, OutboxSettings())
+    for key in {row.key for row in many}:
+        sent = [row.id for row in chosen.send if row.key == key]
+        assert sent == [row.id for row in many if row.key == key][: plan.APPENDS_AT_ONCE]
+
+
+@given(rows)
+def test_a_relayed_message_carries_its_identity_before_its_own_headers(waiting: list[Waiting]) -> None:
+    session, outbox = b"s" * 16, b"o" * 16
+    for row, made in zip(waiting, plan.relayed(waiting, session=session, outbox=outbox), strict=True):
+        assert made.headers[0] == (SESSION_HEADER, session + row.id.to_bytes(8, "big"))
+        assert made.headers[1] == (ID_HEADER, outbox + row.id.to_bytes(8, "big"))
+        assert tuple(made.headers[2:]) == unpack_headers(row.headers)
+        assert (made.key, made.partition_key, made.value) == (row.key, row.partition_key, row.payload)
+
+
+def test_a_message_without_a_key_cannot_go_to_a_compacted_topic() -> None:
+    compacted = TargetTopic("orders", "uuid", 3, LIMIT, True, "timestamp", 20_000)
+    chosen = plan.choose([Waiting(1, None, b"p", b"x", None)], frozenset(), compacted, OutboxSettings())
+    assert chosen.send == ()
+    assert chosen.aside[0].state is Aside.PARKED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"threads": 0}, {"lock_limit_s": -1}, {"lock_limit_s": 10, "fence_s": 6}, {"fence_s": 0}, {"park_after_tries": 0}],
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        OutboxSettings(**wrong)  # type: ignore[arg-type]

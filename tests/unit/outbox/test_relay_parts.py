@@ -1,0 +1,98 @@
+"""The small parts of the relay: partitions, wake-ups, stops, appends to journals as messages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.action import NEVER
+from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.core.event import Event
+from tidebook.log.kafka.relay_partition import murmur2, partition_of
+from tidebook.outbox.journal_message import append_id, journal_message, read_journal_message
+from tidebook.outbox.stop import Stop
+from tidebook.outbox.wake import Wake, nudge
+from tidebook.sql.port.dialect import dialect
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_that_of_kafkas_own_clients(data: bytes, expected: int) -> None:
+    assert murmur2(data) == expected & 0xFFFFFFFF
+
+
+@given(st.binary(max_size=40), st.integers(1, 1000))
+def test_a_partition_is_one_of_them(data: bytes, partitions: int) -> None:
+    assert 0 <= partition_of(data, partitions) < partitions
+
+
+def test_a_nudge_wakes_every_relay_of_the_process() -> None:
+    one, two = Wake(), Wake()
+    threading.Timer(0.01, nudge).start()
+    assert one.wait(5)
+    assert two.wait(5)
+    assert one.nudged
+    assert not one.wait(0)
+
+
+def test_what_was_asked_to_stop_is_overdue_only_after_its_time() -> None:
+    stop = Stop()
+    assert not stop.asked()
+    assert not stop.overdue()
+    stop.ask(0.02)
+    stop.ask(100)
+    assert stop.asked()
+    deadline = time.monotonic() + 5
+    while not stop.overdue():
+        assert time.monotonic() < deadline
+
+
+def test_an_append_comes_back_as_it_was_given() -> None:
+    events = [Event({"a": 1}, tags={"t"}, metadata={"m": 2}), Event("text"), Event(b"bytes")]
+    made = journal_message("orders", "o-1", events, expected=3, expire_after=timedelta(days=1))
+    assert (made.topic, made.key) == ("journal:orders", b"o-1")
+    append = read_journal_message(made.payload)
+    assert (append.id, append.expected, append.expiry()) == ("o-1", 3, timedelta(days=1))
+    assert append.decoded_events() == events
+    forever = read_journal_message(journal_message("orders", "o-1", events, expire_after=NEVER).payload)
+    assert forever.expiry() == NEVER
+
+
+@pytest.mark.parametrize("events", [[], Event(1), "text", [1]])
+def test_an_append_without_events_is_refused(events: object) -> None:
+    with pytest.raises(InvalidInput):
+        journal_message("orders", "o-1", events)  # type: ignore[arg-type]
+
+
+def test_what_is_no_append_is_told() -> None:
+    with pytest.raises(Corrupt):
+        read_journal_message(b"\xff")
+    with pytest.raises(Corrupt):
+        read_journal_message(None)
+
+
+def test_append_ids_are_of_one_outbox_and_row() -> None:
+    made = {append_id(outbox, id) for outbox in (b"a" * 16, b"b" * 16) for id in (1, 2)}
+    assert len(made) == 4
+    assert all(len(each) == 16 for each in made)
+    assert append_id(b"a" * 16, 1) in made
+
+
+def test_databases_have_several_names() -> None:
+    assert [dialect(name) for name in ("PostgreSQL", "mariadb", "sqlite")] == ["postgresql", "mysql", "sqlite"]
+    with pytest.raises(InvalidInput, match="oracle"):
+        dialect("oracle")
