@@ -50,30 +50,33 @@ class Sent(msgspec.Struct, frozen=True):
     """All of a batch is in the log."""
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """The log will never take one message of the batch. Only `sent` of the batch is in the log, for certain."""
+class Refusal(msgspec.Struct, frozen=True):
+    """A message that the log will never take. `doubtful`: it may be there nonetheless, and a person must look."""
 
     id: int
     reason: str
-    sent: tuple[int, ...]
-
-
-class Unsure(msgspec.Struct, frozen=True):
-    """Some of the batch may be in the log: only a scan tells. `late`: the log refused it as too old."""
-
-    reason: str
-    late: bool = False
-    #: One message of the batch was refused, but which of them cannot be told: send singly the next time.
-    suspect: bool = False
+    doubtful: bool = False
 
 
 class Partly(msgspec.Struct, frozen=True):
-    """Only `sent` of the batch is in the log, for certain; the rest can be sent again at once."""
+    """Only `sent` of the batch is in the log, for certain. What is not refused can be sent again at once."""
 
     sent: tuple[int, ...]
+    refused: tuple[Refusal, ...] = ()
 
 
-Outcome = Sent | Refused | Partly | Unsure
+class Unsure(msgspec.Struct, frozen=True):
+    """`sent` is in the log, for certain; more of the batch may be: only a look at the log tells."""
+
+    reason: str
+    #: The log refused it as too old.
+    late: bool = False
+    #: One message of the batch was refused, but which of them cannot be told: send singly the next time.
+    suspect: bool = False
+    sent: tuple[int, ...] = ()
+
+
+Outcome = Sent | Partly | Unsure
 
 
 class Channel(Protocol):
@@ -115,8 +118,8 @@ class RelayTarget(Protocol):
         """The topic, prepared for the fence; remembered for a while unless `fresh`."""
         ...
 
-    def ends(self, topic: TargetTopic) -> dict[int, int]:
-        """The offsets that the next messages get, or earlier ones."""
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
+        """The offsets that the next messages get, or earlier ones; remembered for a moment unless `fresh`."""
         ...
 
     def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> Channel:
@@ -128,7 +131,10 @@ class RelayTarget(Protocol):
         ...
 
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
-        """Read the log up to its present end. `on_step` is called now and then, and may raise to stop it."""
+        """Read the log up to its present end. `on_step` is called now and then, and may raise to stop it.
+
+        With `append_id` nothing is looked for: what this thread sends next is the same session once more.
+        """
         ...
 
     def close(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import assert_never
 
 import msgspec
 
 from tidebook.core.clock import Ids
-from tidebook.core.errors import NotFound, Unavailable
+from tidebook.core.errors import NotFound, TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
-from tidebook.log.relay_port import Channel, Outcome, Partly, Refused, RelayTarget, Scan, Sent, TargetTopic, Unsure
+from tidebook.log.relay_port import Channel, Outcome, Partly, Refusal, RelayTarget, Scan, Sent, TargetTopic, Unsure
 from tidebook.outbox import plan
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.stop import Stop
@@ -102,11 +104,24 @@ class Held:
             return False
         scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid)
         found = self._target.scan(topic, scan, self._step)
+        if session.fence == "append_id":
+            return self._send_again(topic, session)
         self._metrics.count("outbox_found", len(found.ids), topic=topic.topic)
         if found.lost is not None:
             self._say(f"{len(session.ids) - len(found.ids)} messages may be sent twice: {found.lost}", "lost")
-        if session.fence != "append_id":  # that one stays open until its appends were made again
-            self._store.finish(self._hold, Finished(sorted(found.ids)), unlock=False)
+        self._store.finish(self._hold, Finished(sorted(found.ids)), unlock=False)
+        return True
+
+    def _send_again(self, topic: TargetTopic, session: Session) -> bool:
+        """The same rows under the same ids, and no others: a row left out would lose its place in the session."""
+        rows = self._store.open_rows(self._hold, session)
+        batch = Batch(session.uuid, rows, 0, more=True)
+        if rows:
+            outcome = self._send(topic, batch)
+            if not isinstance(outcome, Sent):
+                return self._failed(topic, batch, outcome)
+            self._count_sent(topic, batch)
+        self._store.finish(self._hold, Finished([row.id for row in rows]), unlock=False)
         return True
 
     def _step(self) -> None:
@@ -124,7 +139,7 @@ class Held:
         for number in range(1, settings.hold_batches_max + 1):
             # Everything of this hold lies at or behind these: asking anew now and then only makes a scan shorter.
             asked = number % ENDS_BATCHES == 1 or topic.fence == "append_id"
-            ends = self._target.ends(topic) if asked else None
+            ends = self._target.ends(topic, fresh=number > 1) if asked else None
             session = NewSession(self._ids.new(), topic.fence, topic.uuid, ends)
             batch = self._store.begin(
                 self._hold, session, lambda rows, held: plan.choose(rows, held, topic, settings), limit, finished
@@ -145,8 +160,14 @@ class Held:
             finished = Finished([row.id for row in batch.messages])
             if not batch.more or self._stop.asked() or number == settings.hold_batches_max:
                 self._store.finish(self._hold, finished, unlock=True)
+                self._look_ahead(topic)
                 return
         self._store.unlock(self._hold)
+
+    def _look_ahead(self, topic: TargetTopic) -> None:
+        """Ask for the log's ends now, where nobody waits for it, for the sake of whoever publishes next."""
+        with suppress(TidebookError):
+            self._target.ends(topic, fresh=True)
 
     def _send(self, topic: TargetTopic, batch: Batch) -> Outcome:
         channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._suspects)
@@ -174,37 +195,44 @@ class Held:
                 return Unsure("the relay was stopped before Kafka had acknowledged the batch")
         return outcome
 
-    def _failed(self, topic: TargetTopic, batch: Batch, outcome: Refused | Partly | Unsure) -> bool:
-        """Act on a batch that did not go; True to go on with the next one."""
-        name = topic.topic
+    def _failed(self, topic: TargetTopic, batch: Batch, outcome: Partly | Unsure) -> bool:
+        """Act on a batch that did not go as a whole; True to go on with the next one."""
         match outcome:
-            case Refused(id=id, reason=reason, sent=sent):
+            case Partly(sent=sent, refused=refused):
+                if refused:  # before the session is closed: a doubtful one must not be taken for a fresh one
+                    self._set_aside(topic, batch, refused)
                 self._store.finish(self._hold, Finished(sorted(sent)), unlock=False)
-                [row] = [row for row in batch.messages if row.id == id]
-                refused = plan.aside(row, f"Kafka refused it: {reason}", self._settings)
-                self._store.set_aside(self._hold, [refused])
-                LOGGER.warning("outbox: message %s of topic %r was set aside: %s", id, name, refused.reason)
-                self._metrics.count("outbox_set_aside", topic=name)
-                self._sent += len(sent)
-                self._suspects.discard(name)
+                self._count_sent(topic, batch, len(sent))
                 return True
-            case Partly(sent=sent):
-                self._store.finish(self._hold, Finished(sorted(sent)), unlock=False)
-                self._sent += len(sent)
-                return True
-            case Unsure(reason=reason, late=late, suspect=suspect):
-                if suspect:
-                    self._suspects.add(name)
+            case Unsure():
+                if outcome.suspect:
+                    self._suspects.add(topic.topic)
+                if outcome.sent:
+                    self._store.forget(self._hold, Finished(sorted(outcome.sent)))
+                    self._count_sent(topic, batch, len(outcome.sent))
                 if self._stop.asked():
                     self._store.unlock(self._hold)
-                    return False
-                rest_ms = 0 if late or suspect else round(self._settings.rest_s * 1000)
-                if topic.fence != "transaction":
-                    rest_ms = max(rest_ms, self._settings.lock_limit_ms)
-                self._rest(_late(reason, topic) if late else reason, rest_ms)
+                else:
+                    reason = _late(outcome.reason, topic) if outcome.late else outcome.reason
+                    self._rest(reason, self._rest_ms(topic, outcome))
                 return False
             case _:
                 assert_never(outcome)
+
+    def _rest_ms(self, topic: TargetTopic, outcome: Unsure) -> int:
+        rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
+        if topic.fence in {"timestamp", "none"}:  # earlier, the session could not be looked for
+            return max(rest_ms, self._settings.lock_limit_ms)
+        return rest_ms
+
+    def _set_aside(self, topic: TargetTopic, batch: Batch, refused: Sequence[Refusal]) -> None:
+        rows = {row.id: row for row in batch.messages}
+        aside = [plan.refused(rows[each.id], each, self._settings) for each in refused]
+        self._store.set_aside(self._hold, aside)
+        for each in aside:
+            LOGGER.warning("outbox: message %s of topic %r was set aside: %s", each.id, topic.topic, each.reason)
+        self._metrics.count("outbox_set_aside", len(aside), topic=topic.topic)
+        self._suspects.discard(topic.topic)
 
     # ---- signs of life, and what is told
 
@@ -229,10 +257,14 @@ class Held:
         self._metrics.count("outbox_at_least_once", topic=self._hold.topic, cause=cause)
         self._store.notice(self._hold.topic, text)
 
-    def _count_sent(self, topic: TargetTopic, batch: Batch) -> None:
-        self._sent += len(batch.messages)
-        self._metrics.count("outbox_sent", len(batch.messages), topic=topic.topic)
-        self._metrics.count("outbox_batches", topic=topic.topic)
+    def _count_sent(self, topic: TargetTopic, batch: Batch, count: int | None = None) -> None:
+        """All of a batch, or so many of it."""
+        sent = len(batch.messages) if count is None else count
+        self._sent += sent
+        self._metrics.count("outbox_sent", sent, topic=topic.topic)
+        if count is None:
+            self._metrics.count("outbox_batches", topic=topic.topic)
+            self._suspects.discard(topic.topic)
 
     def _count_aside(self, topic: TargetTopic, batch: Batch) -> None:
         if batch.set_aside:

@@ -15,7 +15,8 @@ from tidebook.log.relay_port import (
     SESSION_HEADER,
     Found,
     Outcome,
-    Refused,
+    Partly,
+    Refusal,
     Relayed,
     Scan,
     Sent,
@@ -53,7 +54,7 @@ class LogTarget:
         state = self._run(self._log.topic(topic)) or self._run(self._log.create_topic(topic, NEW_TOPIC_PARTITIONS))
         return TargetTopic(topic, state.topic_id, state.partitions, LIMIT_BYTES, False, "lock", 0)
 
-    def ends(self, topic: TargetTopic) -> dict[int, int]:
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         """Where the next records will stand."""
 
         async def ask() -> dict[int, int]:
@@ -125,17 +126,20 @@ class LogChannel:
             *(self._log.append(self._record(each)) for each in messages), return_exceptions=True
         )
         sent: list[int] = []
-        refused: tuple[int, str] | None = None
+        refused: list[Refusal] = []
+        unsure: str | None = None
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, LogSent):
                 sent.append(message.id)
             elif isinstance(answer, TooLarge):
-                refused = refused or (message.id, str(answer))
+                refused.append(Refusal(message.id, str(answer)))
             elif isinstance(answer, TidebookError):
-                return Unsure(str(answer))
+                unsure = unsure or str(answer)
             else:
                 raise answer
-        return Sent() if refused is None else Refused(*refused, tuple(sent))
+        if unsure is not None:
+            return Unsure(unsure, sent=tuple(sent))
+        return Partly(tuple(sent), tuple(refused)) if refused else Sent()
 
     def _record(self, message: Relayed) -> Outgoing:
         headers = [(name, value if isinstance(value, bytes) else b"") for name, value in message.headers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER, Relayed, TargetTopic
+from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER, Refusal, Relayed, TargetTopic
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.sql.port.outbox import Aside, Chosen, SetAside, Waiting, unpack_headers
 
@@ -54,6 +54,13 @@ def aside(row: Waiting, reason: str, settings: OutboxSettings) -> SetAside:
     if tries >= settings.park_after_tries:
         return SetAside(row.id, Aside.PARKED, order_key(row), tries, reason)
     return SetAside(row.id, Aside.RETRYING, order_key(row), tries, reason, round(settings.rest_s * 1000))
+
+
+def refused(row: Waiting, refusal: Refusal, settings: OutboxSettings) -> SetAside:
+    """A message that the log refused; where it may be there nonetheless, nothing tries it again by itself."""
+    if refusal.doubtful:
+        return SetAside(row.id, Aside.PARKED, order_key(row), row.tries + 1, refusal.reason)
+    return aside(row, f"it was refused: {refusal.reason}", settings)
 
 
 def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, settings: OutboxSettings) -> Chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from tidebook.log.relay_port import Channel, Found, RelayTarget, Scan, TargetTopic
@@ -14,20 +15,22 @@ class RoutedTarget:
     def __init__(self, log: Callable[[], RelayTarget], journals: Callable[[], RelayTarget]) -> None:
         self._make = {False: log, True: journals}
         self._made: dict[bool, RelayTarget] = {}
+        self._making = threading.Lock()
 
     def _of(self, topic: str) -> RelayTarget:
         which = topic.startswith(PREFIX)
-        if which not in self._made:
-            self._made[which] = self._make[which]()
-        return self._made[which]
+        with self._making:
+            if which not in self._made:
+                self._made[which] = self._make[which]()
+            return self._made[which]
 
     def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
         """The topic where it belongs."""
         return self._of(topic).topic(topic, fresh=fresh)
 
-    def ends(self, topic: TargetTopic) -> dict[int, int]:
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         """As its target says."""
-        return self._of(topic.topic).ends(topic)
+        return self._of(topic.topic).ends(topic, fresh=fresh)
 
     def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> Channel:
         """As its target makes it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class BookParts:
         self.url, self.database = _database(settings, self.settings)
         self._sender: Any = None
         self._portal: Portal | None = None
+        self._opening = threading.RLock()
         self._log: Log | None = None
 
     def target(self, outbox: bytes) -> RelayTarget:
@@ -48,12 +49,13 @@ class BookParts:
         return RoutedTarget(lambda: self._log_target(outbox), lambda: self._journal_target(outbox))
 
     def _journal_target(self, outbox: bytes) -> RelayTarget:
-        return JournalTarget(self._journals, self._run, outbox)
+        return JournalTarget(self._journals, self._loop(), outbox)
 
-    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._portal is None:
-            self._portal = Portal()
-        return self._portal.run(coroutine)
+    def _loop(self) -> Portal:
+        with self._opening:
+            if self._portal is None:
+                self._portal = Portal()
+            return self._portal
 
     def _log_target(self, outbox: bytes) -> RelayTarget:
         section = self._book.section("log")
@@ -92,9 +94,11 @@ class BookParts:
         from tidebook.log.embedded.relay_lock import RelayLocks
         from tidebook.outbox.log_target import LogTarget
 
-        if self._log is None:
-            self._log = self._run(_opened(lambda: EmbeddedLog(self._book.folder, metrics=self._metrics)))
-        return LogTarget(self._log, self._run, RelayLocks(self._book.folder))
+        loop = self._loop()
+        with self._opening:
+            if self._log is None:
+                self._log = loop.run(_opened(lambda: EmbeddedLog(self._book.folder, metrics=self._metrics)))
+            return LogTarget(self._log, loop.run, RelayLocks(self._book.folder))
 
     def close(self) -> None:
         """Send what is queued, then let go."""

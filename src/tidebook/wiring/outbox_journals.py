@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tidebook.core.errors import OutcomeUnknown
+from tidebook.core.errors import Fenced, OutcomeUnknown
 from tidebook.outbox.journal_message import JournalAppend
 from tidebook.outbox.journal_target import JournalTopic
 
@@ -19,11 +20,13 @@ class BookJournals:
     def __init__(self, make_book: MakeBook) -> None:
         self._make = make_book
         self._book: Any = None
+        self._opening = asyncio.Lock()
 
     async def _opened(self) -> Any:
-        if self._book is None:
-            self._book = await self._make().__aenter__()
-        return self._book
+        async with self._opening:
+            if self._book is None:
+                self._book = await self._make().__aenter__()
+            return self._book
 
     async def topic(self, topic: str) -> JournalTopic:
         """The topic's frozen facts."""
@@ -40,20 +43,22 @@ class BookJournals:
         self, topic: str, append: JournalAppend, *, append_id: bytes, floor: int, epoch: int | None
     ) -> None:
         """Every append is made as a retry: with its floor, one that comes late can never count twice."""
-        await (
-            (await self._opened())
-            .journal(topic)
-            .append(
+        journal = (await self._opened()).journal(topic)
+        try:
+            await journal.append(
                 append.id,
                 append.decoded_events(),
                 expected=append.expected,
                 expire_after=append.expiry(),
                 retry=OutcomeUnknown("relayed by the outbox", append_id=append_id, floor=floor, epoch=epoch),
             )
-        )
+        except Fenced:
+            await journal.close()  # the topic has a new epoch: it is opened anew for the next batch
+            raise
 
     async def close(self) -> None:
         """Close the book, if it was opened."""
         if self._book is not None:
             await self._book.__aexit__(None, None, None)
             self._book = None
+            self._opening = asyncio.Lock()

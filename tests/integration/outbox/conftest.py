@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.outbox.databases import Database, mysql_database, postgres_database, sqlite_database
+from tests.integration.outbox.owner import SHORT, Owner
 from tests.integration.outbox.relaying import Cluster
 from tidebook import outbox
+from tidebook.outbox.settings import OutboxSettings
 
 EVERY_DATABASE = [
     pytest.param("postgresql", marks=pytest.mark.postgres),
@@ -55,3 +58,16 @@ def postgres(postgres_url: str) -> Iterator[Database]:
 def cluster(kafka_bootstrap: str) -> Cluster:
     """The real Kafka."""
     return Cluster(kafka_bootstrap)
+
+
+@pytest.fixture
+def owners(postgres: Database, cluster: Cluster) -> Iterator[Any]:
+    made: list[Owner] = []
+
+    def make(topic: str, settings: OutboxSettings = SHORT) -> Owner:
+        made.append(Owner(postgres, cluster, topic, settings))
+        return made[-1]
+
+    yield make
+    for owner in made:
+        owner.store.close()

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.integration.outbox.checker import arrived, faults
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, opened_store, until
 from tidebook import outbox
@@ -140,16 +141,6 @@ class Writer:
         return {str(key).encode(): list(range(many)) for key, many in self._next.items()}
 
 
-def arrived(cluster: Cluster, topics: list[str]) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = defaultdict(list)
-    for topic in topics:
-        for each in cluster.read(topic):
-            key, number = (each.value or b"").decode().split(":")
-            assert key.encode() == each.key
-            found[key.encode()].append(int(number))
-    return dict(found)
-
-
 @pytest.mark.parametrize("fence", ["timestamp", "transaction"])
 def test_killed_and_stopped_relays_send_everything_once_and_in_order(
     postgres: Database, cluster: Cluster, tmp_path: Path, fence: str, long_form: bool
@@ -176,7 +167,5 @@ def test_killed_and_stopped_relays_send_everything_once_and_in_order(
     assert not any(each.dirty or each.locked_by for each in status)
     assert not any(each.notice for each in status)
     assert sum(each.relayed for each in status) == writer.committed
-    found, expected = arrived(cluster, topics), writer.expected()
-    twice = {key: n for key, n in found.items() if len(n) != len(set(n))}
-    assert not twice, f"sent twice, after {running.kills} kills and {running.stops} stops"
-    assert found == expected
+    wrong = faults(arrived(cluster, topics), writer.expected())
+    assert not wrong, f"after {running.kills} kills and {running.stops} stops"

@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidebook.log.kafka.relay_partition import partition_of
-from tidebook.log.relay_port import Outcome, Refused, Relayed, Sent, TargetTopic, Unsure
+from tidebook.log.relay_port import Outcome, Partly, Refusal, Relayed, Sent, TargetTopic, Unsure
 
 #: What a broker says of a message that it will never take, whoever sends it and whenever.
 REFUSALS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD})
@@ -21,7 +21,7 @@ BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
 QUEUE_KIB_MAX = 2_000_000
 CLOSE_S_MAX = 1.0
-#: How often, and how long, reports are asked for after a fatal error.
+#: How often, and how long, the other half of a failure's story is waited for.
 REPORT_TRIES = 20
 REPORT_S = 0.05
 #: How long one call to end a transaction may take; a commit is called again, between heartbeats.
@@ -113,6 +113,7 @@ class KafkaChannel:
         if self._broken is None:
             self._serve(timeout_s)
         if self._failure is not None or self._broken is not None:
+            self._learn()
             return self._failed()
         if self._left:
             return None
@@ -122,19 +123,24 @@ class KafkaChannel:
         return self._complete()
 
     def _serve(self, timeout_s: float) -> None:
-        """Deliver reports. A fatal error is raised out of it, before or among the reports that explain it."""
+        """Deliver reports. A fatal error is raised out of it."""
         try:
             self._left = self._producer.flush(timeout_s)
-            return
         except (KafkaException, SystemError) as error:
             self._broken = _fatal(error)
+
+    def _learn(self) -> None:
+        """A failure without gaps is told twice, in either order: by a message's report, and by a fatal error.
+
+        Neither is enough: of a batch that is too old the reports say only that its records are invalid.
+        """
         for _ in range(REPORT_TRIES):
-            if self._failure is not None:
+            if self._failure is not None and self._broken is not None:
                 return
             try:
                 self._producer.poll(REPORT_S)
-            except (KafkaException, SystemError):
-                continue  # told already
+            except (KafkaException, SystemError) as error:
+                self._broken = self._broken or _fatal(error)
 
     def _complete(self) -> Outcome | None:
         return Sent()
@@ -143,12 +149,11 @@ class KafkaChannel:
         """What the first failure means. What is still on its way may yet arrive: only a scan tells."""
         error = self._failure or self._broken
         assert error is not None
-        # Of a batch that is too old, librdkafka reports each message as an invalid record; the fatal error tells more.
         late = error.code() == KafkaError.INVALID_TIMESTAMP or _TOO_OLD in (self._broken.str() if self._broken else "")
         if error.code() in REFUSALS and not late:
             if self._singly and self._failure is not None:
                 sent = tuple(message.id for message in self._messages[: self._next - 1])
-                return Refused(self._messages[self._next - 1].id, error.str(), sent)
+                return Partly(sent, (Refusal(self._messages[self._next - 1].id, error.str()),))
             return Unsure(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
         return Unsure(f"{error.name()}: {error.str()}", late=late)
 
@@ -182,6 +187,9 @@ class KafkaTransactionChannel(KafkaChannel):
             self._broken = error.args[0]
         super().start(messages, timestamp_ms=timestamp_ms)
 
+    def _learn(self) -> None:
+        """A transaction that failed can be aborted, and so is no fatal error."""
+
     def _complete(self) -> Outcome | None:
         try:
             self._producer.commit_transaction(STEP_S)
@@ -195,10 +203,10 @@ class KafkaTransactionChannel(KafkaChannel):
     def _failed(self) -> Outcome:
         """An aborted transaction leaves nothing behind, so that a refused message can be told at once."""
         outcome = super()._failed()
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, Partly):
             try:
                 self._producer.abort_transaction(END_S_MAX)
-            except KafkaException:
-                return Unsure(outcome.reason, suspect=True)
-            return Refused(outcome.id, outcome.reason, ())
+            except KafkaException as error:
+                return Unsure(f"a transaction could not be aborted: {error}", suspect=True)
+            return Partly((), outcome.refused)
         return outcome

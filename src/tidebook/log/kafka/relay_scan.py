@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from tidebook.log.relay_port import SESSION_HEADER, Found, Scan
 
 READ_MAX = 1000
 STEP_S = 0.2
+#: How long a scan may stand still: a transaction of somebody else's may hide what lies behind it.
+STILL_S_MAX = 15.0
 
 
 def scan_settings(client: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,16 +49,22 @@ def scan_range(
     if not left:
         return Found(frozenset(), lost)
     consumer = Consumer(scan_settings(client))
+    moved_at = time.monotonic()
     try:
         consumer.assign([TopicPartition(topic, p, first[p]) for p in left])
         while left and len(found) < len(scan.ids):
             on_step()
             read: list[Any] = consumer.consume(READ_MAX, STEP_S)
+            if time.monotonic() > moved_at + STILL_S_MAX:
+                raise Unavailable(
+                    f"topic {topic!r} cannot be read to its end: Kafka does not answer, or an open transaction hides it"
+                )
             for message in read:
                 error = message.error()
                 if error is None:
                     _look(message, scan, found)
                     position = message.offset() + 1
+                    moved_at = time.monotonic()
                 elif error.code() == KafkaError._PARTITION_EOF:
                     position = message.offset()
                 else:

@@ -34,13 +34,13 @@ T = TypeVar("T")
 
 REQUEST_S_MAX = 10.0
 TOPIC_KEPT_S = 60.0
+ENDS_KEPT_S = 10.0
 BEFORE_MAX = "message.timestamp.before.max.ms"
 TYPE = "message.timestamp.type"
 _TRY_AGAIN = PASSING | {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.CONCURRENT_TRANSACTIONS}
 #: In a producer's statistics, once it has its id.
 _HAS_ID = '"idemp_state": "Assigned"'
 STATISTICS_MS = 100
-TRIES_MAX = 20
 TRY_AGAIN_S = 0.1
 PRODUCERS_MAX = 64
 TRANSACTION_MS_LEAST = 10_000
@@ -71,6 +71,7 @@ class KafkaTarget:
         self._configure = configure_topics
         self._admin = AdminClient(self._client)
         self._topics: dict[str, tuple[float, TargetTopic]] = {}
+        self._ends: dict[str, tuple[float, dict[int, int]]] = {}
         self._mine = threading.local()
 
     # ---- topics
@@ -127,9 +128,14 @@ class KafkaTarget:
             return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
         return None, self._fence_ms
 
-    def ends(self, topic: TargetTopic) -> dict[int, int]:
-        """Where the next messages will stand."""
-        return self._offsets(topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
+        """Where the next messages will stand, or would have a moment ago: a scan is then a little longer."""
+        known = self._ends.get(topic.uuid)
+        if known is not None and not fresh and known[0] > time.monotonic():
+            return known[1]
+        found = self._offsets(topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        self._ends[topic.uuid] = (time.monotonic() + ENDS_KEPT_S, found)
+        return found
 
     def _offsets(self, topic: TargetTopic, which: OffsetSpec) -> dict[int, int]:
         asked = {TopicPartition(topic.topic, p): which for p in range(topic.partitions)}
@@ -197,7 +203,9 @@ class KafkaTarget:
         if scan.topic_uuid is not None and scan.topic_uuid != topic.uuid:
             return Found(frozenset(), f"the topic was made anew (it was {scan.topic_uuid}, it is {topic.uuid})")
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return scan_range(self._client, topic.topic, scan, starts=starts, ends=self.ends(topic), on_step=on_step)
+        return scan_range(
+            self._client, topic.topic, scan, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
+        )
 
     def release(self, topic: str) -> None:
         """Producers stay warm: a new one takes half a second to be ready."""
@@ -205,6 +213,7 @@ class KafkaTarget:
     def close(self) -> None:
         """Producers go with their threads."""
         self._topics.clear()
+        self._ends.clear()
 
     # ---- asking
 
@@ -213,7 +222,8 @@ class KafkaTarget:
 
     def _again(self, ask: Callable[[], T], topic: str) -> T:
         """Ask, and ask again while a leader is on the move."""
-        for _ in range(TRIES_MAX):
+        deadline = time.monotonic() + REQUEST_S_MAX
+        while time.monotonic() < deadline:
             try:
                 return ask()
             except KafkaException as error:

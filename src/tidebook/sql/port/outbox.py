@@ -221,6 +221,14 @@ class OutboxStore(Protocol):
         """Delete what is in the log and close the session; Fenced if the lock is lost."""
         ...
 
+    def open_rows(self, hold: Hold, session: Session) -> tuple[Waiting, ...]:
+        """The rows of an open session that still wait, by id; Fenced if the lock is lost."""
+        ...
+
+    def forget(self, hold: Hold, finished: Finished) -> None:
+        """Delete what is in the log, and leave the session open for the rest of it; Fenced if the lock is lost."""
+        ...
+
     def set_aside(self, hold: Hold, aside: Sequence[SetAside]) -> None:
         """Take messages out of the way while nothing of them is in the log; Fenced if the lock is lost."""
         ...

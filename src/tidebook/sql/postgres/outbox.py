@@ -44,6 +44,7 @@ class PostgresOutboxStore(OperatedOutboxStore):
             # Every statement here goes by an index; statistics that are old must not talk the planner out of it.
             for planner in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"):
                 connection.execute(f"SET {planner} TO off")
+            connection.execute("SET plan_cache_mode TO force_generic_plan")  # planning took longer than running
             # A relay that stops in the middle of a transaction must not keep the topic's row locked.
             connection.execute(f"SET idle_in_transaction_session_timeout TO {max(lock_limit_ms, 1)}")
 
@@ -82,40 +83,41 @@ class PostgresOutboxStore(OperatedOutboxStore):
         self, hold: Hold, session: NewSession, choose: Choose, limit: BatchLimit, finished: Finished | None = None
     ) -> Batch:
         done = finished or Finished([])
-        with _translated(), self._connection.pipeline(), self._connection.transaction():
-            guard = self._connection.execute(
-                sql.guard(neighbours=_neighbours(done.ids)), self._done(hold, done, session.ends or {})
-            )
-            floor = self._floors.of(hold.topic)
-            selected = self._batch(hold, limit, floor.at)
-            held = guard.fetchone()
-            if held is None:
-                raise fenced(hold)
-            rewinds, xmin, aside = held
-            heads: set[bytes] = self._heads(hold.topic) if aside else set()
-            if aside or floor.rewinds != rewinds:
-                floor = self._floors.of(hold.topic, self._rewinds(hold) if aside else rewinds)
+        # Two round trips: what stands in the way and what waits; then the session, with its commit.
+        with _translated(), self._connection.pipeline():
+            with self._connection.transaction():
+                guard = self._connection.execute(
+                    sql.guard(neighbours=_neighbours(done.ids)), self._done(hold, done, session.ends or {})
+                )
+                floor = self._floors.of(hold.topic)
                 selected = self._batch(hold, limit, floor.at)
-            rows = [Waiting(*row) for row in selected.fetchall()]
-            chosen = choose(rows, frozenset(heads))
-            if chosen.aside:
-                self._move_aside(hold.topic, chosen.aside)
+                held = guard.fetchone()
+                if held is None:
+                    raise fenced(hold)
+                rewinds, xmin, aside = held
+                heads: set[bytes] = self._heads(hold.topic) if aside else set()
+                if aside or floor.rewinds != rewinds:
+                    floor = self._floors.of(hold.topic, self._rewinds(hold) if aside else rewinds)
+                    selected = self._batch(hold, limit, floor.at)
+                rows = [Waiting(*row) for row in selected.fetchall()]
+                chosen = choose(rows, frozenset(heads))
+                if chosen.aside:
+                    self._move_aside(hold.topic, chosen.aside)
+                opened = self._opened(hold, session, chosen, len(done.ids))
             ids = [row.id for row in rows]
             more = more_waits(rows, chosen, limit)
-            opened_ms, xmax = self._opened(hold, session, chosen, len(done.ids), ids)
+            opened_ms, xmax = opened.fetchall()[0]
         floor.saw(ids, full=more, xmin=xmin, xmax=xmax)
         return Batch(session.uuid, chosen.send, opened_ms, more, len(chosen.aside))
 
-    def _opened(
-        self, hold: Hold, session: NewSession, chosen: Chosen, done: int, ids: Sequence[int]
-    ) -> tuple[int, int]:
+    def _opened(self, hold: Hold, session: NewSession, chosen: Chosen, done: int) -> Any:
+        """A cursor whose row tells when the session was opened, and the transactions that had begun by then."""
         if not chosen.send:
-            self._run(sql.STATEMENTS.close_session, (done, done, hold.topic, self._uuid(hold.uuid)))
-            return 0, int(self._rows(sql.XMAX)[0][0])
-        send = ids if len(chosen.send) == len(ids) else [row.id for row in chosen.send]
-        opened = (self._uuid(session.uuid), pack_ids(send), session.fence, session.topic_uuid, done, done, hold.topic)
-        [(opened_ms, xmax)] = self._rows(sql.OPEN, opened)
-        return opened_ms, xmax
+            self._connection.execute(sql.STATEMENTS.close_session, (done, done, hold.topic, self._uuid(hold.uuid)))
+            return self._connection.execute(sql.NOT_OPENED)
+        ids = pack_ids(row.id for row in chosen.send)
+        opened = (self._uuid(session.uuid), ids, session.fence, session.topic_uuid, done, done, hold.topic)
+        return self._connection.execute(sql.OPEN, opened)
 
     def _batch(self, hold: Hold, limit: BatchLimit, floor: int) -> Any:
         cursor = self._connection.cursor(binary=True)

@@ -51,7 +51,7 @@ OPEN = (
     f"{STATEMENTS.open_session} RETURNING {POSTGRES.epoch.format('session_at')}, "
     "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 )
-XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+NOT_OPENED = "SELECT 0, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 
 # Two probes of the index a topic, however many rows wait: is there a row behind its floor, and is there a topic
 # between it and the next one? DISTINCT would read every row.

@@ -94,6 +94,8 @@ class RelayStatements:
             f"({inner} WHERE topic = %s AND id > %s ORDER BY id LIMIT %s) inner_rows) sized "
             "WHERE size_before < %s ORDER BY id"
         )
+        self.open_rows = f"{inner} WHERE topic = %s AND {{0}} ORDER BY id"
+        self.count_more = f"UPDATE kafka_topic_info SET locked_at = {w.now}, {counted} WHERE topic = %s"
         self.delete = "DELETE FROM kafka_messages WHERE topic = %s AND {0}"
         self._aside(w)
         self._status(w)

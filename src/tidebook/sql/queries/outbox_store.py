@@ -142,6 +142,23 @@ class SqlOutboxStore(ABC):
             statement = self._sql.close_and_unlock if unlock else self._sql.close_session
             self._run(statement, (done, done, hold.topic, self._uuid(hold.uuid)))
 
+    def open_rows(self, hold: Hold, session: Session) -> tuple[Waiting, ...]:
+        """The rows that an open session still has."""
+        if not session.ids:
+            return ()
+        with self._transaction(durable=False):
+            self._guard(hold)
+            rows = self._rows(self._sql.open_rows.format(id_condition(sorted(session.ids))), (hold.topic,))
+        return tuple(Waiting(*row) for row in rows)
+
+    def forget(self, hold: Hold, finished: Finished) -> None:
+        """Delete some of a session's rows."""
+        with self._transaction(durable=False):
+            self._guard(hold)
+            self._delete(hold.topic, finished)
+            done = len(finished.ids)
+            self._run(self._sql.count_more, (done, done, hold.topic))
+
     def set_aside(self, hold: Hold, aside: Sequence[SetAside]) -> None:
         """Take messages out of the way."""
         with self._transaction(durable=True):

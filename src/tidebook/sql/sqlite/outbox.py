@@ -79,7 +79,6 @@ class SqliteOutboxStore(OperatedOutboxStore):
     @contextmanager
     def _transaction(self, *, durable: bool) -> Iterator[None]:
         with self._translated():
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield

@@ -1,0 +1,97 @@
+"""The torture test's checker sees what it is there for: each scenario breaks one thing that the relay rests on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.integration.outbox.checker import arrived, faults
+from tests.integration.outbox.databases import Database
+from tests.integration.outbox.owner import SHORT, Owner, short
+from tests.integration.outbox.relaying import Cluster, publish
+from tidebook.log.relay_port import Sent
+from tidebook.sql.port.outbox import Finished
+
+COMMITTED = {b"k": range(10)}
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ({b"k": [0, 1, 2]}, set()),
+        ({b"k": [0, 1, 1, 2]}, {"twice"}),
+        ({b"k": [0, 1, 2, 0]}, {"twice"}),
+        ({b"k": [0, 2]}, {"lost"}),
+        ({}, {"lost"}),
+        ({b"k": [0, 2, 1]}, {"out of order"}),
+        ({b"k": [0, 1, 2, 3]}, {"never committed"}),
+        ({b"k": [0, 1, 2], b"other": [0]}, {"never committed"}),
+        ({b"k": [2, 1, 1]}, {"twice", "lost", "out of order"}),
+    ],
+)
+def test_every_fault_has_its_name(found: dict[bytes, list[int]], wrong: set[str]) -> None:
+    assert faults(found, {b"k": [0, 1, 2]}) == wrong
+
+
+@pytest.fixture
+def topic(postgres: Database, cluster: Cluster) -> str:
+    """A topic for which ten messages wait."""
+    made = cluster.topic()
+    publish(postgres, made, *((b"k", f"k:{n}".encode()) for n in COMMITTED[b"k"]))
+    return made
+
+
+def seen(cluster: Cluster, topic: str) -> set[str]:
+    return faults(arrived(cluster, [topic]), COMMITTED)
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+@pytest.mark.parametrize("fence", ["timestamp", "transaction", "none"])
+def test_a_paused_owner_without_a_fence_is_seen_to_send_twice(
+    postgres: Database, cluster: Cluster, owners: Any, topic: str, fence: str
+) -> None:
+    paused: Owner = owners(topic, short(fence))
+    paused.wait_until_lost()
+    assert cluster.relay(postgres, short(fence)).run(once=True) == 10
+    paused.send()
+    assert seen(cluster, topic) == ({"twice"} if fence == "none" else set())
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+def test_an_open_session_that_nobody_looks_for_is_seen_to_be_sent_twice(
+    postgres: Database, cluster: Cluster, owners: Any, topic: str
+) -> None:
+    dead: Owner = owners(topic)
+    assert isinstance(dead.send(4), Sent)
+    postgres.query("UPDATE kafka_topic_info SET session_id = NULL, session_ids = NULL, locked_by = NULL")
+    assert cluster.relay(postgres, SHORT).run(once=True) == 10
+    assert seen(cluster, topic) == {"twice"}
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+def test_a_delete_without_its_guard_is_seen_to_lose_messages(
+    postgres: Database, cluster: Cluster, owners: Any, topic: str
+) -> None:
+    lost: Owner = owners(topic)
+    lost.wait_until_lost()
+    owners(topic)  # it has the lock now, and dies before it sends
+    [[uuid]] = postgres.query("SELECT locked_by FROM kafka_topic_info")
+    unguarded = msgspec.structs.replace(lost.hold, uuid=uuid.bytes)
+    lost.store.finish(unguarded, Finished([row.id for row in lost.batch.messages]), unlock=True)
+    cluster.relay(postgres, SHORT).run(once=True)
+    assert seen(cluster, topic) == {"lost"}
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+def test_a_relay_that_does_not_begin_with_the_first_row_is_seen_to_change_the_order(
+    postgres: Database, cluster: Cluster, topic: str
+) -> None:
+    postgres.query("UPDATE kafka_messages SET id = id + 1000 WHERE id <= 5")
+    assert cluster.relay(postgres, SHORT).run(once=True) == 10
+    assert seen(cluster, topic) == {"out of order"}
