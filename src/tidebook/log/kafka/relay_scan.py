@@ -14,7 +14,7 @@ from tidebook.log.relay_port import SESSION_HEADER, Found, Scan
 READ_MAX = 1000
 STEP_S = 0.2
 #: How long a scan may stand still: a transaction of somebody else's may hide what lies behind it.
-STILL_S_MAX = 15.0
+STILL_S_MAX = 10.0
 
 
 def scan_settings(client: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,35 +41,34 @@ def scan_range(
     on_step: Callable[[], None],
 ) -> Found:
     """Look through `scan_from` (or the log's start) up to `ends`; stops early when all are found."""
-    first = {p: max(scan.scan_from.get(p, 0), start) for p, start in starts.items()}
+    at = {p: max(scan.scan_from.get(p, 0), start) for p, start in starts.items()}
     gone = sorted(p for p, start in starts.items() if scan.scan_from.get(p, start) < start)
     lost = f"the log of partition {gone[0]} now begins behind the session's first offset" if gone else None
-    left = {p: end for p, end in ends.items() if first[p] < end}
+    left = {p: end for p, end in ends.items() if at[p] < end}
     found: set[int] = set()
     if not left:
         return Found(frozenset(), lost)
     consumer = Consumer(scan_settings(client))
     moved_at = time.monotonic()
     try:
-        consumer.assign([TopicPartition(topic, p, first[p]) for p in left])
+        consumer.assign([TopicPartition(topic, p, at[p]) for p in left])
         while left and len(found) < len(scan.ids):
             on_step()
             read: list[Any] = consumer.consume(READ_MAX, STEP_S)
             if time.monotonic() > moved_at + STILL_S_MAX:
-                raise Unavailable(
-                    f"topic {topic!r} cannot be read to its end: Kafka does not answer, or an open transaction hides it"
-                )
+                raise _standing_still(topic, at, left)
             for message in read:
                 error = message.error()
                 if error is None:
                     _look(message, scan, found)
                     position = message.offset() + 1
-                    moved_at = time.monotonic()
                 elif error.code() == KafkaError._PARTITION_EOF:
                     position = message.offset()
                 else:
                     raise Unavailable(f"reading topic {topic!r}: {error.str()}")
                 partition = message.partition()
+                if position > at[partition]:
+                    at[partition], moved_at = position, time.monotonic()
                 if partition in left and position >= left[partition]:
                     del left[partition]
     except KafkaException as error:
@@ -77,6 +76,14 @@ def scan_range(
     finally:
         consumer.close()
     return Found(frozenset(found), lost if len(found) < len(scan.ids) else None)
+
+
+def _standing_still(topic: str, at: Mapping[int, int], left: Mapping[int, int]) -> Unavailable:
+    places = ", ".join(f"partition {p} at {at[p]} of {end}" for p, end in sorted(left.items()))
+    return Unavailable(
+        f"topic {topic!r} cannot be read to its end ({places}): Kafka does not answer, or a transaction that is still "
+        "open hides what follows it"
+    )
 
 
 def _look(message: Any, scan: Scan, found: set[int]) -> None:
