@@ -23,6 +23,10 @@ import tidebook
 from tidebook.bench.replication import replicate
 from tidebook.bench.timing import report, timed
 from tidebook.core.event import Event
+from tidebook.core.key import partition_of
+from tidebook.core.record import encode_record
+from tidebook.journal.append import append_action
+from tidebook.journal.settings import JournalSettings
 from tidebook.wiring.book import Book
 
 WRITERS = 64
@@ -136,17 +140,27 @@ class Bench:
         return found
 
     def bare(self) -> None:
+        """The records that 64 writers would send: partition, offset, time, key and value, by the cheapest key."""
         connection = apsw.Connection(str(self.folder / "bare.db"))
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
-        connection.execute("CREATE TABLE record(offset INTEGER PRIMARY KEY, key TEXT, value BLOB)")
+        connection.execute("CREATE TABLE record(place INTEGER PRIMARY KEY, time_ms INTEGER, key BLOB, value BLOB)")
+        facts = JournalSettings().facts("bare", JournalSettings().partitions)
+        ids = [f"j-{n}" for n in range(WRITERS)]
+        bases = [partition_of(id, facts.partitions) << 40 for id in ids]
+        action = append_action(
+            [Event(BYTES)], epoch=1, append_id=bytes(16), expected=None, at=None, expire_after=None, floor=None
+        )
+        value = encode_record(action, limit_bytes=facts.limit_bytes)
+        keys = [id.encode() for id in ids]
         count = 128_000 // self.scale
         offset = 0
         with timed("bare SQLite, batches of 64") as watch:
             while offset < count:
+                now_ms = time.time_ns() // 1_000_000
                 with connection:
-                    rows = [(offset + i, f"k-{i}", BYTES) for i in range(WRITERS)]
-                    connection.executemany("INSERT INTO record VALUES (?, ?, ?)", rows)
+                    rows = [(bases[i] + offset + i, now_ms, keys[i], value) for i in range(WRITERS)]
+                    connection.executemany("INSERT INTO record VALUES (?, ?, ?, ?)", rows)
                 offset += WRITERS
         self.figures["bare_sqlite_batch_64_per_s"] = watch.rate(count)
         connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,6 +83,7 @@ _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 #: msgpack's array 16 and array 32, by the bytes of their length; shorter ones have it in the first byte.
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
+_SHORT_ARRAYS = [bytes([0x90 | count]) for count in range(16)]
 _NO_TAGS: frozenset[str] = frozenset()
 
 
@@ -147,9 +148,16 @@ def decode_events(kept: Iterable[bytes]) -> list[KeptEvent]:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
 
 
-def pack_events(kept: Iterable[bytes]) -> bytes:
-    """The body of an append record: its events behind one another."""
-    return _encode([msgspec.Raw(event) for event in kept])
+def pack_events(kept: Sequence[bytes]) -> bytes:
+    """The body of an append record: a msgpack array of its events, which are msgpack already."""
+    count = len(kept)
+    if count < 16:
+        head = _SHORT_ARRAYS[count]
+    elif count < 1 << 16:
+        head = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        head = b"\xdd" + count.to_bytes(4, "big")
+    return b"".join((head, *kept))
 
 
 def count_events(body: bytes) -> int:

@@ -101,8 +101,9 @@ class Pending:
             self._settle(self._with_identity(sent))
             return
         cache = self._partition.cache
-        cache.take_own(sent, self._record, self._id, self._action)
-        change = cache.outcome(self._action.append_id, sent.offset)
+        change = cache.take_own(sent, self._record, self._id, self._action)
+        if change is None:  # the tail may have met it already
+            change = cache.outcome(self._action.append_id, sent.offset)
         if change is not None:
             self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, self._position(sent)))
             return

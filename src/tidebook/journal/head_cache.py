@@ -190,19 +190,22 @@ class HeadCache:
         if known and action is not None:
             self._fold(id, action, record.offset, record.timestamp_ms)
 
-    def take_own(self, sent: Sent, record: Outgoing, id: str | None, action: Action) -> None:
-        """The same for a record that this process has just written, without decoding it, if it comes next."""
+    def take_own(self, sent: Sent, record: Outgoing, id: str | None, action: Action) -> Change | None:
+        """The same for a record that this process has just written, without decoding it, if it comes next.
+
+        What came of it, where the fold could be asked.
+        """
         offset = sent.offset
         if offset > self.seen:
             self.seen = offset
         if offset != self.next_offset:
-            return
+            return None
         self.next_offset = offset + 1
-        if id is not None:
-            if not self._log.indexed_by_key:
-                self._remember(id, Record(offset, sent.timestamp_ms, record.key, record.value))
-            if id in self._heads:
-                self._fold(id, action, offset, sent.timestamp_ms)
+        if id is None:
+            return None
+        if not self._log.indexed_by_key:
+            self._remember(id, Record(offset, sent.timestamp_ms, record.key, record.value))
+        return self._fold(id, action, offset, sent.timestamp_ms) if id in self._heads else None
 
     async def write(self, action: Action, id: str | None = None) -> Sent:
         """Write a record other than an append, and take it."""
@@ -223,13 +226,14 @@ class HeadCache:
         self._log.send(outgoing, on_sent)
         return await future
 
-    def _fold(self, id: str, action: Action | Damaged, offset: int, timestamp_ms: int) -> None:
+    def _fold(self, id: str, action: Action | Damaged, offset: int, timestamp_ms: int) -> Change | None:
         head, position = self._heads[id], Position(self.facts.epoch, offset)
         if head is not None and position <= head.position:
-            return  # the store was ahead of the tail when this head was read
+            return None  # the store was ahead of the tail when this head was read
         self._heads[id], change = fold(head, action, position, timestamp_ms, self.facts)
         if type(action) is Append and action.append_id in self._open:
             self._open[action.append_id] = (offset, change)
+        return change
 
     def _remember(self, id: str, record: Record) -> None:
         offsets = self._offsets.get(id)

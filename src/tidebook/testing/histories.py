@@ -33,7 +33,7 @@ def append(
     epoch: int = FIRST_EPOCH,
 ) -> Append:
     """An append of `count` events whose payloads tell them apart; without an id it wants one from who places it."""
-    body = pack_events(encode_event(Event(b"%d:" % i + payload)) for i in range(count))
+    body = pack_events([encode_event(Event(b"%d:" % i + payload)) for i in range(count)])
     return Append(epoch, append_id, count, body, expected, at, expire_after_ms, floor)
 
 

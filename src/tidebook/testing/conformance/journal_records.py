@@ -39,7 +39,7 @@ def append(
     epoch: int = FIRST_EPOCH,
 ) -> Append:
     """An append of `count` events; `records_of` gives it an id of its own where it has none."""
-    body = pack_events(encode_event(Event(b"%d:" % i + payload)) for i in range(count))
+    body = pack_events([encode_event(Event(b"%d:" % i + payload)) for i in range(count)])
     return Append(epoch, append_id or b"", count, body, expected, at, expire_after_ms)
 
 
