@@ -21,7 +21,7 @@ class Job:
     def __init__(self, queue: str, claimed: Claimed, token: bytes, read: Read) -> None:
         self.queue = queue
         #: What proves that one holds it.
-        self.held = Held(claimed.keyhash, token, claimed.slot)
+        self.held = Held(claimed.keyhash, token, claimed.slot, claimed.together)
         self._claimed = claimed
         self._lease_until = claimed.lease_until
         self._read = read

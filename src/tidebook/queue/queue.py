@@ -8,17 +8,18 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from tidebook.core.errors import InvalidInput, LeaseLost, NotFound
+from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError
+from tidebook.core.gather import Gather
 from tidebook.core.payload import encode_payload
 from tidebook.queue.entry import Date, Entry, duration_ms, merged, new_entry
 from tidebook.queue.flag import DeadLetter
-from tidebook.queue.gather import Gather
 from tidebook.queue.job import Job
 from tidebook.queue.listed import Listed, Status
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.service import Service
 from tidebook.sql.port.queue import (
     ENTRIES_MAX,
+    SLOW_PRIORITY,
     Failure,
     Held,
     NewEntry,
@@ -93,10 +94,14 @@ class Queue:
         await self._ref()
         return self
 
-    async def claim(self, limit: int = 1, lease: timedelta | float | None = None) -> list[Job]:
+    async def claim(
+        self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True
+    ) -> list[Job]:
         """Take due entries, by priority, then process date. Each is yours until its lease ends.
 
         Fewer than `limit`, or none, are what is due now; entries of priority SLOW and above come only alone.
+        `together` says that you mean to finish many of them in one call of `done`, which is cheaper then; say False
+        where you finish one by one. Either way both are possible.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
@@ -104,7 +109,7 @@ class Queue:
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         if limit <= SMALL_CLAIM:
             return await self._claim((limit, lease_ms))
-        return await self._claim_now(limit, lease_ms)
+        return await self._claim_now(limit, lease_ms, together=together)
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
         """Extend the lease of jobs that are still worked on; LeaseLost where another worker has taken one."""
@@ -195,10 +200,9 @@ class Queue:
     async def _ref(self) -> QueueRef:
         return await self._service.ref(self.name)
 
-    async def _claim_now(self, limit: int, lease_ms: int) -> list[Job]:
-        ref = await self._ref()
-        token = self._service.ids.new()
-        claimed = await (await self._service.store()).claim(ref, limit=limit, lease_ms=lease_ms, token=token)
+    async def _claim_now(self, limit: int, lease_ms: int, *, together: bool) -> list[Job]:
+        ref, store, token = await self._ref(), await self._service.store(), self._service.ids.new()
+        claimed = await store.claim(ref, limit=limit, lease_ms=lease_ms, token=token, together=together)
         self._service.claimed(ref, len(claimed), lease_ms)
         read = self._service.reader(self.name)
         return [Job(self.name, each, token, read) for each in claimed]
@@ -208,10 +212,20 @@ class Queue:
         outcomes: list[list[Job] | BaseException] = [[] for _ in asked]
         for lease_ms in dict.fromkeys(lease for _, lease in asked):
             places = [place for place, (_, lease) in enumerate(asked) if lease == lease_ms]
-            jobs = await self._claim_now(sum(asked[place][0] for place in places), lease_ms)
-            for place in places:
-                limit = asked[place][0]
-                outcomes[place], jobs = jobs[:limit], jobs[limit:]
+            for _ in range(2):  # slow entries are not mixed with others: they come to those who got nothing
+                try:
+                    jobs = await self._claim_now(sum(asked[place][0] for place in places), lease_ms, together=False)
+                except TidebookError as error:
+                    for place in places:
+                        outcomes[place] = error
+                    break
+                fast = bool(jobs) and jobs[0].priority < SLOW_PRIORITY
+                for place in places:
+                    limit = asked[place][0]
+                    outcomes[place], jobs = jobs[:limit], jobs[limit:]
+                places = [place for place in places if not outcomes[place]]
+                if not places or not fast:
+                    break
         return outcomes
 
     async def _finish_group(self, held: Sequence[Held]) -> list[bool | BaseException]:

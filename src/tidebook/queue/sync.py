@@ -48,8 +48,8 @@ class SyncQueue:
         self._portal.run(self._queue.open())
         return self
 
-    def claim(self, limit: int = 1, lease: timedelta | float | None = None) -> list[Job]:
-        return self._portal.run(self._queue.claim(limit, lease))
+    def claim(self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True) -> list[Job]:
+        return self._portal.run(self._queue.claim(limit, lease, together=together))
 
     def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
         self._portal.run(self._queue.heartbeat(jobs, lease))

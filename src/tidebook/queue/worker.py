@@ -91,7 +91,7 @@ class Worker:
         if free <= 0:
             return 0
         try:
-            jobs = await self._queue.claim(limit=free, lease=self._lease_s)
+            jobs = await self._queue.claim(limit=free, lease=self._lease_s, together=False)
         except TidebookError as error:
             log.warning("queue %s: cannot claim, trying again: %s", self._queue.name, error)
             await asyncio.sleep(_PAUSE_S)

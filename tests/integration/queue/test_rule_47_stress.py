@@ -34,7 +34,11 @@ class Ledger:
         """A job came. Whoever holds its key still, and has not even begun to let go, must have lost his lease."""
         assert job.key is not None
         others = self._holds[job.key].values()
-        self.overlaps += [f"{job!r} beside {other!r}" for other in others if job.started_at < other.lease_until]
+        self.overlaps += [
+            f"{job!r} beside {other!r}"
+            for other in others
+            if job.started_at < other.lease_until and other.started_at < job.lease_until
+        ]
         self._holds[job.key][id(job)] = job
 
     def let_go(self, job: Job) -> None:

@@ -85,6 +85,8 @@ class Held(NamedTuple):
     token: bytes
     #: Where the entry was when it was claimed: a hint that saves a search.
     slot: int = 0
+    #: With how many others of its claim it is kept; 0: for itself. A hint that lets all of them be finished as one.
+    together: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +106,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     lease_until: int
     kind: int
     data: bytes
+    together: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -229,8 +232,13 @@ class QueueStore(Protocol):
         """`put` inside the caller's transaction; awaitable where the transaction's driver is."""
         ...
 
-    async def claim(self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes) -> list[Claimed]:
-        """Hand out due entries in order of priority, process date and age. Slow ones never come with others."""
+    async def claim(
+        self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes, together: bool = True
+    ) -> list[Claimed]:
+        """Hand out due entries in order of priority, process date and age. Slow ones never come with others.
+
+        `together` says that they will be finished in one call, most likely; it changes nothing but what that costs.
+        """
         ...
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[Held], *, lease_ms: int) -> dict[Held, int]:

@@ -31,18 +31,18 @@ from tidebook.sql.port.queue import (
 from tidebook.sql.postgres.connect import make_pool
 from tidebook.sql.postgres.failures import from_psycopg
 from tidebook.sql.postgres.queue_calls import Calls
+from tidebook.sql.postgres.queue_claims import Claim, Claims, Kind
 from tidebook.sql.postgres.queue_declarations import Declarations
 from tidebook.sql.postgres.queue_flags import Flags
 from tidebook.sql.postgres.queue_install import SHARED_TABLE, install, make_table, schema_name
 from tidebook.sql.postgres.queue_keeping import Keeping
+from tidebook.sql.postgres.queue_leases import Leases
 from tidebook.sql.postgres.queue_wakes import Wakes
 from tidebook.sql.postgres.queue_within import put_within
 from tidebook.sql.queries.queue import NOW
 from tidebook.sql.queries.queue.arguments import (
     booleans,
     fail_parameters,
-    hashes,
-    held_parameters,
     numbers,
     put_parameters,
 )
@@ -68,6 +68,8 @@ class PostgresQueues:
         self._pool = make_pool(url, size_max=connections_max, application="tidebook queue", settings=_PLANS)
         self._calls = Calls(self._pool)
         self._tables: dict[str, TableStatements] = {}
+        self._claims = Claims(self._calls)
+        self._leases = Leases(self._calls)
         self._flags = Flags(self._calls, self._schema, now)
         self._wakes = Wakes(url, self._calls, self._schema, now)
         self._keeping = Keeping(self._calls, self._schema)
@@ -150,50 +152,21 @@ class PostgresQueues:
         parameters = put_parameters(queue, entries, inserted_at)
         return put_within(transaction, self._of(queue).put, parameters, queue.settings.synchronous, len(entries))
 
-    async def claim(self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes) -> list[Claimed]:
+    async def claim(
+        self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes, together: bool = True
+    ) -> list[Claimed]:
         """Hand out due entries in order of priority, process date and age. Slow ones never come with others."""
-        settings = queue.settings
-        parameters = (queue.id, limit, lease_ms, token.hex(), settings.max_timeouts, not settings.parallel_keys)
-        rows = await self._calls.rows(self._of(queue).claim, parameters, level=settings.synchronous, writes=False)
-        rows.sort(key=_in_order)
-        return [Claimed(*row) for row in rows]
+        return await self._claims(Claim(Kind(self._of(queue), queue, lease_ms, together), limit, token))
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[Held], *, lease_ms: int) -> dict[Held, int]:
         """Extend leases; the ones that are still held, with their new end."""
-        keys, tokens = held_parameters(held)
-        rows = await self._calls.rows(
-            self._of(queue).heartbeat, (lease_ms, queue.id, keys, tokens, keys), level=queue.settings.synchronous
-        )
-        by_pair = {(each.keyhash, each.token): each for each in held}
-        return {by_pair[keyhash, token]: until for keyhash, token, until in rows}
+        return await self._leases.heartbeat(self._of(queue), queue, held, lease_ms)
 
     async def finish(self, queue: QueueRef, held: Sequence[Held]) -> set[Held]:
         """Delete entries; the ones that were still held. No keyhash occurs twice."""
-        finished: set[Held] = set()
-        _, first, slot = held[0]
-        if all(each.token == first and each.slot == slot for each in held):
-            groups = [((slot, first), list(held))]
-        else:
-            groups = [(place, list(group)) for place, group in groupby(sorted(held, key=_place), key=_place)]
-        for (slot, token), group in groups:
-            finished |= await self._finish_at(queue, slot, token, group)
-        missing = [each for each in held if each not in finished]
-        if missing:  # moved to another period's table since, or lost
-            keys, tokens = held_parameters(missing)
-            parameters = (queue.id, keys, tokens, keys, f"{queue.id}", queue.id)
-            rows = await self._calls.rows(self._of(queue).finish, parameters, level=queue.settings.synchronous)
-            gone = {row[0] for row in rows}
-            finished |= {each for each in missing if each.keyhash in gone}
+        finished = await self._leases.finish(self._of(queue), queue, held)
         self._keeping.count(queue, len(finished))
         return finished
-
-    async def _finish_at(self, queue: QueueRef, slot: int, token: bytes, held: Sequence[Held]) -> set[Held]:
-        parameters = (slot, queue.id, hashes(each.keyhash for each in held), token.hex(), f"{queue.id}", queue.id)
-        rows = await self._calls.rows(self._of(queue).finish_at, parameters, level=queue.settings.synchronous)
-        if len(rows) == len(held):
-            return set(held)
-        gone = {row[0] for row in rows}
-        return {each for each in held if each.keyhash in gone}
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
         """Return entries to wait, merge them into a waiting one of their key, or make dead letters of them."""
@@ -243,12 +216,14 @@ class PostgresQueues:
 
     async def entries(self, queue: QueueRef, *, limit: int) -> list[Waiting]:
         """The first entries in the order in which they would be handed out, those being processed first."""
-        rows = await self._calls.rows(self._of(queue).entries, (queue.id, limit) * 2, writes=False)
+        rows = await self._calls.rows(
+            self._of(queue).entries, (queue.id, queue.id, limit, queue.id, limit), writes=False
+        )
         return [Waiting(*row) for row in rows[:limit]]
 
     async def counts(self, queue: QueueRef) -> Counts:
         """A queue in numbers."""
-        rows = await self._calls.rows(self._of(queue).counts, (queue.id,), writes=False)
+        rows = await self._calls.rows(self._of(queue).counts, (queue.id, queue.id), writes=False)
         due, later, processing, oldest_due_ms, next_at = rows[0]
         dead = await self._flags.count(queue)
         return Counts(due, later, processing, dead, oldest_due_ms, next_at, await self._keeping.tables(queue))
@@ -311,11 +286,3 @@ def _ref(row: Iterable[Any]) -> QueueRef:
 
 def _table(queue: QueueRef) -> str:
     return queue.table
-
-
-def _place(held: Held) -> tuple[int, bytes]:
-    return held.slot, held.token
-
-
-def _in_order(row: tuple[Any, ...]) -> tuple[int, int, int]:
-    return row[4], row[8], row[1]

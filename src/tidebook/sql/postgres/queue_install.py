@@ -43,6 +43,8 @@ async def make_table(connection: Connection, table: str, *, schema: str, now: st
     if await cursor.fetchone() is not None:
         return
     await connection.execute(text("table.sql", schema=schema, table=table, now=now))
+    # a bundle lives for moments: compressing it costs more than it saves
+    await connection.execute(f"ALTER TABLE {schema}.{table} ALTER COLUMN parts SET STORAGE EXTERNAL")
     for slot in range(SLOTS_FIRST):
         await add_slot(connection, table, slot, schema=schema)
     await _make_functions(connection, table, schema=schema, now=now)
@@ -56,7 +58,7 @@ async def make_table(connection: Connection, table: str, *, schema: str, now: st
 async def add_slot(connection: Connection, table: str, slot: int, *, schema: str) -> None:
     """Make a period's table and put it under its parent, whose readers and writers go on meanwhile."""
     name = f"{schema}.{table}_{slot}"
-    await connection.execute(f"CREATE TABLE {name} (LIKE {schema}.{table} INCLUDING DEFAULTS)")
+    await connection.execute(f"CREATE TABLE {name} (LIKE {schema}.{table} INCLUDING DEFAULTS INCLUDING STORAGE)")
     await connection.execute(f"ALTER TABLE {name} ADD CONSTRAINT slot CHECK (slot = {slot})")
     await connection.execute(f"ALTER TABLE {schema}.{table} ATTACH PARTITION {name} FOR VALUES IN ({slot})")
     await connection.execute(f"ALTER TABLE {name} DROP CONSTRAINT slot")

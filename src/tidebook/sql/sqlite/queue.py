@@ -85,7 +85,9 @@ class SqliteQueues:
         """Refused: no transaction of the caller's reaches into the folder."""
         raise InvalidInput("a queue in a folder takes no part in your transaction: use PostgreSQL for it")
 
-    async def claim(self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes) -> list[Claimed]:
+    async def claim(
+        self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes, together: bool = True
+    ) -> list[Claimed]:
         """Hand out due entries in order of priority, process date and age. Slow ones never come with others."""
         claimed: list[Claimed] = await self._writer.run(self._claims.claim, Claim(queue, limit, lease_ms, token))
         return claimed

@@ -18,11 +18,12 @@ from tidebook.testing.conformance.queue_claiming import ClaimingCases
 from tidebook.testing.conformance.queue_leases import FailCases, LeaseCases
 from tidebook.testing.conformance.queue_looking import FlagCases, LookingCases
 from tidebook.testing.conformance.queue_putting import PuttingCases
+from tidebook.testing.conformance.queue_together import TogetherCases
 
 __all__ = ["Advance", "OpenQueues", "QueueContract"]
 
 
-class QueueContract(PuttingCases, ClaimingCases, LeaseCases, FailCases, LookingCases, FlagCases):
+class QueueContract(PuttingCases, ClaimingCases, LeaseCases, FailCases, LookingCases, FlagCases, TogetherCases):
     """Subclass it, declare the capability, give `open_queues` and `advance`."""
 
     async def test_the_declared_capability_is_that_of_the_store(self, store: QueueStore) -> None:

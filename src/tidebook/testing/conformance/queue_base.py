@@ -89,7 +89,7 @@ class Taken:
 
     def __init__(self, entry: Claimed, token: bytes) -> None:
         self.entry = entry
-        self.held = Held(entry.keyhash, token, entry.slot)
+        self.held = Held(entry.keyhash, token, entry.slot, entry.together)
         self.name = entry.data.decode()
 
 

@@ -1,24 +1,31 @@
 -- Priority by priority, so that entries with later dates are never walked over. Slow ones only when nothing else came.
 -- The entry that holds a key is looked for in the statement that picks: with one snapshot, a waiting entry of a key is
 -- never seen without the entry that holds it. A scalar subquery, since NOT EXISTS would be planned as a join of all.
+-- What was picked is deleted, and inserted again as being processed: one row for all entries without a key, a bundle,
+-- where the claim asks for them together (see bundle.sql), and a row for each of the others.
+-- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn.
+DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
-    p_queue integer, p_limit integer, p_lease bigint, p_token uuid, p_max smallint, p_serial boolean
+    p_queue integer, p_limits integer[], p_lease bigint, p_tokens uuid[], p_max smallint, p_serial boolean,
+    p_together boolean
 ) RETURNS TABLE (slot smallint, id bigint, keyhash bytea, key text, priority smallint, timeouts smallint,
     format integer, inserted_at bigint, process_at bigint, expires_at bigint, started_at bigint, lease_until bigint,
-    kind smallint, data bytea)
+    kind smallint, data bytea, together integer, place integer)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $claim$
 #variable_conflict use_column
 DECLARE
-    v_now bigint := @now@; v_left integer := p_limit; v_from smallint := 0; v_priority smallint; v_out smallint;
-    v_got integer; v_run_out boolean; v_fast boolean := false;
+    v_now bigint := @now@; v_limit integer; v_left integer; v_from smallint := 0; v_priority smallint; v_out smallint;
+    v_run_out boolean := false; v_fast boolean := false; v_slot smallint; v_together integer;
+    v_got @schema@.part[]; v_parts @schema@.part[]; v_keyed_here integer; v_keyed integer := 0; v_dealt integer := 0;
 BEGIN
-    IF EXISTS (SELECT FROM @schema@.@table@ e
-        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until BETWEEN 1 AND v_now)
-    THEN
+    SELECT sum(l) INTO v_limit FROM unnest(p_limits) AS l;
+    v_left := v_limit;
+    PERFORM FROM @schema@.@table@ e WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until <= v_now LIMIT 1;
+    IF FOUND THEN
         PERFORM @schema@.@table@_run_out(p_queue, p_max, v_now);
+        v_run_out := EXISTS (SELECT FROM @schema@.@table@ e
+            WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0);
     END IF;
-    v_run_out := EXISTS (SELECT FROM @schema@.@table@ e
-        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0);
     LOOP
         SELECT e.priority INTO v_priority FROM @schema@.@table@ e
             WHERE e.queue = p_queue AND e.status = 'W' AND e.priority >= v_from
@@ -30,7 +37,6 @@ BEGIN
         END IF;
         EXIT WHEN v_priority IS NULL OR (v_priority >= 200 AND v_fast);
         IF v_run_out AND v_priority = v_out THEN
-            RETURN QUERY
             WITH out AS MATERIALIZED (
                 SELECT e.slot, e.ctid, e.process_at, e.id FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.priority = v_priority
@@ -47,14 +53,13 @@ BEGIN
             ), picked AS MATERIALIZED (
                 SELECT c.slot, c.ctid FROM (SELECT * FROM out UNION ALL SELECT * FROM waiting) AS c
                 ORDER BY c.process_at, c.id LIMIT v_left
+            ), gone AS (
+                DELETE FROM @schema@.@table@ e USING picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
+                RETURNING e.key, (e.slot, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
+                    e.process_at, e.expires_at, e.kind, e.data)::@schema@.part AS part
             )
-            UPDATE @schema@.@table@ e SET status = 'P', token = p_token, started_at = v_now,
-                lease_until = v_now + p_lease, serial = nullif(p_serial, false)
-            FROM picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
-            RETURNING e.slot, e.id, uuid_send(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at,
-                e.process_at, e.expires_at, e.started_at, e.lease_until, e.kind, e.data;
+            SELECT array_agg(g.part), count(g.key) INTO v_got, v_keyed_here FROM gone g;
         ELSE
-            RETURN QUERY
             WITH picked AS MATERIALIZED (
                 SELECT e.slot, e.ctid FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
@@ -63,17 +68,54 @@ BEGIN
                         SELECT true FROM @schema@.@table@ h
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
                 ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
+            ), gone AS (
+                DELETE FROM @schema@.@table@ e USING picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
+                RETURNING e.key, (e.slot, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
+                    e.process_at, e.expires_at, e.kind, e.data)::@schema@.part AS part
             )
-            UPDATE @schema@.@table@ e SET status = 'P', token = p_token, started_at = v_now,
-                lease_until = v_now + p_lease, serial = nullif(p_serial, false)
-            FROM picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
-            RETURNING e.slot, e.id, uuid_send(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at,
-                e.process_at, e.expires_at, e.started_at, e.lease_until, e.kind, e.data;
+            SELECT array_agg(g.part), count(g.key) INTO v_got, v_keyed_here FROM gone g;
         END IF;
-        GET DIAGNOSTICS v_got = ROW_COUNT;
-        v_left := v_left - v_got;
-        v_fast := v_fast OR (v_got > 0 AND v_priority < 200);
+        IF v_got IS NOT NULL THEN
+            v_parts := v_parts || v_got;
+            v_keyed := v_keyed + v_keyed_here;
+            v_left := v_limit - cardinality(v_parts);
+            v_fast := v_fast OR v_priority < 200;
+        END IF;
         EXIT WHEN v_left = 0 OR v_priority = 255;
         v_from := v_priority + 1;
+    END LOOP;
+    FOR i IN 1 .. cardinality(p_limits) LOOP
+        EXIT WHEN v_dealt >= coalesce(cardinality(v_parts), 0);
+        v_got := CASE WHEN cardinality(p_limits) = 1 THEN v_parts ELSE v_parts[v_dealt + 1 : v_dealt + p_limits[i]] END;
+        v_dealt := v_dealt + cardinality(v_got);
+        v_together := 0;
+        IF p_together THEN
+            IF v_keyed > 0 THEN
+                SELECT count(*) INTO v_together FROM unnest(v_got) AS p WHERE p.key IS NULL;
+            ELSE
+                v_together := cardinality(v_got);
+            END IF;
+        END IF;
+        IF v_together > 1 THEN
+            v_slot := v_got[1].slot;
+            INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue, slot,
+                kind, status, keyhash, token, data, together, parts)
+            VALUES (v_got[1].id, v_now, 9223372036854775807, v_now, v_now, v_now + p_lease, p_queue, v_slot, 0, 'P',
+                p_tokens[i], p_tokens[i], '', v_together, CASE WHEN v_keyed = 0 THEN v_got ELSE ARRAY (
+                    SELECT p::@schema@.part FROM unnest(v_got) AS p WHERE p.key IS NULL) END);
+        ELSE
+            v_together := 0;
+        END IF;
+        IF v_together < cardinality(v_got) THEN
+            INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue,
+                format, slot, priority, timeouts, kind, status, serial, keyhash, token, key, data)
+            SELECT p.id, p.process_at, p.expires_at, p.inserted_at, v_now, v_now + p_lease, p_queue, p.format, p.slot,
+                p.priority, p.timeouts, p.kind, 'P', nullif(p_serial, false), p.keyhash, p_tokens[i], p.key, p.data
+            FROM unnest(v_got) AS p WHERE v_together = 0 OR p.key IS NOT NULL;
+        END IF;
+        RETURN QUERY SELECT p.slot, p.id, uuid_send(p.keyhash), p.key, p.priority, p.timeouts, p.format, p.inserted_at,
+            p.process_at, p.expires_at, v_now, v_now + p_lease, p.kind, p.data,
+            CASE WHEN p.key IS NULL THEN v_together ELSE 0 END, i
+        FROM unnest(v_got) AS p;
     END LOOP;
 END $claim$;

@@ -10,6 +10,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared('@schema@.@table@'::regclass::oid::integer, 1);
     SELECT p.current_slot INTO STRICT v_slot FROM @schema@.period p WHERE p.table_name = '@table@';
+    PERFORM @schema@.@table@_unpack(p_queue, p_tokens);
     FOR i IN 1 .. cardinality(p_hashes) LOOP
         SELECT e.ctid, e.* INTO r FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'P' AND e.keyhash = p_hashes[i] AND e.token = p_tokens[i] FOR UPDATE;

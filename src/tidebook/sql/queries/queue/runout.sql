@@ -7,9 +7,14 @@ DECLARE
     r record; w record;
 BEGIN
     run_out := 0; dead := 0; expired := 0;
+    PERFORM @schema@.@table@_unpack(p_queue, ARRAY (
+        SELECT e.keyhash FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until BETWEEN 1 AND p_now AND e.together IS NOT NULL
+        ORDER BY e.lease_until LIMIT 100 FOR UPDATE SKIP LOCKED));
     FOR r IN
         SELECT e.slot, e.ctid, e.* FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until BETWEEN 1 AND p_now
+            AND e.together IS NULL
         ORDER BY e.lease_until LIMIT 1000 FOR UPDATE SKIP LOCKED
     LOOP
         run_out := run_out + 1;

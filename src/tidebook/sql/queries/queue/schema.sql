@@ -17,6 +17,15 @@ CREATE TABLE IF NOT EXISTS @schema@.period (
     version integer NOT NULL
 );
 
+-- An entry as a claim hands it out, and as it lies in a bundle.
+DO $part$ BEGIN
+    IF to_regtype('@schema@.part') IS NULL THEN
+        CREATE TYPE @schema@.part AS (slot smallint, id bigint, keyhash uuid, key text, priority smallint,
+            timeouts smallint, format integer, inserted_at bigint, process_at bigint, expires_at bigint, kind smallint,
+            data bytea);
+    END IF;
+END $part$;
+
 -- The declarations of a queue's user fields; a table keeps to those that were in force when it was begun.
 CREATE TABLE IF NOT EXISTS @schema@.declaration (
     queue integer NOT NULL REFERENCES @schema@.queue ON DELETE CASCADE,

@@ -9,27 +9,26 @@ import msgspec
 _PUT = """SELECT now_ms, merged FROM {t}_put(%s, %s, %s, %s::text::uuid[], %s::text::smallint[],
     %s::text::smallint[], %s::text::bigint[], %s::text::bigint[], %s::text::smallint[], %s::text::text[],
     %s::text::bytea[])"""
-_CLAIM = "SELECT * FROM {t}_claim(%s, %s, %s, %s, %s, %s)"
-# The position of a hash in one array is that of its token in the other: a pair counts, never a mixture of two.
-_MATCHES = """queue = %s AND status = 'P' AND keyhash = ANY (%s::text::uuid[])
-    AND token = (%s::text::uuid[])[array_position(%s::text::uuid[], keyhash)]"""
+_CLAIM = "SELECT * FROM {t}_claim(%s, %s::text::integer[], %s, %s::text::uuid[], %s, %s, %s)"
 _TELL = """(SELECT count(pg_notify('{s}', %s::text)) FROM
     (SELECT FROM {s}.wake w WHERE w.queue = %s AND w.held LIMIT 1) AS sleeper)"""
 _FINISH_AT = (
     "WITH gone AS (DELETE FROM {t} WHERE slot = %s AND queue = %s AND status = 'P' AND keyhash = ANY (%s::text::uuid[])"
     " AND token = %s RETURNING keyhash) SELECT uuid_send(keyhash), " + _TELL + " FROM gone"
 )
-_FINISH = (
-    "WITH gone AS (DELETE FROM {t} WHERE "
-    + _MATCHES
-    + " RETURNING keyhash) SELECT uuid_send(keyhash), "
-    + _TELL
-    + " FROM gone"
+# A bundle is never changed: whoever has all that it was made of has it whole.
+_FINISH_BUNDLES = (
+    "DELETE FROM {t} WHERE queue = %s AND status = 'P' AND keyhash = ANY (%s::text::uuid[]) AND together IS NOT NULL"
+    " RETURNING uuid_send(keyhash)"
+)
+_FINISH = "SELECT uuid_send(gone), " + _TELL + " FROM {t}_finish(%s, %s::text::uuid[], %s::text::uuid[]) AS gone"
+_EXTEND_BUNDLES = (
+    "UPDATE {t} SET lease_until = {now} + %s WHERE queue = %s AND status = 'P' AND keyhash = ANY (%s::text::uuid[])"
+    " AND together IS NOT NULL RETURNING uuid_send(keyhash), lease_until"
 )
 _HEARTBEAT = (
-    "UPDATE {t} SET lease_until = {now} + %s WHERE "
-    + _MATCHES
-    + " RETURNING uuid_send(keyhash), uuid_send(token), lease_until"
+    "SELECT uuid_send(keyhash), uuid_send(token), lease_until"
+    " FROM {t}_heartbeat(%s, %s, %s::text::uuid[], %s::text::uuid[])"
 )
 _FAIL = """SELECT {t}_fail(%s, %s::smallint, %s::text::uuid[], %s::text::uuid[], %s::text::bigint[],
     %s::text::text[])"""
@@ -39,8 +38,12 @@ _DUE = """SELECT d.now_ms, d.lease_end, d.ready, d.held, d.upcoming
 _SWEEP = "SELECT expired, run_out, dead, next_at, now_ms FROM {t}_sweep(%s, %s::smallint)"
 _COLUMNS = """id, key, status::text, priority, timeouts, inserted_at, process_at, expires_at, started_at, lease_until,
     kind, data"""
+_PART_COLUMNS = """p.id, p.key, 'P', p.priority, p.timeouts, p.inserted_at, p.process_at, p.expires_at, b.started_at,
+    b.lease_until, p.kind, p.data"""
 _ENTRIES = (
-    "(SELECT " + _COLUMNS + " FROM {t} WHERE queue = %s AND status = 'P' AND lease_until IS NOT NULL"
+    "(SELECT * FROM (SELECT " + _COLUMNS + " FROM {t} WHERE queue = %s AND status = 'P' AND lease_until IS NOT NULL"
+    " AND together IS NULL UNION ALL SELECT " + _PART_COLUMNS + " FROM {t} b, unnest(b.parts) AS p WHERE b.queue = %s"
+    " AND b.status = 'P' AND b.lease_until IS NOT NULL AND b.together IS NOT NULL) AS held"
     " ORDER BY priority, process_at, id LIMIT %s) UNION ALL (SELECT " + _COLUMNS + " FROM {t}"
     " WHERE queue = %s AND status = 'W' AND priority >= 0 AND expires_at > {now}"
     " ORDER BY priority, process_at, id LIMIT %s)"
@@ -49,8 +52,12 @@ _COUNTS = """SELECT count(*) FILTER (WHERE free AND process_at <= now_ms),
     count(*) FILTER (WHERE free AND process_at > now_ms), count(*) FILTER (WHERE NOT free),
     coalesce(max(now_ms - process_at) FILTER (WHERE free AND process_at <= now_ms), 0),
     coalesce(min(process_at) FILTER (WHERE free), 9223372036854775807)
-    FROM (SELECT process_at, now_ms, status = 'W' OR lease_until <= now_ms AS free
-        FROM {t}, (SELECT {now} AS now_ms) AS clock WHERE queue = %s AND expires_at > now_ms) AS e"""
+    FROM (SELECT {now} AS now_ms) AS clock, LATERAL (
+        SELECT e.process_at, e.expires_at, e.status = 'W' OR e.lease_until <= now_ms AS free
+        FROM {t} e WHERE e.queue = %s AND e.together IS NULL
+        UNION ALL SELECT p.process_at, p.expires_at, b.lease_until <= now_ms
+        FROM {t} b, unnest(b.parts) AS p WHERE b.queue = %s AND b.status = 'P' AND b.lease_until IS NOT NULL) AS e
+    WHERE e.expires_at > now_ms"""
 
 
 class TableStatements(msgspec.Struct, frozen=True):
@@ -59,7 +66,9 @@ class TableStatements(msgspec.Struct, frozen=True):
     put: str
     claim: str
     finish_at: str
+    finish_bundles: str
     finish: str
+    extend_bundles: str
     heartbeat: str
     fail: str
     due: str
@@ -75,7 +84,23 @@ def statements(schema: str, table: str, now: str) -> TableStatements:
         return text.format(t=f"{schema}.{table}", s=schema, now=now)
 
     return TableStatements(
-        *map(made, (_PUT, _CLAIM, _FINISH_AT, _FINISH, _HEARTBEAT, _FAIL, _DUE, _SWEEP, _ENTRIES, _COUNTS))
+        *map(
+            made,
+            (
+                _PUT,
+                _CLAIM,
+                _FINISH_AT,
+                _FINISH_BUNDLES,
+                _FINISH,
+                _EXTEND_BUNDLES,
+                _HEARTBEAT,
+                _FAIL,
+                _DUE,
+                _SWEEP,
+                _ENTRIES,
+                _COUNTS,
+            ),
+        )
     )
 
 

@@ -18,7 +18,9 @@ CREATE TABLE IF NOT EXISTS @schema@.@table@ (
     keyhash uuid,
     token uuid,
     key text,
-    data bytea NOT NULL
+    data bytea NOT NULL,
+    together integer,            -- how many entries a bundle holds; null where the row is one entry
+    parts @schema@.part[]        -- the entries of a bundle, whose keyhash is its token
 ) PARTITION BY LIST (slot);
 
 -- Each statement must find exactly one index that it can use, whatever the statistics say of a table that is empty now

@@ -52,7 +52,10 @@ class Gather(Generic[Item, Result]):
 
     async def _serve(self) -> None:
         while self._waiting:
-            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._group_max))]
+            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._group_max))]
+            group = [(item, future) for item, future in taken if not future.done()]  # who gave up wants nothing
+            if not group:
+                continue
             outcomes: Sequence[Result | BaseException]
             try:
                 outcomes = await self._run([item for item, _ in group])

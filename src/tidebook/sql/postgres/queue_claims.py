@@ -1,0 +1,92 @@
+"""Claims: those that come while others are under way share the next call and its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tidebook.core.errors import TidebookError
+from tidebook.core.gather import Gather
+from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, QueueRef
+from tidebook.sql.postgres.queue_calls import Calls
+from tidebook.sql.queries.queue.arguments import hashes, numbers
+from tidebook.sql.queries.queue.statements import TableStatements
+
+#: Claims of one call, and the calls of a queue that are under way at one time.
+CLAIMS_MAX = 8
+FLIGHTS_MAX = 2
+
+
+class Kind(NamedTuple):
+    """What claims must have in common to share a call."""
+
+    sql: TableStatements
+    queue: QueueRef
+    lease_ms: int
+    together: bool
+
+
+class Claim(NamedTuple):
+    """What one asks for."""
+
+    kind: Kind
+    limit: int
+    token: bytes
+
+
+class Claims:
+    """The claims of a process, queue by queue."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._gathers: dict[int, Gather[Claim, list[Claimed]]] = {}
+
+    async def __call__(self, claim: Claim) -> list[Claimed]:
+        """The entries of one claim, in order."""
+        gather = self._gathers.get(claim.kind.queue.id)
+        if gather is None:
+            gather = Gather(self._run, group_max=CLAIMS_MAX, flights_max=FLIGHTS_MAX)
+            self._gathers[claim.kind.queue.id] = gather
+        return await gather(claim)
+
+    async def _run(self, claims: Sequence[Claim]) -> list[list[Claimed] | BaseException]:
+        outcomes: list[list[Claimed] | BaseException] = [[] for _ in claims]
+        for kind in dict.fromkeys(claim.kind for claim in claims):
+            places = [place for place, claim in enumerate(claims) if claim.kind == kind]
+            for _ in range(2):  # slow entries are not mixed with others: they come to those who got nothing
+                try:
+                    dealt = await self._claim(kind, [claims[place] for place in places])
+                except TidebookError as error:
+                    dealt = []
+                    for place in places:
+                        outcomes[place] = error
+                for place, entries in zip(places, dealt, strict=False):
+                    outcomes[place] = entries
+                if not dealt or not dealt[0] or dealt[0][0].priority >= SLOW_PRIORITY:
+                    break
+                places = [place for place, entries in zip(places, dealt, strict=True) if not entries]
+                if not places:
+                    break
+        return outcomes
+
+    async def _claim(self, kind: Kind, claims: Sequence[Claim]) -> list[list[Claimed]]:
+        settings = kind.queue.settings
+        parameters = (
+            kind.queue.id,
+            numbers(claim.limit for claim in claims),
+            kind.lease_ms,
+            hashes(claim.token for claim in claims),
+            settings.max_timeouts,
+            not settings.parallel_keys,
+            kind.together,
+        )
+        rows = await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous, writes=False)
+        found: list[list[Claimed]] = [[] for _ in claims]
+        rows.sort(key=_in_order)
+        for row in rows:
+            found[row[15] - 1].append(Claimed(*row[:15]))
+        return found
+
+
+def _in_order(row: tuple[Any, ...]) -> tuple[int, int, int]:
+    return row[4], row[8], row[1]
