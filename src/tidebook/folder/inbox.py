@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -32,6 +32,18 @@ class Session:
 #: Carries out operations of one kind together: one outcome each, a value or an error. It may be run again after a
 #: rollback, so it changes nothing outside of the session. What it raises fails that operation alone.
 Run = Callable[[Session, Sequence[Any]], Sequence[Any]]
+_Run = TypeVar("_Run", bound=Callable[..., Sequence[Any]])
+
+
+def unsynced(run: _Run) -> _Run:
+    """Marks operations that may be forgotten in a power cut: alone in a commit, they do not wait for the disk.
+
+    What is committed after them never outlives them.
+    """
+    run.unsynced = True  # type: ignore[attr-defined]
+    return run
+
+
 #: Gets an outcome, a value or an exception, in the event loop that posted.
 Done = Callable[[Any], None]
 Item = tuple[Run, Any, Done, asyncio.AbstractEventLoop, int]

@@ -15,10 +15,10 @@ from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.folder.database import LOCK_S_MAX, Database
 from tidebook.folder.failures import from_commit, from_sqlite
-from tidebook.folder.inbox import Answer, Done, Inbox, Item, Run, Session, answer, nothing
+from tidebook.folder.inbox import Answer, Done, Inbox, Item, Run, Session, answer, nothing, unsynced
 from tidebook.folder.ping import Pings
 
-__all__ = ["Done", "Run", "Session", "Writer", "nothing"]
+__all__ = ["Done", "Run", "Session", "Writer", "nothing", "unsynced"]
 
 #: How long a transaction takes in new work, and how long the lock is kept while there is more of it.
 TURN_S_MAX = 0.05
@@ -38,6 +38,7 @@ class Writer:
         self._inbox = Inbox()
         self._waiting: deque[Item] = deque()
         self._version = -1
+        self._synced = True
         self._lock_until = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"writer of {database.path.name}", daemon=True)
@@ -94,6 +95,7 @@ class Writer:
     def _turn(self) -> None:
         try:
             self._take_lock()
+            self._choose_sync()
             answers = self._quickly() or self._carefully()
         except TidebookError as error:  # no turn, or no transaction: nothing was tried
             answers = [(item, error) for item in self._waiting]
@@ -111,6 +113,16 @@ class Writer:
             self._pings.flush()  # it may be a while
             lock.acquire(LOCK_S_MAX)
             self._lock_until = time.monotonic() + TURN_S_MAX
+
+    def _choose_sync(self) -> None:
+        """Wait for the disk at the commit, unless all that it would be for may be forgotten."""
+        synced = not all(hasattr(item[0], "unsynced") for item in self._waiting)
+        if synced != self._synced:
+            try:
+                self._session.connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            except apsw.Error as error:
+                raise from_sqlite(error, self._database.path) from error
+            self._synced = synced
 
     def _quickly(self) -> list[Answer]:
         """Run whole groups and commit them; an empty list, with nothing changed, where one of them failed."""

@@ -105,7 +105,7 @@ class Queue:
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
-        ref = await self._ref()
+        ref = self._service.known(self.name) or await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         if limit <= SMALL_CLAIM:
             return await self._claim((limit, lease_ms))
@@ -124,16 +124,16 @@ class Queue:
 
     async def done(self, jobs: Job | Sequence[Job]) -> None:
         """The work is done: the entry is deleted. LeaseLost where another worker has it now."""
-        ref = await self._ref()
         ours = self._own(jobs)
         if len(ours) == 1:
-            lost = [] if await self._finish(ours[0].held) else ours
-        else:
-            finished = await (await self._service.store()).finish(ref, [job.held for job in ours])
-            self._service.finished(ref, len(finished))
-            lost = [job for job in ours if job.held not in finished]
-        self._service.metrics.count("queue_done", len(ours) - len(lost), queue=self.name)
-        _refuse_lost(lost)
+            if not await self._finish(ours[0].held):
+                _refuse_lost(ours)
+            return
+        ref = await self._ref()
+        finished = await (await self._service.store()).finish(ref, [job.held for job in ours])
+        self._service.finished(ref, len(finished))
+        if len(finished) < len(ours):
+            _refuse_lost([job for job in ours if job.held not in finished])
 
     async def fail(
         self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"

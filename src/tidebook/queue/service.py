@@ -77,6 +77,10 @@ class Service:
             self._refs.pop(name, None)
         self._fields[name] = fields
 
+    def known(self, name: str) -> QueueRef | None:
+        """The queue as the store knows it, if it was used before."""
+        return self._refs.get(name)
+
     async def ref(self, name: str) -> QueueRef:
         """The queue as the store knows it."""
         found = self._refs.get(name)
@@ -130,6 +134,7 @@ class Service:
     def finished(self, ref: QueueRef, count: int) -> None:
         """Entries were finished here."""
         if count and self._waker is not None and self._keeper is not None:
+            self.metrics.count("queue_done", count, queue=ref.name)
             self._waker.freed(ref)
             self._keeper.finished(ref, count)
 

@@ -6,7 +6,7 @@ gives it back late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,43 +14,41 @@ import apsw
 import msgspec
 
 from tidebook.core.clock import Clock
-from tidebook.folder.writer import Session
+from tidebook.folder.writer import Session, unsynced
 from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, Held, QueueRef
 from tidebook.sql.sqlite.queue_puts import channel_of
 from tidebook.sql.sqlite.queue_runouts import run_out
 
-_ROW = """json_array(e.id, hex(e.keyhash), e.key, e.priority, e.timeouts, e.format, e.inserted_at, e.process_at,
-    e.expires_at, e.kind, hex(e.data))"""
+_ROWS = """SELECT json_group_array(json_array(id, hex(keyhash), key, priority, timeouts, format, inserted_at,
+    process_at, expires_at, kind, hex(data)))"""
 _NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
     ORDER BY priority LIMIT 1"""
-_PICK = f"""SELECT json_group_array(row) FROM (SELECT {_ROW} AS row FROM entry AS e INDEXED BY entry_order
+_PICK = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_order
     WHERE e.queue = ?1 AND e.status = 'W' AND e.priority = ?2 AND e.process_at <= ?3 AND e.expires_at > ?3
     AND (e.key IS NULL OR NOT ?4 OR NOT EXISTS (SELECT 1 FROM entry AS h INDEXED BY entry_held
-        WHERE h.queue = ?1 AND h.status = 'P' AND h.keyhash = e.keyhash))
+        WHERE h.queue = ?1 AND h.status = 'P' AND h.key IS NOT NULL AND h.keyhash = e.keyhash))
     ORDER BY e.process_at, e.id LIMIT ?5)"""
 _ANY_RUN_OUT = (
     "SELECT 1 FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P' AND lease_until <= ? LIMIT 1"
 )
 _NEXT_RUN_OUT = """SELECT min(priority) FROM entry INDEXED BY entry_lease
     WHERE queue = ? AND status = 'P' AND lease_until = 0 AND priority >= ?"""
-_PICK_RUN_OUT = f"""SELECT json_group_array(row) FROM (SELECT {_ROW} AS row FROM entry AS e INDEXED BY entry_lease
+_PICK_RUN_OUT = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_lease
     WHERE e.queue = ? AND e.status = 'P' AND e.lease_until = 0 AND e.priority = ? AND e.expires_at > ?
     ORDER BY e.process_at, e.id LIMIT ?)"""
 _TAKE = """UPDATE entry SET status = 'P', token = ?, started_at = ?, lease_until = ?, serial = ?
     WHERE id IN (SELECT value FROM json_each(?))"""
-# What is asked for, as [id, token, keyhash]: an id whose token is another's is left alone.
-_FIND = """SELECT json_group_array(asked.key), json_group_array(e.id), max(e.key IS NOT NULL AND EXISTS (
+# Ids that are held under one token; and whether an entry waits for one of their keys.
+_FIND = """SELECT json_group_array(e.id), max(e.key IS NOT NULL AND EXISTS (
         SELECT 1 FROM entry AS w INDEXED BY entry_waiting
-        WHERE w.queue = e.queue AND w.status = 'W' AND w.keyhash = e.keyhash))
-    FROM json_each(?) AS asked CROSS JOIN entry AS e ON e.id = asked.value ->> 0
-    WHERE e.status = 'P' AND e.token = unhex(asked.value ->> 1) AND e.keyhash = unhex(asked.value ->> 2)"""
+        WHERE w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash))
+    FROM json_each(?) AS asked CROSS JOIN entry AS e ON e.id = asked.value WHERE e.status = 'P' AND e.token = ?"""
 _DELETE = "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))"
 _EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
 
 _encode = msgspec.json.Encoder().encode
 _Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str]
-_decode_row = msgspec.json.Decoder(_Row).decode
-_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_rows = msgspec.json.Decoder(list[_Row]).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
 
 
@@ -77,6 +75,7 @@ class Claims:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
+    @unsynced  # a claim that a power cut undoes was made by a process that is gone with it
     def claim(self, session: Session, claims: Sequence[Claim]) -> list[list[Claimed]]:
         """Each claim in turn."""
         return [self._claim(session.connection, claim) for claim in claims]
@@ -118,33 +117,37 @@ class Claims:
     def finish(self, session: Session, holds: Sequence[Hold]) -> list[set[Held]]:
         """Delete what is held, many holds in one statement."""
         connection = session.connection
-        asked = [each for hold in holds for each in hold.held]
-        places, ids, sibling = _find(connection, asked)
-        connection.execute(_DELETE, (ids,))
-        if sibling:  # somebody may sleep though work is due, since its key was held
-            session.channels.update(channel_of(hold.queue.id) for hold in holds)
-        gone = {asked[place] for place in _decode_ids(places)}
+        gone: set[Held] = set()
+        for found, ids, sibling in _find(connection, [each for hold in holds for each in hold.held]):
+            connection.execute(_DELETE, (ids,))
+            gone.update(found)
+            if sibling:  # somebody may sleep though work is due, since its key was held
+                session.channels.update(channel_of(hold.queue.id) for hold in holds)
+        if len(holds) == 1:
+            return [gone]
         finished: list[set[Held]] = []
         for hold in holds:
             finished.append(gone.intersection(hold.held))
             gone -= finished[-1]  # what is named twice was the first one's
         return finished
 
+    @unsynced
     def heartbeat(self, session: Session, holds: Sequence[Hold]) -> list[dict[Held, int]]:
         """Extend what is held."""
         now_ms = self._clock.now_ms()
         kept: list[dict[Held, int]] = []
         for hold in holds:
-            places, ids, _ = _find(session.connection, hold.held)
             until = now_ms + hold.lease_ms
-            session.connection.execute(_EXTEND, (until, ids))
-            kept.append({hold.held[place]: until for place in _decode_ids(places)})
+            kept.append({})
+            for found, ids, _ in _find(session.connection, hold.held):
+                session.connection.execute(_EXTEND, (until, ids))
+                kept[-1].update(dict.fromkeys(found, until))
         return kept
 
 
 def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -> list[_Row]:
     text: str = connection.execute(pick, parameters).get
-    return [] if text == "[]" else [_decode_row(each) for each in _decode_texts(text)]
+    return _decode_rows(text)
 
 
 def _by_date(row: _Row) -> tuple[int, int]:
@@ -162,9 +165,17 @@ def _next(connection: apsw.Connection, queue: int, lowest: int, *, run_out: bool
     return out, True
 
 
-def _find(connection: apsw.Connection, held: Sequence[Held]) -> tuple[str, str, int | None]:
-    """Which of them are held: their places and their ids, as JSON, and whether an entry waits for one of the keys."""
-    asked = _encode([(each.slot, each.token.hex(), each.keyhash.hex()) for each in held]).decode()
-    found: Any = connection.execute(_FIND, (asked,)).fetchone()
-    places, ids, sibling = found
-    return places, ids, sibling
+def _find(connection: apsw.Connection, held: Sequence[Held]) -> Iterator[tuple[list[Held], str, int | None]]:
+    """Token by token: what is held, its ids as JSON, and whether an entry waits for one of the keys."""
+    by_token: dict[bytes, dict[int, Held]] = {}
+    for each in held:
+        by_token.setdefault(each.token, {})[each.slot] = each
+    for token, asked in by_token.items():
+        row: Any = connection.execute(_FIND, (_encode(list(asked)).decode(), token)).fetchone()
+        ids, sibling = row
+        found = (
+            list(asked.values())
+            if ids.count(",") == len(asked) - 1 and ids != "[]"
+            else [asked[id] for id in _decode_ids(ids)]
+        )
+        yield found, ids, sibling

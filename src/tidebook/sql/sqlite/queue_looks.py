@@ -15,7 +15,7 @@ _NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queu
 _DUE = """SELECT 1 FROM entry AS e INDEXED BY entry_order WHERE e.queue = ?1 AND e.status = 'W' AND e.priority = ?2
     AND e.process_at <= ?3 AND e.expires_at > ?3 {free} LIMIT 1"""
 _FREE = """AND (e.key IS NULL OR NOT ?4 OR NOT EXISTS (SELECT 1 FROM entry AS h INDEXED BY entry_held
-        WHERE h.queue = ?1 AND h.status = 'P' AND h.keyhash = e.keyhash))"""
+        WHERE h.queue = ?1 AND h.status = 'P' AND h.key IS NOT NULL AND h.keyhash = e.keyhash))"""
 _ANY_FREE, _ANY_DUE = _DUE.format(free=_FREE), _DUE.format(free="AND ?4 IS NOT NULL")
 _UPCOMING = """SELECT process_at FROM entry INDEXED BY entry_order
     WHERE queue = ? AND status = 'W' AND priority = ? AND process_at > ? ORDER BY process_at LIMIT ?"""

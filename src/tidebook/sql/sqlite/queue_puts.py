@@ -14,16 +14,16 @@ from tidebook.folder.writer import Session
 from tidebook.sql.port.queue import NewEntry, Put, QueueRef
 
 _UPSERT = """INSERT INTO entry (queue, keyhash, priority, process_at, expires_at, inserted_at, format, kind, key, data)
-    VALUES {} ON CONFLICT (queue, keyhash) WHERE status = 'W' DO UPDATE SET
+    VALUES {} ON CONFLICT (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL DO UPDATE SET
     priority = min(priority, excluded.priority), process_at = max(process_at, excluded.process_at),
     expires_at = max(expires_at, excluded.expires_at), timeouts = 0, format = excluded.format, kind = excluded.kind,
     data = excluded.data"""
 _ANY_EXPIRED = """SELECT 1 FROM entry INDEXED BY entry_expiry
     WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT 1"""
-_DROP_EXPIRED = """DELETE FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W' AND expires_at <= ?
-    AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
+_DROP_EXPIRED = """DELETE FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W' AND key IS NOT NULL
+    AND expires_at <= ? AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
 _COUNT_WAITING = """SELECT count(*) FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W'
-    AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
+    AND key IS NOT NULL AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
 
 _encode = msgspec.json.Encoder().encode
 

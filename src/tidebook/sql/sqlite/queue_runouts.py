@@ -23,7 +23,7 @@ _DIE = """INSERT INTO dead (queue, raised_at, reason, keyhash, key, priority, ti
     kind, data) SELECT queue, ?, ?, keyhash, key, priority, ?, inserted_at, expires_at, format, kind, data
     FROM entry WHERE id = ?"""
 _SIBLING = """SELECT w.id FROM entry AS e JOIN entry AS w INDEXED BY entry_waiting
-    ON w.queue = e.queue AND w.status = 'W' AND w.keyhash = e.keyhash
+    ON w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash
     WHERE e.id = ? AND e.key IS NOT NULL"""
 _PARTS = "SELECT priority, process_at, expires_at, inserted_at FROM entry WHERE id = ?"
 # The merged entry takes the older one's id, and with it its place among equals.

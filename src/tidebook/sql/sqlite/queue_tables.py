@@ -69,4 +69,12 @@ CREATE INDEX dead_by_queue ON dead (queue, id);
 CREATE INDEX dead_to_announce ON dead (id) WHERE announced_at IS NULL;
 """
 
-SCHEMA: Final = Schema("work queues", 0x7462_5155, (_FIRST,))
+# An entry without a key is nobody's sibling: it needs no place in the indexes by key.
+_KEYS = """
+DROP INDEX entry_waiting;
+DROP INDEX entry_held;
+CREATE UNIQUE INDEX entry_waiting ON entry (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL;
+CREATE UNIQUE INDEX entry_held ON entry (queue, keyhash, serial) WHERE status = 'P' AND key IS NOT NULL;
+"""
+
+SCHEMA: Final = Schema("work queues", 0x7462_5155, (_FIRST, _KEYS))
