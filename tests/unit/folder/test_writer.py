@@ -15,7 +15,7 @@ from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.folder import inbox as inbox_module
 from tidebook.folder import writer as writer_module
-from tidebook.folder.inbox import Session, nothing
+from tidebook.folder.inbox import Session, nothing, unsynced
 from tidebook.folder.lock import FairLock
 from tidebook.folder.opened import File
 from tidebook.folder.schema import Schema
@@ -225,3 +225,18 @@ async def test_a_foreign_program_that_keeps_the_file_locked_fails_the_writes(fil
     foreign.close()
     assert await file.writer.run(insert, 1) == 1
     assert numbers(file) == [1, 7]
+
+
+def level_of(session: Session, asked: Sequence[None]) -> list[int]:
+    """SQLite's own word for how a commit waits: 2 is FULL, 1 is NORMAL."""
+    return [session.connection.execute("PRAGMA synchronous").get for _ in asked]
+
+
+async def test_what_may_be_forgotten_waits_for_the_disk_only_beside_what_may_not(file: File) -> None:
+    unsynced_level = unsynced(lambda session, asked: level_of(session, asked))
+    assert await file.writer.run(level_of, None) == 2
+    assert await file.writer.run(unsynced_level, None) == 1
+    both = await asyncio.gather(*(file.writer.run(run, None) for run in (unsynced_level, level_of)))
+    assert both == [2, 2]
+    assert await asyncio.gather(*(file.writer.run(unsynced_level, None) for _ in range(3))) == [1, 1, 1]
+    assert await file.writer.run(level_of, None) == 2
