@@ -31,7 +31,7 @@ class Frame:
 
     def seal(self, rest: bytes) -> bytes:
         """The framed bytes."""
-        return b"".join((self._prefix, crc32(rest, self._crc).to_bytes(4, "big"), rest))
+        return self._prefix + crc32(rest, self._crc).to_bytes(4, "big") + rest
 
     def unseal(self, value: bytes) -> memoryview:
         """What was sealed, not copied. Raises UnknownVersion for what a newer Tidebook wrote, Corrupt for damage."""

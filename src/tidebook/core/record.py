@@ -1,32 +1,27 @@
-"""The envelope of a log record: frozen layout, versioned, checked.
+"""The envelope of a log record, versioned and checked: a frame (tidebook.core.frame) of magic 0x7B, a msgpack array.
 
-    magic 0x7B | version | CRC-32 of version and rest, 4 bytes big-endian | msgpack array
-
-The first six bytes never change, so every version can tell damage from a newer writer. Unknown versions stop a
-partition; damage does not.
+Unknown versions stop a partition; damage does not.
 """
 
 from __future__ import annotations
 
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
 from tidebook.core.event import count_events
+from tidebook.core.frame import HEADER_BYTES, Frame
 
 MAGIC: Final = 0x7B
 VERSION: Final = 1
-HEADER_BYTES: Final = 6
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Action).decode
+_frame = Frame(MAGIC, VERSION, "the record")
 _MAGIC_BYTE = bytes([MAGIC])
 _VERSION_BYTE = bytes([VERSION])
-_VERSION_CRC = crc32(_VERSION_BYTE)
-_PREFIX = bytes([MAGIC, VERSION])
 
 
 def encode_record(action: Action, *, limit_bytes: int) -> bytes:
@@ -34,7 +29,7 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     rest = _encode(action)
     if len(rest) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(rest) + HEADER_BYTES, limit_bytes=limit_bytes)
-    return _PREFIX + crc32(rest, _VERSION_CRC).to_bytes(4, "big") + rest
+    return _frame.seal(rest)
 
 
 def decode_record(value: bytes) -> Action:
@@ -42,13 +37,7 @@ def decode_record(value: bytes) -> Action:
 
     Raises UnknownVersion for what a newer Tidebook wrote, and Corrupt for damage.
     """
-    if len(value) < HEADER_BYTES or value[0] != MAGIC:
-        raise Corrupt("this is no Tidebook record")
-    rest = value[HEADER_BYTES:]
-    if crc32(rest, _VERSION_CRC if value[1] == VERSION else crc32(value[1:2])) != int.from_bytes(value[2:6], "big"):
-        raise Corrupt("the record's checksum does not match its bytes")
-    if value[1] != VERSION:
-        raise UnknownVersion("the record", version=value[1], known=VERSION)
+    rest = _frame.unseal(value)
     try:
         action: Action = _decode(rest)
     except msgspec.MsgspecError as error:
