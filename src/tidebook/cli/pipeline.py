@@ -16,6 +16,7 @@ from tidebook.cli import output, pipeline_checks, pipeline_export
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.cli.pipeline_progress import ProgressShown
 from tidebook.cli.pipeline_session import TopicsOption, opened, session
+from tidebook.cli.tags import horizon_row, shown_horizon
 from tidebook.core.replication import Parked
 from tidebook.pipeline.exposition import serving
 from tidebook.pipeline.jars import kafka_source_jars
@@ -25,6 +26,7 @@ from tidebook.pipeline.note import Note, read_note
 from tidebook.pipeline.parked import Replayed, replay_parked
 from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
 from tidebook.pipeline.submit import job as submitted_job
+from tidebook.tags.ticks import has_tags
 
 if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Replication
@@ -93,7 +95,7 @@ def _stop_at_end_of_input(job: Replication) -> None:
 
 @app.command()
 def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
-    """Show how far each partition is replicated, how fast the running job is, and how much is parked."""
+    """Show how far partitions are replicated, which one holds streams by tag, the running job, and what is parked."""
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as each:
@@ -102,6 +104,9 @@ def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption
             for found in await partition_statuses(each, facts):
                 stopped = None if note is None else note.stopped.get(f"{found.topic}/{found.partition}")
                 _show_status(found, stopped if found.lag else None)
+            if await has_tags(each.store):
+                horizon, now_ms = await each.tags.horizon(facts), each.clock.now_ms()
+                output.emit({"tags": horizon_row(horizon, now_ms)}, f"tags: {shown_horizon(horizon, now_ms)}")
             kept_aside = 0
             for name in facts:
                 async for _ in each.store.parked(name):

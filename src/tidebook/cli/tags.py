@@ -1,10 +1,11 @@
-"""`tidebook tags`: read a stream by tag, list the tags."""
+"""`tidebook tags`: read a stream by tag, list the tags, tell how complete they are, make one anew."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, cast
 
+import msgspec
 import typer
 
 import tidebook
@@ -13,6 +14,7 @@ from tidebook.cli.journal import shown_payload
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.core.errors import InvalidInput
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.horizon import Horizon
 from tidebook.tags.settings import Consistency
 
 app = typer.Typer(help="Streams of events by tag, across journals.", no_args_is_help=True)
@@ -86,3 +88,71 @@ def list_tags(book: BookOption = None, json: JsonOption = False) -> None:
                 output.emit({"tag": tag}, tag)
 
     run(go, json=json)
+
+
+@app.command()
+def rebuild(
+    tag: Annotated[str, typer.Argument(help="The tag whose stream is made anew.")],
+    topic: Annotated[list[str] | None, typer.Option(help="Only its events of these topics; may be repeated.")] = None,
+    book: BookOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a tag's rows again from the journals in the store, and remove those that no journal speaks of."""
+
+    async def go() -> None:
+        async with tidebook.open(chosen(book)) as opened:
+            done = await opened.tags.rebuild(tag, topics=topic or None)
+            output.emit(
+                msgspec.to_builtins(done),
+                f"{tag}: {done.written:,} rows of {done.journals:,} journals written, {done.removed:,} removed",
+            )
+
+    run(go, json=json)
+
+
+@app.command()
+def status(
+    topic: Annotated[list[str] | None, typer.Option(help="Only these topics; may be repeated.")] = None,
+    book: BookOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print through which time streams are complete, and which partition holds them there."""
+
+    async def go() -> None:
+        async with tidebook.open(chosen(book)) as opened:
+            horizon = await opened.tags.horizon(topic or None)
+            row = horizon_row(horizon, opened.clock.now_ms())
+            output.emit(row, f"tags: {shown_horizon(horizon, opened.clock.now_ms())}")
+
+    run(go, json=json)
+
+
+def horizon_row(horizon: Horizon, now_ms: int) -> dict[str, Any]:
+    """The horizon as a line of JSON."""
+    return {
+        "horizon": _moment(horizon.time_ms),
+        "lag_s": None if horizon.time_ms < 0 else max(0, now_ms - horizon.time_ms) / 1000,
+        "behind_s": None if horizon.time_ms < 0 else (horizon.most_ms - horizon.time_ms) / 1000,
+        "held_by": None if horizon.topic is None else {"topic": horizon.topic, "partition": horizon.partition},
+    }
+
+
+def shown_horizon(horizon: Horizon, now_ms: int) -> str:
+    """The horizon in words."""
+    if horizon.topic is None:
+        return "there are no topics"
+    held_by = f"{horizon.topic}/{horizon.partition}"
+    if horizon.time_ms < 0:
+        return f"nothing is delivered: {held_by} was never replicated"
+    lag_s = max(0, now_ms - horizon.time_ms) / 1000
+    behind_s = (horizon.most_ms - horizon.time_ms) / 1000
+    return (
+        f"complete below {_moment(horizon.time_ms)}, {lag_s:,.1f} s ago, where {held_by} stands, "
+        f"{behind_s:,.1f} s behind the foremost partition"
+    )
+
+
+def _moment(time_ms: int) -> str | None:
+    if time_ms < 0:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

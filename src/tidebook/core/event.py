@@ -60,6 +60,17 @@ class KeptEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     metadata: bytes | None = None
 
 
+class _PayloadOnly(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    payload_type: int
+    payload: bytes
+
+
+class _TagsOnly(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    payload_type: int
+    payload: msgspec.Raw
+    tags: tuple[str, ...] = ()
+
+
 class ReadEvent(msgspec.Struct, frozen=True, gc=False):
     """An event as a reader gets it."""
 
@@ -79,6 +90,8 @@ class ReadEvent(msgspec.Struct, frozen=True, gc=False):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(KeptEvent).decode
+_decode_payload = msgspec.msgpack.Decoder(_PayloadOnly).decode
+_decode_tags = msgspec.msgpack.Decoder(_TagsOnly).decode
 _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 #: msgpack's array 16 and array 32, by the bytes of their length; shorter ones have it in the first byte.
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
@@ -146,6 +159,23 @@ def decode_events(kept: Iterable[bytes]) -> list[KeptEvent]:
         return [_decode(each) for each in kept]
     except msgspec.MsgspecError as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
+
+
+def event_tags(kept: bytes) -> tuple[str, ...]:
+    """The tags of a kept event, the rest of it untouched."""
+    try:
+        return _decode_tags(kept).tags
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+
+
+def read_payload(kept: bytes) -> Any:
+    """The payload of a kept event, the rest of it untouched."""
+    try:
+        found = _decode_payload(kept)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+    return decode_payload(found.payload_type, found.payload)
 
 
 def pack_events(kept: Sequence[bytes]) -> bytes:

@@ -6,12 +6,12 @@ The order is forced by crashes, zombies and replays; `docs/explanation/replicati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge
-from tidebook.core.event import decode_event, unpack_events
+from tidebook.core.event import event_tags, unpack_events
 from tidebook.core.fold import Appended, Deleted, Purged, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -55,14 +55,55 @@ class TagPlace(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class TagRow(msgspec.Struct, frozen=True, gc=False):
-    """A tagged event as `tag_views` keeps it, with the number it has among its journal's events of that tag."""
+    """A tagged event as `tag_views` keeps it, with the number it has among its journal's events of that tag.
 
-    place: TagPlace
+    It is flat, in the order of the table's columns: millions of them are made from rows, and rows from them.
+    """
+
+    tag: str
+    time_ms: int
+    topic: str
+    partition: int
+    offset: int
+    index: int
+    epoch: int
     id: str
     #: The life of the journal that the number counts in.
-    incarnation: Position
+    life_epoch: int
+    life_offset: int
     tag_seq_nr: int
-    event: EventRow
+    seq_nr: int
+    timestamp_ms: int
+    kept: bytes
+
+    @property
+    def place(self) -> TagPlace:
+        """Where it stands in the stream."""
+        return TagPlace(self.tag, self.time_ms, self.topic, self.partition, self.offset, self.index, self.epoch)
+
+    @property
+    def incarnation(self) -> Position:
+        """The life of the journal that the number counts in."""
+        return Position(self.life_epoch, self.life_offset)
+
+    @property
+    def position(self) -> Position:
+        """Where the log has its record."""
+        return Position(self.epoch, self.offset)
+
+    @property
+    def event(self) -> EventRow:
+        """The event as its journal keeps it."""
+        return EventRow(self.seq_nr, self.kept, self.timestamp_ms, self.position, self.index, self.time_ms)
+
+
+def tag_row(tag: str, key: Key, partition: int, life: Position, tag_seq_nr: int, event: EventRow) -> TagRow:
+    """The row of an event in one of its tags."""
+    at = event.position
+    return TagRow(
+        tag, event.time_ms, key.topic, partition, at.offset, event.index, at.epoch, key.id,
+        life.epoch, life.offset, tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept,
+    )  # fmt: skip
 
 
 class PutTags(msgspec.Struct, frozen=True, gc=False):
@@ -194,7 +235,7 @@ def plan_key(
                 rows += new
                 if placed.action.tagged:  # type: ignore[union-attr]
                     assert now is not None
-                    tags += _tag_rows(key, partition, before, now.incarnation, new)
+                    tags += _tag_rows(key, partition, before, now.incarnation, placed.action.tagged, new)  # type: ignore[union-attr]
                 dirty = True
             case Deleted():
                 dirty = clear = True
@@ -205,29 +246,45 @@ def plan_key(
     assert now is not None
     gone = now.delete_to if clear_tags else 0
     if dirty:
-        kept = tuple(row for row in rows if row.seq_nr > now.delete_to)
-        kept_tags = tuple(row for row in tags if row.event.seq_nr > gone)
+        kept, kept_tags = tuple(rows), tuple(tags)
+        if now.delete_to:
+            kept = tuple(row for row in rows if row.seq_nr > now.delete_to)
+            kept_tags = tuple(row for row in tags if row.seq_nr > gone)
         if kept:
             writes.append(PutEvents(key, now, kept))
         if kept_tags:
             writes.append(PutTags(key, now, kept_tags))
         writes.append(PutHead(key, now))
     if clear:
-        unwritten = tuple(row.place for row in tags if row.event.seq_nr <= gone)
+        unwritten = tuple(row.place for row in tags if row.seq_nr <= gone)
         writes.append(ClearEvents(key, now, clear_above, unwritten, clear_tags))
     return tuple(writes)
 
 
 def _tag_rows(
-    key: Key, partition: int, before: Head | None, life: Position, rows: Iterable[EventRow]
-) -> Iterator[TagRow]:
-    counts = dict(before.tag_counts) if before is not None and before.live else {}
+    key: Key,
+    partition: int,
+    before: Head | None,
+    life: Position,
+    tagged: Sequence[tuple[str, int]],
+    rows: Sequence[EventRow],
+) -> list[TagRow]:
+    """The tag rows of one record's events."""
+    counts = before.tag_counts if before is not None and before.live else {}
+    if all(count == len(rows) for _, count in tagged):
+        # Every event carries every tag of the record, as single ones do: the envelope says it all.
+        return [
+            tag_row(tag, key, partition, life, number, row)
+            for tag, _ in tagged
+            for number, row in enumerate(rows, counts.get(tag, 0) + 1)
+        ]
+    made = []
+    counts = dict(counts)
     for row in rows:
-        for tag in decode_event(row.kept).tags:
-            counts[tag] = counts.get(tag, 0) + 1
-            at = row.position
-            place = TagPlace(tag, row.time_ms, key.topic, partition, at.offset, row.index, at.epoch)
-            yield TagRow(place, key.id, life, counts[tag], row)
+        for tag in event_tags(row.kept):
+            counts[tag] = number = counts.get(tag, 0) + 1
+            made.append(tag_row(tag, key, partition, life, number, row))
+    return made
 
 
 def _rows(placed: Placed, change: Appended) -> list[EventRow]:

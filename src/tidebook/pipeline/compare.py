@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from tidebook.core.errors import Fenced, InvalidInput
-from tidebook.core.event import decode_event
+from tidebook.core.event import event_tags
 from tidebook.core.head import decode_head, encode_head
 from tidebook.core.key import Key, journal_id, partition_of
 from tidebook.core.position import Position
@@ -157,9 +157,7 @@ async def _tagged(worker: Worker, tag: str, wanted: frozenset[str]) -> AsyncIter
     after: TagPlace | None = None
     while page := await store.tag_rows(tag, after=after, from_ms=0, until_ms=2**62, limit=PAGE):
         yield [
-            (row.place.topic, row.id.encode(), TAG, row.event.seq_nr, 0, 0, 0, _encode(row))
-            for row in page
-            if row.place.topic in wanted
+            (row.topic, row.id.encode(), TAG, row.seq_nr, 0, 0, 0, _encode(row)) for row in page if row.topic in wanted
         ]
         after = page[-1].place
 
@@ -317,7 +315,7 @@ class Subject:
     def settled(self, found: Shelf, upto: Position) -> Shelf:
         """Without rows that a replicator may have written ahead of what it has finished."""
         rows = {seq_nr: row for seq_nr, row in found.rows.items() if row.position <= upto}
-        tags = {place: row for place, row in found.tags.items() if row.event.position <= upto}
+        tags = {place: row for place, row in found.tags.items() if row.position <= upto}
         return Shelf(found.head, rows, tags)
 
 
@@ -329,9 +327,10 @@ def _trust_times(wanted: Shelf, found: Shelf) -> None:
             wanted.rows[seq_nr] = msgspec.structs.replace(row, time_ms=other.time_ms)
     tags: dict[TagPlace, TagRow] = {}
     for tag_row in wanted.tags.values():
-        event = wanted.rows.get(tag_row.event.seq_nr, tag_row.event)
-        place = msgspec.structs.replace(tag_row.place, time_ms=event.time_ms)
-        tags[place] = msgspec.structs.replace(tag_row, place=place, event=event)
+        event = wanted.rows.get(tag_row.seq_nr)
+        if event is not None:
+            tag_row = msgspec.structs.replace(tag_row, time_ms=event.time_ms)
+        tags[tag_row.place] = tag_row
     wanted.tags = tags
 
 
@@ -373,8 +372,8 @@ async def _tags_now(store: StoreWriter, key: Key, first: Shelf, found: Shelf) ->
     """The tag rows that a first look found or that the events speak of, as far as they are there now."""
     moments = {(place.tag, place.time_ms) for place in first.tags}
     for row in [*first.rows.values(), *found.rows.values()]:
-        moments |= {(tag, row.time_ms) for tag in decode_event(row.kept).tags}
+        moments |= {(tag, row.time_ms) for tag in event_tags(row.kept)}
     pages = await asyncio.gather(
         *(store.tag_rows(tag, after=None, from_ms=ms, until_ms=ms + 1, limit=PAGE) for tag, ms in moments)
     )
-    return {row.place: row for page in pages for row in page if (row.place.topic, row.id) == key}
+    return {row.place: row for page in pages for row in page if (row.topic, row.id) == key}

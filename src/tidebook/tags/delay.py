@@ -97,7 +97,7 @@ class DelayedStream:
             self._tag, after=place, from_ms=from_ms, until_ms=until_ms, limit=self._settings.page_events
         ):
             for row in rows:
-                if self._topics is None or row.place.topic in self._topics:
+                if self._topics is None or row.topic in self._topics:
                     yield row
             place = rows[-1].place
 

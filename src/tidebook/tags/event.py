@@ -8,8 +8,10 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
-from tidebook.core.event import read_event
+from tidebook.core.event import decode_event, event_tags, read_payload
+from tidebook.core.payload import decode_json
 from tidebook.core.replication import TagPlace, TagRow
 from tidebook.tags.offset import encode_offset
 
@@ -17,31 +19,88 @@ from tidebook.tags.offset import encode_offset
 _GREGORIAN_TICKS = 0x01B2_1DD2_1381_4000
 
 
-class TaggedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event, the journal it is from, its number in the tag, and where to resume behind it."""
+class TaggedEvent(msgspec.Struct, gc=False, eq=False):
+    """An event, the journal it is from, its number in the tag, and where to resume behind it.
 
-    topic: str
-    id: str
-    tag: str
-    seq_nr: int
-    tag_seq_nr: int
-    payload: Any
-    tags: frozenset[str]
-    metadata: dict[str, Any] | None
-    timestamp_ms: int
-    partition: int
-    offset: int
-    place: TagPlace
+    It is decoded when it is asked for: a stream that only counts, or skips, costs little more than its rows.
+    """
+
+    row: TagRow
+    _payload: Any = UNSET
+
+    @property
+    def topic(self) -> str:
+        """The topic of its journal."""
+        return self.row.topic
+
+    @property
+    def id(self) -> str:
+        """Its journal."""
+        return self.row.id
+
+    @property
+    def tag(self) -> str:
+        """The tag that was asked for."""
+        return self.row.tag
+
+    @property
+    def seq_nr(self) -> int:
+        """Its number in its journal."""
+        return self.row.seq_nr
+
+    @property
+    def tag_seq_nr(self) -> int:
+        """Its number among its journal's events of this tag."""
+        return self.row.tag_seq_nr
+
+    @property
+    def payload(self) -> Any:
+        """What was appended."""
+        payload = self._payload
+        if payload is UNSET:
+            self._payload = payload = read_payload(self.row.kept)
+        return payload
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """All of its tags."""
+        return frozenset(event_tags(self.row.kept))
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """What was appended beside the payload."""
+        metadata = decode_event(self.row.kept).metadata
+        return None if metadata is None else decode_json(metadata)
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When the log took it, in milliseconds since 1970."""
+        return self.row.timestamp_ms
+
+    @property
+    def partition(self) -> int:
+        """The partition of its record."""
+        return self.row.partition
+
+    @property
+    def offset(self) -> int:
+        """The offset of its record."""
+        return self.row.offset
+
+    @property
+    def place(self) -> TagPlace:
+        """Where it stands in the stream."""
+        return self.row.place
 
     @property
     def tag_offset(self) -> str:
         """Where to resume behind it: an opaque text."""
-        return encode_offset(self.place)
+        return encode_offset(self.row)
 
     @property
     def timestamp(self) -> datetime:
         """When the log took it."""
-        return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+        return datetime.fromtimestamp(self.row.timestamp_ms / 1000, UTC)
 
     @property
     def time_uuid(self) -> UUID:
@@ -49,7 +108,7 @@ class TaggedEvent(msgspec.Struct, frozen=True, gc=False):
 
         Its time is that of the stream in steps of 100 ns; the stream's own order is `tag_offset`'s.
         """
-        at = self.place
+        at = self.row
         ticks = at.time_ms * 10_000 + at.index % 10_000 + _GREGORIAN_TICKS
         where = f"{at.topic}\0{at.partition}\0{at.offset}\0{at.index}\0{at.epoch}".encode()
         tie = int.from_bytes(blake2b(where, digest_size=8).digest())
@@ -57,22 +116,14 @@ class TaggedEvent(msgspec.Struct, frozen=True, gc=False):
         fields = (ticks & 0xFFFF_FFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF, tie >> 56 & 0x3F, tie >> 48 & 0xFF)
         return UUID(fields=(*fields, node), version=1)
 
+    def __eq__(self, other: object) -> bool:
+        return self.row == other.row if isinstance(other, TaggedEvent) else NotImplemented
 
-def tagged_event(row: TagRow) -> TaggedEvent:
-    """Decode a row for a reader."""
-    place, kept = row.place, row.event
-    event = read_event(kept.kept, kept.seq_nr, kept.timestamp_ms, place.partition, place.offset)
-    return TaggedEvent(
-        place.topic,
-        row.id,
-        place.tag,
-        event.seq_nr,
-        row.tag_seq_nr,
-        event.payload,
-        event.tags,
-        event.metadata,
-        event.timestamp_ms,
-        event.partition,
-        event.offset,
-        place,
-    )
+    def __hash__(self) -> int:
+        return hash(self.row)
+
+    def __repr__(self) -> str:
+        return (
+            f"TaggedEvent({self.topic}/{self.id}, tag={self.tag!r}, seq_nr={self.seq_nr}, "
+            f"tag_seq_nr={self.tag_seq_nr}, payload={self.payload!r})"
+        )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tidebook.core.event import decode_event
+from tidebook.core.event import event_tags
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, TagPlace, TagRow
+from tidebook.core.replication import EventRow, TagPlace, TagRow, tag_row
 from tidebook.store.port import StoreWriter
 from tidebook.tags.sizes import read_buckets
 
@@ -54,7 +54,7 @@ class Found(msgspec.Struct, frozen=True):
 
 def life_of(row: TagRow) -> Life:
     """The life of a journal that a row's number counts in."""
-    return Life(row.place.topic, row.id, row.incarnation)
+    return Life(row.topic, row.id, row.incarnation)
 
 
 async def search(store: StoreWriter, gap: Gap) -> Found:
@@ -86,7 +86,7 @@ async def _in_journal(store: StoreWriter, gap: Gap) -> list[TagRow] | None:
 
     Deletes take events from the front, so those that remain are numbered from the end.
     """
-    life, tag = gap.life, gap.row.place.tag
+    life, tag = gap.life, gap.row.tag
     key = Key(life.topic, life.id)
     head = await store.head(key)
     if head is None or head.incarnation < life.incarnation:
@@ -99,16 +99,8 @@ async def _in_journal(store: StoreWriter, gap: Gap) -> list[TagRow] | None:
     tagged: list[EventRow] = []
     after = head.delete_to
     while rows := await store.events(key, head, after=after, to=head.seq_nr, limit=PAGE_EVENTS):
-        tagged += (row for row in rows if tag in decode_event(row.kept).tags)
+        tagged += (row for row in rows if tag in event_tags(row.kept))
         after = rows[-1].seq_nr
     first = count - len(tagged) + 1
-    made = (_tag_row(gap.row, first + n, event) for n, event in enumerate(tagged))
+    made = (tag_row(tag, key, gap.row.partition, life.incarnation, first + n, event) for n, event in enumerate(tagged))
     return [row for row in made if gap.wants(row)]
-
-
-def _tag_row(like: TagRow, tag_seq_nr: int, event: EventRow) -> TagRow:
-    at = event.position
-    place = TagPlace(
-        like.place.tag, event.time_ms, like.place.topic, like.place.partition, at.offset, event.index, at.epoch
-    )
-    return TagRow(place, like.id, like.incarnation, tag_seq_nr, event)

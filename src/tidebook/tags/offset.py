@@ -9,14 +9,14 @@ from datetime import datetime
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.replication import TagPlace
+from tidebook.core.replication import TagPlace, TagRow
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, int, int]).decode
 _VERSION = 1
 
 
-def encode_offset(place: TagPlace) -> str:
+def encode_offset(place: TagPlace | TagRow) -> str:
     """A text to resume behind this place."""
     fields = (_VERSION, place.time_ms, place.topic, place.partition, place.offset, place.index, place.epoch)
     return base64.urlsafe_b64encode(_encode(fields)).decode().rstrip("=")

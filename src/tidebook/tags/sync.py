@@ -9,8 +9,10 @@ from types import TracebackType
 from tidebook.core.buckets import Buckets
 from tidebook.core.portal import Portal
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.horizon import Horizon
+from tidebook.tags.rebuild import Rebuilt
 from tidebook.tags.settings import Consistency
-from tidebook.tags.subscription import Offsets, Subscription
+from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
 from tidebook.tags.tags import Tags
 
 
@@ -65,16 +67,22 @@ class SyncTags:
         topics: Iterable[str] | None = None,
         follow: bool = True,
         offsets: Offsets | None = None,
+        lease_s: float = LEASE_S,
     ) -> SyncSubscription:
-        return SyncSubscription(
-            self._portal, self._tags.subscribe(tag, group, topics=topics, follow=follow, offsets=offsets)
-        )
+        member = self._tags.subscribe(tag, group, topics=topics, follow=follow, offsets=offsets, lease_s=lease_s)
+        return SyncSubscription(self._portal, member)
 
     def set_bucket_size(self, size: str) -> Buckets:
         return self._portal.run(self._tags.set_bucket_size(size))
 
     def buckets(self) -> Buckets:
         return self._portal.run(self._tags.buckets())
+
+    def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
+        return self._portal.run(self._tags.rebuild(tag, topics=topics))
+
+    def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
+        return self._portal.run(self._tags.horizon(topics))
 
     def list(self) -> Iterator[str]:
         return self._portal.iterate(self._tags.list())

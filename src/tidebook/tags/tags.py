@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from tidebook.core.buckets import Buckets
 from tidebook.core.clock import Clock, Ids, RandomIds
@@ -12,9 +13,10 @@ from tidebook.core.metrics import Metrics
 from tidebook.core.replication import TagPlace
 from tidebook.store.port import StoreWriter
 from tidebook.tags.delay import DelayedStream
-from tidebook.tags.event import TaggedEvent, tagged_event
-from tidebook.tags.horizon import read_horizon
+from tidebook.tags.event import TaggedEvent
+from tidebook.tags.horizon import Horizon, read_horizon
 from tidebook.tags.offset import beginning
+from tidebook.tags.rebuild import Rebuilt, rebuild_tag
 from tidebook.tags.settings import Consistency, TagSettings
 from tidebook.tags.sizes import change_size, read_buckets
 from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
@@ -22,6 +24,8 @@ from tidebook.tags.ticks import Following
 
 #: A stream behind the clock has something new when time has passed, whether or not a pointer moved.
 BEHIND_POLL_S = 0.25
+
+_topic = attrgetter("topic")
 
 
 class Tags:
@@ -88,10 +92,11 @@ class Tags:
                 tag, after=place, from_ms=from_ms, until_ms=horizon.time_ms, limit=self._settings.page_events
             ):
                 since = -1
-                for row in rows:
-                    place = row.place
-                    if topics is None or place.topic in topics:
-                        yield tagged_event(row)
+                place = rows[-1].place
+                if topics is not None and not topics.issuperset(map(_topic, rows)):
+                    rows = [row for row in rows if row.topic in topics]
+                for event in map(TaggedEvent, rows):
+                    yield event
             if not follow:
                 return
             since = await self._store.wait_any(timeout_s=self._settings.poll_s, since=since)
@@ -102,10 +107,10 @@ class Tags:
         while True:
             async for row in stream.news():
                 since = -1
-                yield tagged_event(row)
+                yield TaggedEvent(row)
             if not follow:
                 async for row in stream.look_back():
-                    yield tagged_event(row)
+                    yield TaggedEvent(row)
                 return
             since = await self._store.wait_any(timeout_s=min(self._settings.poll_s, BEHIND_POLL_S), since=since)
 
@@ -143,6 +148,14 @@ class Tags:
     async def buckets(self) -> Buckets:
         """The history of bucket sizes."""
         return await read_buckets(self._store)
+
+    async def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
+        """Write a tag's rows again from the journals in the store, and remove those that no journal speaks of."""
+        return await rebuild_tag(self._store, tag, topics, clear=self._settings.deletes == "follow")
+
+    async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
+        """Through which time streams are complete, and which partition holds them there."""
+        return await read_horizon(self._store, topics)
 
     def list(self) -> AsyncIterator[str]:
         """The tags that have events, each once, in order."""

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidebook.core.buckets import Buckets
+from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head, Jump
 from tidebook.core.key import Key
 from tidebook.core.position import Position, tombstone_stamp, write_stamp
@@ -19,8 +21,10 @@ from tidebook.core.replication import (
     Pointer,
     PutEvents,
     PutHead,
+    PutTags,
     SliceWrites,
     plan_key,
+    tag_row,
 )
 from tidebook.core.topic import TopicFacts
 from tidebook.store.cassandra import statements as cql
@@ -36,6 +40,7 @@ from tidebook.store.cassandra.mutations import (
     rounds_of,
 )
 from tidebook.store.cassandra.rows import decode_rows
+from tidebook.store.cassandra.tag_writes import tag_batches
 
 KEY = Key("orders", "o-1")
 AT = Position(2, 77)
@@ -149,3 +154,34 @@ def test_a_key_without_records_writes_nothing() -> None:
 @pytest.mark.parametrize("text", [value for name, value in vars(cql).items() if name.isupper()])
 def test_derived_stamps_and_conditions_never_meet_in_a_statement(text: str) -> None:
     assert not ("USING TIMESTAMP" in text and " IF " in text)
+
+
+def tag_puts(count: int, *, payload: bytes = b"x", tag: str = "paid", step_ms: int = 1) -> PutTags:
+    key, at = Key("t", "a"), Position(1, 0)
+    events = [
+        EventRow(n + 1, encode_event(Event(payload, tags={tag})), 5, Position(1, n), 0, n * step_ms)
+        for n in range(count)
+    ]
+    head = Head(True, count, 0, at, at, 10, None, 0, (), None, ())
+    return PutTags(key, head, tuple(tag_row(tag, key, 0, at, n + 1, event) for n, event in enumerate(events)))
+
+
+def tag_rows_by_batch(puts: PutTags, **options: int) -> list[list[tuple[object, object]]]:
+    batches = tag_batches([puts], Buckets(), **options)
+    return [[tuple(each.values[:2]) for each in batch] for batch in batches if batch[0].cql == cql.PUT_TAG]
+
+
+def test_tag_rows_go_in_batches_of_one_tag_and_bucket_of_at_most_so_many() -> None:
+    batches = tag_rows_by_batch(tag_puts(25, step_ms=3_600_000 // 10), rows_max=4)
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2, 4, 1]
+    assert all(len(set(batch)) == 1 for batch in batches), "one tag and bucket a batch"
+
+
+def test_tag_batches_are_split_by_bytes_and_a_single_larger_event_still_goes() -> None:
+    assert [len(batch) for batch in tag_rows_by_batch(tag_puts(10, payload=b"x" * (BATCH_BYTES_MAX // 3)))] == [2] * 5
+    assert [len(batch) for batch in tag_rows_by_batch(tag_puts(2, payload=b"x" * (2 * BATCH_BYTES_MAX)))] == [1, 1]
+
+
+def test_tag_progress_says_how_far_each_journal_and_tag_has_come() -> None:
+    (progress,) = [batch for batch in tag_batches([tag_puts(3)], Buckets()) if batch[0].cql == cql.PUT_TAG_PROGRESS]
+    assert progress[0].values[:7] == ["t", "a", "paid", 3, 3, 1, 2]

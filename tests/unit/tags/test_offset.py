@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event, encode_event
+from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, TagPlace, TagRow
-from tidebook.tags.event import TaggedEvent, tagged_event
+from tidebook.core.replication import EventRow, TagPlace, tag_row
+from tidebook.tags.event import TaggedEvent
 from tidebook.tags.offset import decode_offset, encode_offset
 
 numbers = st.integers(0, 2**47)
@@ -38,10 +39,8 @@ def test_an_offset_of_another_version_is_refused() -> None:
 
 def test_a_time_uuid_is_derived_from_where_an_event_stands() -> None:
     def event(time_ms: int, index: int) -> TaggedEvent:
-        place = TagPlace("paid", time_ms, "t", 0, 7, index, 1)
-        return tagged_event(
-            TagRow(place, "a", Position(1, 0), 1, EventRow(1, encode_event(Event(1)), 5, Position(1, 7), index))
-        )
+        row = EventRow(1, encode_event(Event(1)), 5, Position(1, 7), index, time_ms)
+        return TaggedEvent(tag_row("paid", Key("t", "a"), 0, Position(1, 0), 1, row))
 
     first, second = event(1_700_000_000_000, 0), event(1_700_000_000_000, 1)
     assert first.time_uuid == event(1_700_000_000_000, 0).time_uuid

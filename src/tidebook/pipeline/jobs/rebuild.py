@@ -9,20 +9,21 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tidebook.core.errors import Fenced, LogLost, NotFound, UnknownVersion
-from tidebook.core.event import decode_event
+from tidebook.core.event import event_tags
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.mend import Mend
 from tidebook.core.portal import Portal
 from tidebook.core.record import read_record
-from tidebook.core.replication import EventRow, TagPlace, TagRow
+from tidebook.core.replication import EventRow, TagRow, tag_row
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.settings import JournalSettings
 from tidebook.pipeline.jobs.replicate import Replication
-from tidebook.pipeline.jobs.verify import SPLITS_PER_CORE, Tell, Verified, next_rev, verify
+from tidebook.pipeline.jobs.verify import SPLITS_PER_CORE, Tell, Verified, verify
 from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.worker import Worker
 from tidebook.store.port import Split, StoreWriter
+from tidebook.store.revision import next_rev
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import options_as, settings_to_json
 
@@ -109,7 +110,7 @@ def rebuild_tags(spark: SparkSession, book: Book, portal: Portal, topic: str) ->
     facts = portal.run(book.store.facts(topic))
     if facts is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
-    rev = portal.run(next_rev(book, [topic]))
+    rev = portal.run(next_rev(book.store, [topic]))
     splits = portal.run(book.store.splits(topic, count=spark.sparkContext.defaultParallelism * SPLITS_PER_CORE))
     rows = spark.sparkContext.parallelize([(each.low, each.high) for each in splits], len(splits))
     task = tag_task(settings_to_json(book.settings), topic, facts, rev)
@@ -170,8 +171,7 @@ async def _tag_rows(store: StoreWriter, key: Key, head: Head, partition: int) ->
     counts = dict(head.tag_counts)
     rows: list[TagRow] = []
     for row in reversed(events):
-        for tag in decode_event(row.kept).tags:
-            place = TagPlace(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
-            rows.append(TagRow(place, key.id, head.incarnation, counts[tag], row))
+        for tag in event_tags(row.kept):
+            rows.append(tag_row(tag, key, partition, head.incarnation, counts[tag], row))
             counts[tag] -= 1
     return rows[::-1]

@@ -13,7 +13,6 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from tidebook.core.errors import NotFound
-from tidebook.core.mend import REV_MAX
 from tidebook.core.portal import Portal
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.topic import check_topic
@@ -32,6 +31,7 @@ from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.status import topic_facts
 from tidebook.pipeline.transforms.shelf import Difference
+from tidebook.store.revision import next_rev
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 
@@ -75,7 +75,7 @@ def verify(
         return first
     left = first
     for _ in range(PASSES_MAX):
-        rev = portal.run(next_rev(book, tuple(facts)))
+        rev = portal.run(next_rev(book.store, tuple(facts)))
         _compare(spark, book, portal, facts, lambda difference: None, rev=rev)
         left = _compare(spark, book, portal, facts, lambda difference: None)
         if not left.left:
@@ -91,20 +91,6 @@ async def _facts(book: Book, topics: Sequence[str]) -> dict[str, TopicFacts]:
     for topic, each in facts.items():
         await check_topic(book.log, book.store, topic, each)
     return facts
-
-
-async def next_rev(book: Book, topics: Sequence[str]) -> int:
-    """The revision under which these topics are mended: above those of all mends before, as long as there are any."""
-    revs = []
-    for topic in topics:
-        name = f"rev/{topic}"
-        while True:
-            held = await book.store.setting(name)
-            rev = min(int(held or 0) + 1, REV_MAX)
-            if await book.store.set_setting(name, str(rev), expected=held):
-                break
-        revs.append(rev)
-    return max(revs)
 
 
 async def _bounds(book: Book, facts: dict[str, TopicFacts]) -> dict[str, dict[int, Bounds]]:

@@ -205,7 +205,7 @@ async def _by_tag(store: StoreWriter, plan: Plan, wanted: Wanted) -> AsyncIterat
     while page := await store.tag_rows(
         wanted.tag or "", after=after, from_ms=wanted.time_from_ms, until_ms=MOST, limit=PAGE_ROWS
     ):
-        yield _runs([(row.id, row.event) for row in page if row.place.topic == plan.topic])
+        yield _runs([(row.id, row.event) for row in page if row.topic == plan.topic])
         after = page[-1].place
 
 

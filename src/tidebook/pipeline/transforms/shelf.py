@@ -57,7 +57,7 @@ class Shelf(msgspec.Struct):
     def _keep_above(self, number: int, *, tags: bool) -> None:
         self.rows = {seq_nr: row for seq_nr, row in self.rows.items() if seq_nr > number}
         if tags:
-            self.tags = {place: row for place, row in self.tags.items() if row.event.seq_nr > number}
+            self.tags = {place: row for place, row in self.tags.items() if row.seq_nr > number}
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -192,11 +192,11 @@ def _tags(folded: Folded, found: Shelf) -> Iterator[Difference]:
     for place in sorted(wanted.keys() | found.tags.keys()):
         row, other = wanted.get(place), found.tags.get(place)
         if row is None and other is not None:
-            yield _difference(folded, "tag extra", seq_nr=other.event.seq_nr, found=place.tag)
+            yield _difference(folded, "tag extra", seq_nr=other.seq_nr, found=place.tag)
         elif other is None and row is not None:
-            yield _difference(folded, "tag missing", seq_nr=row.event.seq_nr, expected=place.tag)
+            yield _difference(folded, "tag missing", seq_nr=row.seq_nr, expected=place.tag)
         elif row != other and row is not None:
-            yield _difference(folded, "tag differs", seq_nr=row.event.seq_nr, expected=place.tag, found=place.tag)
+            yield _difference(folded, "tag differs", seq_nr=row.seq_nr, expected=place.tag, found=place.tag)
 
 
 def mend_of(folded: Folded, found: Shelf, pointer: Pointer, facts: TopicFacts, rev: int) -> Mend:

@@ -162,12 +162,12 @@ def unpark(parked: Parked) -> Statement:
     return Statement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
 
 
-def bounded(sized: Iterable[tuple[int, Statement]]) -> Iterator[Batch]:
-    """Statements of one partition in batches that are bounded by bytes and rows."""
+def bounded(sized: Iterable[tuple[int, Statement]], rows_max: int = BATCH_ROWS_MAX) -> Iterator[Batch]:
+    """Statements of one partition in batches that are bounded by bytes and rows; a single larger one goes alone."""
     batch: Batch = []
     batch_bytes = 0
     for size, statement in sized:
-        if batch and (len(batch) >= BATCH_ROWS_MAX or batch_bytes + size > BATCH_BYTES_MAX):
+        if batch and (len(batch) >= rows_max or batch_bytes + size > BATCH_BYTES_MAX):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(statement)

@@ -55,6 +55,8 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     #: How long an unacknowledged write of a slice is sent again before the slice is given up.
     write_deadline_s: float = 30.0
     in_flight_max: int = 64
+    #: Tag rows of one tag and bucket that are written in one batch; beside it a bound of bytes holds.
+    max_message_batch_size: int = 100
 
     @classmethod
     def read(
@@ -85,6 +87,8 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         ):
             if level not in levels:
                 raise InvalidInput(f"{name} {level!r} is none of {', '.join(levels)}")
+        if self.max_message_batch_size < 1:
+            raise InvalidInput(f"max_message_batch_size is at least 1, not {self.max_message_batch_size}")
         if isinstance(self.replication, dict) and not all(_DC.fullmatch(dc) for dc in self.replication):
             raise InvalidInput("replication names a data centre that cannot be one")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):

@@ -72,7 +72,9 @@ class CassandraStore:
         self._metrics = metrics
         self._pages = EventPages(session, metrics)
         self._segments: dict[str, int] = {}
-        self._tags = TagViews(session, self._pages, self.setting, metrics)
+        self._tags = TagViews(
+            session, self._pages, self.setting, metrics, batch_rows_max=settings.max_message_batch_size
+        )
         #: The one way in which slices are written; tests put themselves between to hold single writes.
         self.write: Callable[[Batch], Awaitable[None]] = session.write
 
@@ -195,7 +197,7 @@ class CassandraStore:
             raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
         began = asyncio.get_running_loop().time()
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
-        for batches in await self._tags.rounds_of(writes):
+        async for batches in self._tags.rounds_of(writes):
             await each(self.write, batches, at_once=at_once)
         for batches in rounds_of(writes, segments):
             await each(self.write, batches, at_once=at_once)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Final
 
 from tidebook.core.buckets import BUCKETS_SETTING, Buckets, decode_buckets
@@ -34,11 +34,14 @@ class TagViews:
         pages: EventPages,
         setting: Callable[[str], Awaitable[str | None]],
         metrics: Metrics,
+        *,
+        batch_rows_max: int,
     ) -> None:
         self._session = session
         self._pages = pages
         self._setting = setting
         self._metrics = metrics
+        self._batch_rows_max = batch_rows_max
         self._buckets: Buckets | None = None
         self._read_at = 0.0
 
@@ -98,7 +101,7 @@ class TagViews:
 
     # Writing
 
-    async def rounds_of(self, writes: SliceWrites) -> list[Iterator[Batch]]:
+    async def rounds_of(self, writes: SliceWrites) -> AsyncIterator[Iterator[Batch]]:
         """What a slice does to tag rows: what it clears, then what it puts, each round acknowledged.
 
         All of it comes before the slice's own rounds. A clear is found through event rows, so it must come before
@@ -114,26 +117,26 @@ class TagViews:
             and (write.head.tag_counts or write.unwritten)
         ]
         if not puts and not clears:
-            return []
+            return
         cut = await self.buckets()
-        rounds: list[Iterator[Batch]] = []
         for clear in clears:
-            rounds.append(iter([batch async for batch in self._clear(clear, writes.partition, cut)]))
-        rounds.append(tag_batches(puts, cut))
-        return rounds
+            async for batches in self._clear(clear, writes.partition, cut):
+                yield batches
+        yield tag_batches(puts, cut, rows_max=self._batch_rows_max)
 
-    async def _clear(self, write: ClearEvents | ClearJournal, partition: int, cut: Buckets):  # type: ignore[no-untyped-def]
+    async def _clear(
+        self, write: ClearEvents | ClearJournal, partition: int, cut: Buckets
+    ) -> AsyncIterator[Iterator[Batch]]:
+        """Page by page: a journal may be long."""
         head = write.head
-        for batch in clear_batches(write.unwritten, head.position, cut):
-            yield batch
+        yield clear_batches(write.unwritten, head.position, cut)
         after, to = (write.above, head.delete_to) if isinstance(write, ClearEvents) else (0, head.seq_nr)
         while after < to:
             rows = await self._pages.read(write.key, head, after=after, to=to, limit=CLEAR_PAGE)
             if not rows:
                 break
             places = [place for row in rows for place in places_of(write.key, partition, row)]
-            for batch in clear_batches(places, head.position, cut):
-                yield batch
+            yield clear_batches(places, head.position, cut)
             after = rows[-1].seq_nr
         if isinstance(write, ClearJournal):
-            yield [Statement(cql.CLEAR_TAG_PROGRESS, [tombstone_stamp(head.position), *write.key])]
+            yield iter([[Statement(cql.CLEAR_TAG_PROGRESS, [tombstone_stamp(head.position), *write.key])]])

@@ -9,12 +9,12 @@ import msgspec
 
 from tidebook.core.buckets import Buckets
 from tidebook.core.errors import Corrupt
-from tidebook.core.event import decode_event
+from tidebook.core.event import event_tags
 from tidebook.core.key import Key
 from tidebook.core.position import Position, tombstone_stamp, write_stamp
 from tidebook.core.replication import EventRow, PutTags, TagPlace, TagRow
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.mutations import Batch, Statement, bounded
+from tidebook.store.cassandra.mutations import BATCH_ROWS_MAX, Batch, Statement, bounded
 
 _ROW_BYTES = 200
 
@@ -32,32 +32,34 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Cell).decode
 
 
-def tag_batches(writes: Iterable[PutTags], buckets: Buckets, *, stamp: int | None = None) -> Iterator[Batch]:
+def tag_batches(
+    writes: Iterable[PutTags], buckets: Buckets, *, stamp: int | None = None, rows_max: int = BATCH_ROWS_MAX
+) -> Iterator[Batch]:
     """The rows of many journals by tag and bucket; which buckets a tag has; how far each journal's tags have come."""
     by_bucket: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
     newest: dict[tuple[str, int], Position] = {}
     progress: dict[tuple[Key, str], TagRow] = {}
     for write in writes:
         for row in write.rows:
-            at = (row.place.tag, buckets.start(row.place.time_ms))
+            position = row.position
+            at = (row.tag, buckets.start(row.time_ms))
             cell = _encode(Cell(row.id, row.incarnation, row.tag_seq_nr, row.event))
-            values = [*_place(row.place, at[1]), cell, stamp or write_stamp(row.event.position)]
+            values = [*_place(row, at[1]), cell, stamp or write_stamp(position)]
             by_bucket.setdefault(at, []).append((len(cell) + _ROW_BYTES, Statement(cql.PUT_TAG, values)))
-            newest[at] = max(newest.get(at, row.event.position), row.event.position)
-            progress[write.key, row.place.tag] = row
+            newest[at] = max(newest.get(at, position), position)
+            progress[write.key, row.tag] = row
     for sized in by_bucket.values():
-        yield from bounded(sized)
+        yield from bounded(sized, rows_max)
     for (tag, bucket), position in newest.items():
         yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, stamp or write_stamp(position)])]
     for (key, tag), row in progress.items():
-        at_ = row.event.position
-        values = [*key, tag, row.tag_seq_nr, row.event.seq_nr, at_.epoch, at_.offset, stamp or write_stamp(at_)]
+        values = [*key, tag, row.tag_seq_nr, row.seq_nr, row.epoch, row.offset, stamp or write_stamp(row.position)]
         yield [Statement(cql.PUT_TAG_PROGRESS, values)]
 
 
 def places_of(key: Key, partition: int, row: EventRow) -> Iterator[TagPlace]:
     """Where an event's tag rows lie."""
-    for tag in decode_event(row.kept).tags:
+    for tag in event_tags(row.kept):
         yield TagPlace(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
@@ -75,7 +77,7 @@ def clear_batches(
         yield from bounded(sized)
 
 
-def _place(place: TagPlace, bucket: int) -> list[Any]:
+def _place(place: TagPlace | TagRow, bucket: int) -> list[Any]:
     return [
         place.tag, bucket, place.time_ms, place.topic, place.partition, place.offset, place.index, place.epoch,
     ]  # fmt: skip
@@ -88,5 +90,8 @@ def tag_row(tag: str, columns: tuple[Any, ...]) -> TagRow:
         kept = _decode(cell)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"a row of tag {tag!r} is damaged: {error}: rebuild the tag from the journal") from error
-    place = TagPlace(tag, time_ms, topic, partition, offset, index, epoch)
-    return TagRow(place, kept.id, kept.incarnation, kept.tag_seq_nr, kept.event)
+    life, event = kept.incarnation, kept.event
+    return TagRow(
+        tag, time_ms, topic, partition, offset, index, epoch, kept.id,
+        life.epoch, life.offset, kept.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept,
+    )  # fmt: skip

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
+from msgspec.structs import astuple
+
 from tidebook.core.errors import Fenced
+from tidebook.core.event import event_tags
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -20,10 +23,18 @@ from tidebook.core.replication import (
     SliceWrites,
     Write,
 )
+from tidebook.core.seq_nr import LAST
 from tidebook.folder.inbox import Session
 from tidebook.folder.rows import put_rows
 
 POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
+
+_TAGGED = """SELECT seq_nr, log_ms, epoch, "offset", "index", kept FROM journal
+    WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"""
+_CLEAR_TAG = """DELETE FROM tag_views
+    WHERE tag = ? AND log_ms = ? AND topic = ? AND "offset" = ? AND "index" = ? AND epoch = ? AND id = ?"""
+#: How many events are looked at at once for the tags they carry.
+CLEAR_PAGE = 1000
 
 #: The wake-up channel of all pointers.
 ANY_POINTER = "store"
@@ -103,7 +114,8 @@ def put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
                 epoch, offset = row.position
                 events += (topic, id, row.seq_nr, row.timestamp_ms, epoch, offset, row.index, row.time_ms, row.kept)
         for put_tags in tagged:
-            tags += _tag_values(put_tags)
+            for tag_row in put_tags.rows:
+                tags += astuple(tag_row)
             progress += _progress_values(put_tags)
         if last is not None:
             heads += _head(last.key, last.head)
@@ -114,20 +126,19 @@ def put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
 
 
 def _clear_events(session: Session, write: ClearEvents) -> None:
+    if write.clear_tags:
+        _clear_tags(session, write.key, write.above, write.head.delete_to)
     session.connection.execute(
         "DELETE FROM journal WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ?",
         (*write.key, write.above, write.head.delete_to),
     )
-    if write.clear_tags:
-        session.connection.execute(
-            "DELETE FROM tag_views WHERE topic = ? AND id = ? AND seq_nr <= ?", (*write.key, write.head.delete_to)
-        )
 
 
 def _clear_journal(session: Session, write: ClearJournal) -> None:
+    if write.clear_tags:
+        _clear_tags(session, write.key, 0, LAST)
     session.connection.execute("DELETE FROM journal WHERE topic = ? AND id = ?", write.key)
     if write.clear_tags:
-        session.connection.execute("DELETE FROM tag_views WHERE topic = ? AND id = ?", write.key)
         session.connection.execute("DELETE FROM tag_views_progress WHERE topic = ? AND id = ?", write.key)
     session.connection.execute(
         'DELETE FROM snapshot WHERE topic = ? AND id = ? AND (epoch, "offset") <= (?, ?)',
@@ -135,17 +146,26 @@ def _clear_journal(session: Session, write: ClearJournal) -> None:
     )
 
 
-def _tag_values(put: PutTags) -> Iterator[Any]:
-    for row in put.rows:
-        at, event = row.place, row.event
-        yield from (at.tag, at.time_ms, at.topic, at.partition, at.offset, at.index, at.epoch, row.id)
-        yield from (*row.incarnation, row.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept)
+def _clear_tags(session: Session, key: Key, above: int, to: int) -> None:
+    """Found through the event rows, so that they need no index of their own, which would cost every write."""
+    last = above
+    while True:
+        rows: list[Any] = session.connection.execute(_TAGGED, (*key, last, to, CLEAR_PAGE)).fetchall()
+        if not rows:
+            return
+        places = [
+            (tag, log_ms, key.topic, offset, index, epoch, key.id)
+            for _, log_ms, epoch, offset, index, kept in rows
+            for tag in event_tags(kept)
+        ]
+        session.connection.executemany(_CLEAR_TAG, places)
+        last = rows[-1][0]
 
 
 def _progress_values(put: PutTags) -> Iterator[Any]:
-    last = {row.place.tag: row for row in put.rows}
+    last = {row.tag: row for row in put.rows}
     for tag, row in last.items():
-        yield from (*put.key, tag, row.tag_seq_nr, row.event.seq_nr, *row.event.position)
+        yield from (*put.key, tag, row.tag_seq_nr, row.seq_nr, row.epoch, row.offset)
 
 
 def _head(key: Key, head: Head) -> tuple[Any, ...]:

@@ -112,5 +112,7 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, partition, epoch, "offset")
         ) WITHOUT ROWID;
         """,
+        # Clears find tag rows through the event rows: an index cost every tagged event a third of its write.
+        "DROP INDEX tag_views_by_journal;",
     ),
 )

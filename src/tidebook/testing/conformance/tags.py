@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -20,10 +21,13 @@ from tidebook.core.action import Mark
 from tidebook.core.buckets import LEAD_MS
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
+from tidebook.core.key import Key
+from tidebook.core.mend import Mend
 from tidebook.core.record import encode_record
+from tidebook.core.replication import TagRow
 from tidebook.log.port import Outgoing
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.horizon import read_horizon
+from tidebook.tags.horizon import NEVER_MS, read_horizon
 from tidebook.tags.settings import TagSettings
 from tidebook.tags.tags import Tags
 from tidebook.tags.ticks import tick
@@ -118,8 +122,14 @@ class TagsContract:
         await self.settle(book, topic)
         assert len(await self.read(book, tag, topic)) == 1
         assert await self.read(book, tag, topic, stuck) == []
-        horizon = await read_horizon(book.store, [topic, stuck])
+        horizon = await book.tags.horizon([topic, stuck])
+        assert (horizon.topic, horizon.time_ms) == (stuck, NEVER_MS)
+        await self.settle(book, stuck)
+        await book.journal(topic).append("b", [Event(3, tags={tag})])
+        await self.settle(book, topic)
+        horizon = await book.tags.horizon([topic, stuck])
         assert horizon.topic == stuck
+        assert NEVER_MS < horizon.time_ms < horizon.most_ms
 
     async def test_deleted_and_purged_events_leave_the_stream(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
@@ -247,6 +257,48 @@ class TagsContract:
         value = encode_record(Mark(facts.epoch, time_ms), limit_bytes=facts.limit_bytes)
         for partition in range(facts.partitions):
             await book.log.append(Outgoing(topic, partition, None, value))
+
+    async def test_a_spoiled_tag_is_rebuilt_from_the_journals(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        for n in range(12):
+            await journal.append(f"j-{n % 3}", [Event(n, tags={tag, f"{tag}-2"}), Event("not it")])
+        await journal.delete("j-0", to=3)
+        await journal.purge("j-1")
+        await journal.append("j-1", [Event("again", tags={tag})])
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        others = await self.read(book, f"{tag}-2", topic)
+        await self.spoil(book, [event.row for event in events])
+        assert await self.read(book, tag, topic) != events
+        done = await book.tags.rebuild(tag, topics=[topic])
+        assert (done.journals, done.written) == (3, len(events))
+        assert done.removed > 0
+        assert await self.read(book, tag, topic) == events
+        assert (await book.tags.rebuild(tag, topics=[topic])).removed == 0
+        assert await self.read(book, tag, topic) == events
+        assert await self.read(book, f"{tag}-2", topic) == others
+        await journal.append("j-0", [Event("later", tags={tag})])
+        await journal.delete("j-2", to=8)
+        await self.settle(book, topic)
+        after = [event.payload for event in await self.read(book, tag, topic)]
+        assert after == [event.payload for event in events if event.id != "j-2"] + ["later"]
+
+    async def spoil(self, book: Book, rows: list[TagRow]) -> None:
+        """Remove every second row, misnumber others, and add some that nobody appended."""
+        replace = msgspec.structs.replace
+        for number, row in enumerate(rows):
+            key = Key(row.topic, row.id)
+            pointer, head = await book.store.pointer(row.topic, row.partition), await book.store.head(key)
+            assert pointer is not None
+            assert head is not None
+            wrong = [replace(row, tag_seq_nr=row.tag_seq_nr + 7)] if number % 2 else []
+            wrong.append(replace(row, index=row.index + 5))
+            wrong.append(replace(row, time_ms=row.time_ms - 1, seq_nr=1, life_offset=row.life_offset + 1))
+            mend = Mend(
+                key=key, partition=row.partition, pointer=pointer, rev=0, head=head,
+                extra_tags=() if number % 2 else (row.place,), tags=tuple(wrong),
+            )  # fmt: skip
+            await book.store.mend(mend)
 
     async def test_tags_are_listed(self, book: Book, topic: str, tag: str) -> None:
         await book.journal(topic).append("a", [Event(1, tags={tag, f"{tag}-2"})])
