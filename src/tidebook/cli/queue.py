@@ -1,4 +1,4 @@
-"""`tidebook queue`: put, work, list, listen, status, flags."""
+"""`tidebook queue`: put, feed, work, list, listen, status, flags."""
 
 from __future__ import annotations
 
@@ -176,27 +176,37 @@ def flags(
 
 @app.command()
 def work(
-    queue: Name,
-    handler: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="The handler, for example: shop.mail:send")],
+    work: Annotated[
+        list[str], typer.Argument(metavar="[QUEUE] MODULE:NAME", help="The queue, and the handler: mail shop.mail:send")
+    ],
     concurrency: Annotated[int, typer.Option(min=1, max=1_000, help="Jobs at one time.")] = 10,
     lease_s: Annotated[float, typer.Option(help="How long a job is held without a heartbeat.")] = 60.0,
     retry_s: Annotated[float, typer.Option(help="The delay after the first failure; it doubles.")] = 1.0,
+    retry_max_s: Annotated[float, typer.Option(help="The longest delay after a failure.")] = 3_600.0,
     grace_s: Annotated[float, typer.Option(help="How long running jobs may take to end after a stop.")] = 30.0,
     once: Annotated[bool, typer.Option("--once", help="End when nothing is due.")] = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a handler over what is due, with heartbeats; SIGTERM and Ctrl-C end it when running jobs are done."""
+    """Run a handler over what is due, with heartbeats; SIGTERM and Ctrl-C end it when running jobs are done.
+
+    Without a queue it works on the book's only one.
+    """
+    if len(work) > 2:
+        raise InvalidInput("give a queue and a handler, as in: mail shop.mail:send")
+    handler = work[-1]
     found = load_handler(handler)
+    retry = Retry(first_s=retry_s, longest_s=max(retry_max_s, retry_s))
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as opened:
+            queue = work[0] if len(work) == 2 else await only_queue(opened)
             worker = Worker(
                 opened.queue(queue),
                 found,
                 concurrency=concurrency,
                 lease_s=lease_s,
-                retry=Retry(first_s=retry_s, longest_s=max(3_600.0, retry_s)),
+                retry=retry,
                 grace_s=grace_s,
             )
             loop = asyncio.get_running_loop()
@@ -208,6 +218,46 @@ def work(
             output.emit(row, f"done {worker.done}, failed {worker.failed}, lost {worker.lost}")
 
     run(go, json=json)
+
+
+@app.command()
+def feed(
+    queue: Name,
+    tag: Annotated[str, typer.Argument(metavar="TAG", help="Events of this tag become entries.")],
+    make: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="Makes an Entry of an event, or None to leave it out.")
+    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only events of this topic; may be given again.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all that is there was put.")] = False,
+    book: BookOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put each event of a tag into a queue, exactly once; SIGTERM and Ctrl-C end it."""
+    maker: Any = None if make is None else load_handler(make)
+
+    async def go() -> None:
+        async with tidebook.open(chosen(book)) as opened:
+            feeding = opened.feed(tag, queue, make=maker, topics=topic)
+            running = asyncio.create_task(feeding.run(follow=not once))
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, running.cancel)
+            output.aside.print(f"feeding {queue} from {tag}; Ctrl-C ends it", markup=False)
+            try:
+                await running
+            except asyncio.CancelledError:
+                pass
+            output.emit({"queue": queue, "tag": tag, "put": feeding.put}, f"put {feeding.put}")
+
+    run(go, json=json)
+
+
+async def only_queue(book: tidebook.Book) -> str:
+    """The name of a book's only queue."""
+    names = await book.queues.names()
+    if len(names) != 1:
+        raise InvalidInput(f"name the queue: the book has {', '.join(names[:10]) or 'none yet'}")
+    return names[0]
 
 
 def load_handler(text: str) -> Handler:

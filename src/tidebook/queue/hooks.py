@@ -19,6 +19,9 @@ from tidebook.sql.port.queue import Flag, QueueStore
 log = logging.getLogger("tidebook.queue")
 
 HOOK_S_MAX: Final = 10.0
+#: Flags that are told of side by side, and how long they are ours to tell of: both hooks, and some time to spare.
+TOLD_MAX: Final = 10
+HOLD_MS: Final = 30_000
 Announce = Callable[[], Awaitable[None]]
 
 
@@ -50,26 +53,41 @@ def flag_row(flag: Flag) -> dict[str, Any]:
 
 
 class Announcer:
-    """Tells of flags that nobody was told of; of one that was not taken, again at the next sweep."""
+    """Tells of flags that nobody was told of. One that a hook did not take is told of again after `hold_ms`."""
 
-    def __init__(self, store: QueueStore, hooks: Hooks, *, metrics: Metrics) -> None:
+    def __init__(self, store: QueueStore, hooks: Hooks, *, metrics: Metrics, hold_ms: int = HOLD_MS) -> None:
         self._store = store
         self._hooks = hooks
         self._metrics = metrics
+        self._hold_ms = hold_ms
+        self._told_to = 0
+        self._told_before = False
 
     async def __call__(self) -> None:
         """Announce what is there."""
-        flags = await self._store.unannounced()
-        told: list[int] = []
-        for flag in flags:
-            if await self._tell(flag):
-                told.append(flag.id)
+        if not self._hooks.command and self._hooks.webhook is None:
+            await self._tell_console()  # and leave it to a process that has a hook to tell of it there
+            return
+        while flags := await self._store.unannounced(limit=TOLD_MAX, hold_ms=self._hold_ms):
+            taken = await asyncio.gather(*(self._tell(flag) for flag in flags))
+            told = [flag for flag, took in zip(flags, taken, strict=True) if took]
+            for flag in told:
                 self._metrics.count("queue_flags", queue=flag.queue)
-        if told:
-            await self._store.announced(told)
+            if told:
+                await self._store.announced([flag.id for flag in told])
+
+    async def _tell_console(self) -> None:
+        flags = await self._store.flags(limit=TOLD_MAX)
+        for flag in reversed(flags):
+            if flag.id > self._told_to:
+                _log(flag)
+                if self._told_before:
+                    self._metrics.count("queue_flags", queue=flag.queue)
+        self._told_to = max([self._told_to, *(flag.id for flag in flags)])
+        self._told_before = True
 
     async def _tell(self, flag: Flag) -> bool:
-        log.warning("queue %s: %s is a dead letter: %s", flag.queue, flag.key or flag.id, flag.reason)
+        _log(flag)
         row = msgspec.json.encode(flag_row(flag))
         try:
             if self._hooks.command:
@@ -83,13 +101,20 @@ class Announcer:
         return True
 
 
+def _log(flag: Flag) -> None:
+    log.warning("queue %s: %s is a dead letter: %s", flag.queue, flag.key or flag.id, flag.reason)
+
+
 async def _run_command(command: Sequence[str], row: bytes) -> None:
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
     try:
         await asyncio.wait_for(process.communicate(row + b"\n"), HOOK_S_MAX)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    except BaseException as error:  # it takes too long, or the book is closed
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"{command[0]} did not end within {HOOK_S_MAX:g} s") from error
         raise
     if process.returncode != 0:
         raise RuntimeError(f"{command[0]} ended with {process.returncode}")

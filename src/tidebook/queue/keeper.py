@@ -33,6 +33,7 @@ class Keeper:
         self._finished: dict[int, int] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     def keep(self, ref: QueueRef, within_s: float = SWEEP_S_MAX) -> None:
         """Sweep this queue from now on, the next time within `within_s`."""
@@ -54,10 +55,11 @@ class Keeper:
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        tasks = [task for task in (self._task, self._telling) if task is not None]
+        self._task = self._telling = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
@@ -76,7 +78,6 @@ class Keeper:
         self._next[ref.id] = asked_at + SWEEP_S_MAX
         try:
             swept = await self._store.sweep(ref)
-            await self._announce()
         except TidebookError:
             self._metrics.count("queue_sweep_failures")
             self._next[ref.id] = asked_at + _RETRY_S
@@ -87,3 +88,11 @@ class Keeper:
                 self._metrics.count(f"queue_{name}", count, queue=ref.name)
         moment = max(self._clock.moment(swept.next_at), time.monotonic() + SWEEP_S_LEAST)
         self._next[ref.id] = min(self._next[ref.id], moment)
+        if self._telling is None or self._telling.done():  # beside the sweeps: a hook may take its time
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            await self._announce()
+        except TidebookError:
+            self._metrics.count("queue_announce_failures")

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError
 from tidebook.core.gather import Gather
 from tidebook.core.payload import encode_payload
-from tidebook.queue.entry import Date, Entry, duration_ms, merged, new_entry
+from tidebook.queue.entry import Date, Entry, duration_ms
 from tidebook.queue.flag import DeadLetter
 from tidebook.queue.job import Job
 from tidebook.queue.listed import Listed, Status
@@ -26,6 +26,7 @@ from tidebook.sql.port.queue import (
     Outcome,
     Put,
     QueueRef,
+    Step,
 )
 
 CLAIM_MAX: Final = 10_000
@@ -61,13 +62,15 @@ class Queue:
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return await self.put_many([entry], transaction=transaction)
 
-    async def put_many(self, entries: Iterable[Entry], *, transaction: object = None) -> Put:
-        """Add entries, a thousand of them in one transaction; entries of the same key are merged."""
+    async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
+        """Add entries, a thousand of them in one transaction; entries of the same key are merged.
+
+        What is no `Entry` is the data of one without a key.
+        """
         ref = await self._ref()
         store = await self._service.store()
-        check = self._service.checker(self.name)
-        ids, inserted_at = self._service.ids, self._service.clock.now_ms()
-        new = merged([new_entry(entry, check(entry.data), ids) for entry in entries])
+        inserted_at = self._service.clock.now_ms()
+        new = self._service.new_entries(self.name, entries)
         put = Put(0, 0, 0)
         for at in range(0, len(new), ENTRIES_MAX):
             chunk = new[at : at + ENTRIES_MAX]
@@ -81,11 +84,33 @@ class Queue:
         self._service.metrics.count("queue_put", len(new), queue=self.name)
         return put
 
+    async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
+        """Add entries, a thousand at most, and move the marks of their source in the same transaction.
+
+        None where a mark stands elsewhere: somebody has put what comes next, and nothing was put here.
+        """
+        ref = await self._ref()
+        new = self._service.new_entries(self.name, entries)
+        if len(new) > ENTRIES_MAX:
+            raise InvalidInput(f"{len(new):,} entries do not go into one transaction: {ENTRIES_MAX:,} do")
+        asked_at, inserted_at = time.monotonic(), self._service.clock.now_ms()
+        store = await self._service.store()
+        put = await store.put_once(ref, new, inserted_at=inserted_at, source=source, steps=steps)
+        if put is not None and new:
+            self._service.told(ref, _first(new, put.now_ms), put.now_ms, asked_at)
+            self._service.metrics.count("queue_put", len(new), queue=self.name)
+        return put
+
+    async def marks(self, source: str) -> dict[int, str]:
+        """How far each part of a source was put."""
+        ref = await self._ref()
+        return await (await self._service.store()).marks(ref, source)
+
     def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
         """Add an entry inside your own sync transaction, without await; the queue must have been opened before."""
         return self.put_many_in(transaction, [Entry(data=data, **entry)])
 
-    def put_many_in(self, transaction: object, entries: Sequence[Entry]) -> Put:
+    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
         """Add entries inside your own sync transaction, without await; the queue must have been opened before."""
         return self._service.put_in(transaction, self.name, entries)
 
@@ -175,21 +200,21 @@ class Queue:
     async def retry(self, flag: int) -> None:
         """Put a dead letter back; it waits from now on, its counter at 0."""
         ref = await self._ref()
-        if not await (await self._service.store()).retry(flag):
+        if not await (await self._service.store()).retry(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
         self._service.look(ref)
 
     async def edit(self, flag: int, data: Any) -> None:
         """Replace a dead letter's data."""
-        await self._ref()
+        ref = await self._ref()
         kind, encoded = encode_payload(self._service.checker(self.name)(data))
-        if not await (await self._service.store()).edit(flag, kind, encoded):
+        if not await (await self._service.store()).edit(ref, flag, kind, encoded):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def drop(self, flag: int) -> None:
         """Delete a dead letter."""
-        await self._ref()
-        if not await (await self._service.store()).drop(flag):
+        ref = await self._ref()
+        if not await (await self._service.store()).drop(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def close(self) -> None:

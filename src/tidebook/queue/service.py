@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidebook.core.clock import Clock, Ids
@@ -16,7 +16,7 @@ from tidebook.queue.hooks import Announcer, Hooks
 from tidebook.queue.job import Read
 from tidebook.queue.keeper import Keeper
 from tidebook.queue.waker import Waker
-from tidebook.sql.port.queue import ENTRIES_MAX, Claimed, Outcome, Put, QueueRef, QueueSettings, QueueStore
+from tidebook.sql.port.queue import ENTRIES_MAX, Claimed, NewEntry, Outcome, Put, QueueRef, QueueSettings, QueueStore
 
 OpenStore = Callable[[], Awaitable[QueueStore]]
 
@@ -103,13 +103,20 @@ class Service:
         fields = self._fields.get(name)
         return _read if fields is None else lambda claimed: fields.read(_read(claimed))
 
-    def put_in(self, transaction: object, name: str, entries: Sequence[Entry]) -> Put:
+    def new_entries(self, name: str, entries: Iterable[Entry | Any]) -> list[NewEntry]:
+        """Entries that were checked, those of the same key merged."""
+        check, made = self.checker(name), []
+        for each in entries:
+            entry = each if isinstance(each, Entry) else Entry(data=each)
+            made.append(new_entry(entry, check(entry.data), self.ids))
+        return merged(made)
+
+    def put_in(self, transaction: object, name: str, entries: Iterable[Entry | Any]) -> Put:
         """Put inside a sync transaction of the caller's."""
         ref, store = self._refs.get(name), self._store
         if ref is None or store is None:
             raise InvalidInput(f"queue {name!r} is not open yet: await queue.open() once, then put into it")
-        check = self.checker(name)
-        new = merged([new_entry(entry, check(entry.data), self.ids) for entry in entries])
+        new = self.new_entries(name, entries)
         inserted_at, total = self.clock.now_ms(), Put(0, 0, 0)
         for at in range(0, len(new), ENTRIES_MAX):
             put = store.put_within(transaction, ref, new[at : at + ENTRIES_MAX], inserted_at=inserted_at)

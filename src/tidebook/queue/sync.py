@@ -37,12 +37,12 @@ class SyncQueue:
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return self.put_many([entry], transaction=transaction)
 
-    def put_many(self, entries: Iterable[Entry], *, transaction: object = None) -> Put:
+    def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
         if transaction is None:
             return self._portal.run(self._queue.put_many(entries))
         self._portal.run(self._queue.open())
         # In the caller's own thread, where the connection belongs.
-        return self._queue.put_many_in(transaction, list(entries))
+        return self._queue.put_many_in(transaction, entries)
 
     def open(self) -> SyncQueue:
         self._portal.run(self._queue.open())

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
@@ -15,6 +15,7 @@ from tidebook.queue.entry import duration_ms
 from tidebook.queue.job import Job
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
+from tidebook.queue.threads import Threads
 
 log = logging.getLogger("tidebook.queue")
 
@@ -51,17 +52,25 @@ class Worker:
         self._lease_s = lease_s
         self._retry = retry or Retry()
         self._grace_s = grace_s
-        self._running: dict[asyncio.Task[None], Job] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        #: Jobs whose handler runs: their leases are kept alive.
+        self._held: set[Job] = set()
         self._changed = asyncio.Event()
         self._stopping = False
-        self._threads: ThreadPoolExecutor | None = None
+        self._hurry = asyncio.Event()
+        self._threads = Threads(f"queue {queue.name}", threads_max=concurrency)
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         )
         self.done = self.failed = self.lost = 0
 
     def stop(self) -> None:
-        """Take nothing more; `run` returns when what is running has ended, or its time of grace is over."""
+        """Take nothing more; `run` returns when what is running has ended, or its time of grace is over.
+
+        Said again, the time of grace is over.
+        """
+        if self._stopping:
+            self._hurry.set()
         self._stopping = True
         self._changed.set()
 
@@ -71,7 +80,7 @@ class Worker:
         listening = None if once else asyncio.create_task(self._listen())
         try:
             while not self._stopping:
-                taken = await self._take()
+                taken = await self._take(raises=once)
                 if once and not taken and not self._running:
                     break
                 if not taken or len(self._running) >= self._concurrency:
@@ -83,35 +92,40 @@ class Worker:
                 if task is not None:
                     task.cancel()
             await asyncio.gather(*(task for task in (beating, listening) if task), return_exceptions=True)
-            if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
-    async def _take(self) -> int:
+    async def _take(self, *, raises: bool) -> int:
         free = self._concurrency - len(self._running)
         if free <= 0:
             return 0
         try:
             jobs = await self._queue.claim(limit=free, lease=self._lease_s, together=False)
         except TidebookError as error:
+            if raises:
+                raise
             log.warning("queue %s: cannot claim, trying again: %s", self._queue.name, error)
             await asyncio.sleep(_PAUSE_S)
             self._changed.set()
             return 0
         for job in jobs:
+            self._held.add(job)
             task = asyncio.create_task(self._work(job))
-            self._running[task] = job
+            self._running.add(task)
             task.add_done_callback(self._ended)
         return len(jobs)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
+        self._running.discard(task)
         self._changed.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("queue %s: a job ended badly", self._queue.name, exc_info=task.exception())
 
     async def _work(self, job: Job) -> None:
         try:
-            await self._handle(job)
+            try:
+                await self._handle(job)
+            finally:
+                self._held.discard(job)
         except asyncio.CancelledError:
             await self._give_back(job, "the worker stopped", 0.0)
             raise
@@ -132,9 +146,7 @@ class Worker:
         if self._is_async:
             await self._handler(job)
             return
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"queue {self._queue.name}")
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, job)
+        result = await self._threads.run(partial(self._handler, job))
         if inspect.isawaitable(result):
             await _awaited(result)
 
@@ -160,24 +172,29 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / BEATS)
-            jobs = list(self._running.values())
+            jobs = list(self._held)
             if not jobs:
                 continue
             try:
                 await self._queue.heartbeat(jobs, lease=self._lease_s)
             except LeaseLost as error:
-                log.warning("queue %s: %s", self._queue.name, error)
+                if self._held.issuperset(jobs):  # none of them was finished meanwhile
+                    log.warning("queue %s: %s", self._queue.name, error)
             except TidebookError as error:  # the next beat may still be in time
                 log.warning("queue %s: no heartbeat: %s", self._queue.name, error)
 
     async def _finish_running(self) -> None:
         if not self._running:
             return
-        _, late = await asyncio.wait(list(self._running), timeout=self._grace_s)
+        hurrying = asyncio.create_task(self._hurry.wait())
+        ending = asyncio.create_task(asyncio.wait(list(self._running), timeout=self._grace_s))
+        await asyncio.wait([hurrying, ending], return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        ending.cancel()
+        late = [task for task in self._running if not task.done()]
         for task in late:
             task.cancel()
-        if late:
-            await asyncio.wait(late)
+        await asyncio.gather(hurrying, ending, *late, return_exceptions=True)
 
 
 async def _awaited(result: Awaitable[Any]) -> None:

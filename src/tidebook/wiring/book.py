@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidebook.store.port import StoreWriter
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
+    from tidebook.wiring.feed import Feed, Make
 
 
 class Book:
@@ -119,6 +120,17 @@ class Book:
         `fields` declares its user data: a dataclass, a msgspec Struct, a mapping, a `.toml` or an `.xml` file.
         """
         return self.queues.queue(name, settings=settings, fields=fields)
+
+    def feed(
+        self, tag: str, queue: str, *, make: Make | None = None, group: str | None = None, topics: Any = None
+    ) -> Feed:
+        """Work from events: `await book.feed("paid", "mail").run()` puts each event of a tag into a queue, once.
+
+        `make` turns an event into an `Entry`, or into None where there is nothing to do.
+        """
+        from tidebook.wiring.feed import Feed
+
+        return Feed(self.tags, tag, self.queue(queue), make=make, group=group, topics=topics)
 
     @property
     def outbox(self) -> AsyncOutbox:

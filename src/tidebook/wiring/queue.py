@@ -4,7 +4,7 @@
     schema = "tidebook_queue"                            max_timeouts = 3
     flag_webhook = "https://…"                           period = "hour"
 
-A table below [queue] is the settings of the queue of that name.
+A table below [queue] is the settings of the queue of that name; its `fields` are the declaration of the queue's data.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
     section = settings.section("queue")
     plain = {name: value for name, value in section.options.items() if not isinstance(value, dict)}
     options = options_as(Section(options=plain), "queue", QueueOptions)
+    tables = {name: dict(value) for name, value in section.options.items() if isinstance(value, dict)}
+    declared = {name: table.pop("fields") for name, table in tables.items() if "fields" in table}
     single = {
-        name: options_as(Section(options=value), f"queue.{name}", QueueSettings)
-        for name, value in section.options.items()
-        if isinstance(value, dict)
+        name: options_as(Section(options=table), f"queue.{name}", QueueSettings) for name, table in tables.items()
     }
 
     async def open_store() -> QueueStore:
         return await _open_store(settings, options, metrics=metrics)
 
     hooks = Hooks(command=options.flag_command, webhook=options.flag_webhook)
-    return Queues(Service(open_store, clock=clock, ids=ids, metrics=metrics, settings=single, hooks=hooks))
+    queues = Queues(Service(open_store, clock=clock, ids=ids, metrics=metrics, settings=single, hooks=hooks))
+    for name, fields in declared.items():
+        queues.queue(name, fields=fields)
+    return queues
 
 
 async def _open_store(settings: Settings, options: QueueOptions, *, metrics: Metrics) -> QueueStore:

@@ -78,6 +78,14 @@ class Put(msgspec.Struct, frozen=True):
     now_ms: int
 
 
+class Step(NamedTuple):
+    """A mark that is moved with a put: of the source's part `part`, from where it stood (None: nowhere yet)."""
+
+    part: int
+    before: str | None
+    after: str
+
+
 class Held(NamedTuple):
     """What proves that one holds an entry."""
 
@@ -232,6 +240,19 @@ class QueueStore(Protocol):
         """`put` inside the caller's transaction; awaitable where the transaction's driver is."""
         ...
 
+    async def put_once(
+        self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
+    ) -> Put | None:
+        """`put`, and the marks of a source move on in the same transaction; None, and nothing done, if one has moved.
+
+        So what a source delivers twice is put once. There may be no entries.
+        """
+        ...
+
+    async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
+        """Where the parts of a source stand."""
+        ...
+
     async def claim(
         self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes, together: bool = True
     ) -> list[Claimed]:
@@ -289,20 +310,20 @@ class QueueStore(Protocol):
         """Dead letters, newest first."""
         ...
 
-    async def retry(self, flag: int) -> bool:
-        """Put a dead letter back as a new entry; False where there is none."""
+    async def retry(self, queue: QueueRef, flag: int) -> bool:
+        """Put a dead letter back as a new entry; False where the queue has none of this number."""
         ...
 
-    async def edit(self, flag: int, kind: int, data: bytes) -> bool:
-        """Replace a dead letter's user data; False where there is none."""
+    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+        """Replace a dead letter's user data; False where the queue has none of this number."""
         ...
 
-    async def drop(self, flag: int) -> bool:
-        """Delete a dead letter; False where there is none."""
+    async def drop(self, queue: QueueRef, flag: int) -> bool:
+        """Delete a dead letter; False where the queue has none of this number."""
         ...
 
-    async def unannounced(self, *, limit: int = 100) -> list[Flag]:
-        """Dead letters that no hook has been told of yet."""
+    async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[Flag]:
+        """Dead letters that no hook has been told of yet; for `hold_ms` they are the caller's alone to tell of."""
         ...
 
     async def announced(self, flags: Sequence[int]) -> None:

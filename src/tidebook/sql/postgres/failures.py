@@ -28,6 +28,9 @@ def from_psycopg(error: psycopg.Error, *, writes: bool) -> TidebookError:
         return Unavailable(f"PostgreSQL lacks a table that Tidebook made: {told}: open the book again")
     if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
         return Corrupt(f"PostgreSQL reports damage: {told}")
+    if writes and isinstance(error, errors.AdminShutdown | errors.CrashShutdown):
+        # A commit that only waited for replicas is carried out all the same.
+        return OutcomeUnknown(f"PostgreSQL shut down in the middle of a write: {told}")
     if isinstance(error, PoolTimeout | PoolClosed) or error.sqlstate is not None:
         return Unavailable(f"PostgreSQL: {told}")
     if writes and isinstance(error, psycopg.OperationalError):

@@ -24,6 +24,7 @@ from tidebook.sql.port.queue import (
     Put,
     QueueRef,
     QueueSettings,
+    Step,
     Swept,
     Waiting,
     Wake,
@@ -37,6 +38,7 @@ from tidebook.sql.postgres.queue_flags import Flags
 from tidebook.sql.postgres.queue_install import SHARED_TABLE, install, make_table, schema_name
 from tidebook.sql.postgres.queue_keeping import Keeping
 from tidebook.sql.postgres.queue_leases import Leases
+from tidebook.sql.postgres.queue_marks import Marks
 from tidebook.sql.postgres.queue_wakes import Wakes
 from tidebook.sql.postgres.queue_within import put_within
 from tidebook.sql.queries.queue import NOW
@@ -49,6 +51,8 @@ from tidebook.sql.queries.queue.arguments import (
 from tidebook.sql.queries.queue.statements import TableStatements, statements
 
 CONNECTIONS_MAX = 4
+#: How long opening waits for a server that does not answer: one that restarts is there by then.
+OPEN_S_MAX = 15.0
 # Plans that are made once, for tables whose statistics say nothing of what they hold a second later.
 _PLANS = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off"
 _encode = msgspec.json.encode
@@ -74,6 +78,7 @@ class PostgresQueues:
         self._wakes = Wakes(url, self._calls, self._schema, now)
         self._keeping = Keeping(self._calls, self._schema)
         self._declarations = Declarations(self._calls, self._schema, now)
+        self._marks = Marks(self._calls, self._schema, now)
 
     @classmethod
     async def open(
@@ -82,7 +87,7 @@ class PostgresQueues:
         """Connect, and install what is missing. `now` is the SQL for the database's time in milliseconds."""
         self = cls(url, schema=schema, connections_max=connections_max, now=now)
         try:
-            await self._pool.open(wait=True, timeout=15)
+            await self._pool.open(wait=True, timeout=OPEN_S_MAX)
             async with self._calls.connection() as connection:
                 await install(connection, schema=self._schema, now=now)
         except psycopg.Error as error:
@@ -144,6 +149,16 @@ class PostgresQueues:
         rows = await self._calls.rows(self._of(queue).put, parameters, level=queue.settings.synchronous)
         now_ms, merged = rows[0]
         return Put(len(entries) - merged, merged, now_ms)
+
+    async def put_once(
+        self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
+    ) -> Put | None:
+        """`put`, and in the same transaction the marks of a source move on; None where one has moved."""
+        return await self._marks.put(queue, self._of(queue).put, entries, inserted_at, source, steps)
+
+    async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
+        """Where the parts of a source stand."""
+        return await self._marks.all(queue, source)
 
     def put_within(
         self, transaction: object, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int
@@ -232,27 +247,21 @@ class PostgresQueues:
         """Dead letters, newest first."""
         return await self._flags.all(queue, limit)
 
-    async def retry(self, flag: int) -> bool:
-        """Put a dead letter back as a new entry; False where there is none."""
-        rows = await self._calls.rows(
-            f"SELECT q.id, q.name, q.settings, q.table_name FROM {self._schema}.dead d"
-            f" JOIN {self._schema}.queue q ON q.id = d.queue WHERE d.id = %s",
-            (flag,),
-            writes=False,
-        )
-        return bool(rows) and await self._flags.retry(flag, _ref(rows[0]), self._of(_ref(rows[0])).put)
+    async def retry(self, queue: QueueRef, flag: int) -> bool:
+        """Put a dead letter back as a new entry; False where the queue has none of this number."""
+        return await self._flags.retry(queue, flag, self._of(queue).put)
 
-    async def edit(self, flag: int, kind: int, data: bytes) -> bool:
-        """Replace a dead letter's user data; False where there is none."""
-        return await self._flags.edit(flag, kind, data)
+    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+        """Replace a dead letter's user data; False where the queue has none of this number."""
+        return await self._flags.edit(queue, flag, kind, data)
 
-    async def drop(self, flag: int) -> bool:
-        """Delete a dead letter; False where there is none."""
-        return await self._flags.drop(flag)
+    async def drop(self, queue: QueueRef, flag: int) -> bool:
+        """Delete a dead letter; False where the queue has none of this number."""
+        return await self._flags.drop(queue, flag)
 
-    async def unannounced(self, *, limit: int = 100) -> list[Flag]:
-        """Dead letters that no hook has been told of yet."""
-        return await self._flags.unannounced(limit)
+    async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[Flag]:
+        """Dead letters that no hook has been told of yet; for `hold_ms` they are the caller's alone to tell of."""
+        return await self._flags.unannounced(limit, hold_ms)
 
     async def announced(self, flags: Sequence[int]) -> None:
         """These were told."""

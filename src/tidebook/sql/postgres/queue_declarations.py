@@ -20,12 +20,14 @@ class Declarations:
         async with self._calls.connection() as connection, connection.transaction():
             await connection.execute(f"SELECT FROM {self._schema}.queue WHERE id = %s FOR UPDATE", (queue.id,))
             cursor = await connection.execute(
-                f"SELECT format, fields FROM {table} WHERE queue = %s ORDER BY format DESC LIMIT 1", (queue.id,)
+                f"SELECT max(format), max(format) FILTER (WHERE fields = %s) FROM {table} WHERE queue = %s",
+                (fields, queue.id),
             )
             found = await cursor.fetchone()
-            if found is not None and bytes(found[1]) == fields:
-                return int(found[0]), False
-            number = 1 if found is None else int(found[0]) + 1
+            newest, known = found if found is not None else (None, None)
+            if known is not None:  # an older one too: in a rolling upgrade both are in use for a while
+                return int(known), False
+            number = 1 if newest is None else int(newest) + 1
             await connection.execute(
                 f"INSERT INTO {table} (queue, format, fields, declared_at) VALUES (%s, %s, %s, {self._now})",
                 (queue.id, number, fields),

@@ -27,6 +27,7 @@ from tidebook.sql.port.queue import (
     Put,
     QueueRef,
     QueueSettings,
+    Step,
     Swept,
     Waiting,
     Wake,
@@ -34,6 +35,7 @@ from tidebook.sql.port.queue import (
 from tidebook.sql.sqlite import queue_looks as looks
 from tidebook.sql.sqlite.queue_claims import Claim, Claims, Hold
 from tidebook.sql.sqlite.queue_flags import Edit, Letters, Wanted, open_queues, ref_of
+from tidebook.sql.sqlite.queue_marks import Marks, Once, marks
 from tidebook.sql.sqlite.queue_puts import NewEntries, Puts, channel_of
 from tidebook.sql.sqlite.queue_runouts import Failed, RunOuts
 from tidebook.sql.sqlite.queue_tables import FILE, SCHEMA
@@ -52,6 +54,7 @@ class SqliteQueues:
         self._claims = Claims(self._clock)
         self._run_outs = RunOuts(self._clock)
         self._letters = Letters(self._clock)
+        self._marks = Marks(self._clock)
         self._asleep: dict[int, asyncio.Task[None]] = {}
         self._woken: asyncio.Queue[Wake] = asyncio.Queue()
         self._closed = False
@@ -78,6 +81,20 @@ class SqliteQueues:
         size_bytes = sum(len(entry.data) for entry in entries)
         put: Put = await self._writer.run(self._puts, NewEntries(queue, entries, inserted_at), size_bytes)
         return put
+
+    async def put_once(
+        self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
+    ) -> Put | None:
+        """`put`, and in the same transaction the marks of a source move on; None where one has moved."""
+        size_bytes = sum(len(entry.data) for entry in entries)
+        once = Once(NewEntries(queue, entries, inserted_at), source, steps)
+        put: Put | None = await self._writer.run(self._marks.put, once, size_bytes)
+        return put
+
+    async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
+        """Where the parts of a source stand."""
+        found: dict[int, str] = self._look(marks, queue, source)
+        return found
 
     def put_within(
         self, transaction: object, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int
@@ -154,21 +171,23 @@ class SqliteQueues:
         found: list[Flag] = self._look(looks.flags, queue, limit)
         return found
 
-    async def retry(self, flag: int) -> bool:
-        """Put a dead letter back as a new entry; False where there is none."""
-        return bool(await self._writer.run(self._letters.retry, flag))
+    async def retry(self, queue: QueueRef, flag: int) -> bool:
+        """Put a dead letter back as a new entry; False where the queue has none of this number."""
+        return bool(await self._writer.run(self._letters.retry, (queue, flag)))
 
-    async def edit(self, flag: int, kind: int, data: bytes) -> bool:
-        """Replace a dead letter's user data; False where there is none."""
-        return bool(await self._writer.run(self._letters.edit, Edit(flag, kind, data)))
+    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+        """Replace a dead letter's user data; False where the queue has none of this number."""
+        return bool(await self._writer.run(self._letters.edit, Edit(queue, flag, kind, data)))
 
-    async def drop(self, flag: int) -> bool:
-        """Delete a dead letter; False where there is none."""
-        return bool(await self._writer.run(self._letters.drop, flag))
+    async def drop(self, queue: QueueRef, flag: int) -> bool:
+        """Delete a dead letter; False where the queue has none of this number."""
+        return bool(await self._writer.run(self._letters.drop, (queue, flag)))
 
-    async def unannounced(self, *, limit: int = 100) -> list[Flag]:
-        """Dead letters that no hook has been told of yet."""
-        found: list[Flag] = self._look(looks.unannounced, limit)
+    async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[Flag]:
+        """Dead letters that no hook has been told of yet; for `hold_ms` they are the caller's alone to tell of."""
+        if not self._look(looks.any_unannounced, self._clock.now_ms()):
+            return []
+        found: list[Flag] = await self._writer.run(self._letters.unannounced, (limit, hold_ms))
         return found
 
     async def announced(self, flags: Sequence[int]) -> None:

@@ -9,12 +9,13 @@ import msgspec
 
 from tidebook.core.clock import Clock
 from tidebook.folder.writer import Session
-from tidebook.sql.port.queue import NEVER_MS, NewEntry, QueueRef, QueueSettings
+from tidebook.sql.port.queue import NEVER_MS, Flag, NewEntry, QueueRef, QueueSettings
+from tidebook.sql.sqlite.queue_looks import unannounced
 from tidebook.sql.sqlite.queue_puts import NewEntries, channel_of, insert
 
 _FIND = "SELECT id, name, settings FROM queue WHERE name = ?"
-_DEAD = """DELETE FROM dead WHERE id = ? RETURNING queue, keyhash, kind, data, key, priority, inserted_at, expires_at,
-    format"""
+_DEAD = """DELETE FROM dead WHERE id = ? AND queue = ? RETURNING keyhash, kind, data, key, priority, inserted_at,
+    expires_at, format"""
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(QueueSettings).decode
@@ -30,6 +31,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 class Edit(msgspec.Struct, frozen=True, gc=False):
     """New data for a dead letter."""
 
+    queue: QueueRef
     flag: int
     kind: int
     data: bytes
@@ -66,50 +68,62 @@ class Letters:
         execute, numbers = session.connection.execute, []
         for queue, fields in declared:
             found: Any = execute(
-                "SELECT format, fields FROM declaration WHERE queue = ? ORDER BY format DESC LIMIT 1", (queue,)
+                "SELECT max(format), max(format) FILTER (WHERE fields = ?) FROM declaration WHERE queue = ?",
+                (fields, queue),
             ).fetchone()
-            if found is None or found[1] != fields:
-                number = 1 if found is None else found[0] + 1
+            newest, number = found
+            if number is None:
+                number = (newest or 0) + 1
                 execute("INSERT INTO declaration VALUES (?, ?, ?, ?)", (queue, number, fields, self._clock.now_ms()))
-                numbers.append(number)
-            else:
-                numbers.append(found[0])
+            numbers.append(number)
         return numbers
 
-    def retry(self, session: Session, flags: Sequence[int]) -> list[bool]:
+    def retry(self, session: Session, flags: Sequence[tuple[QueueRef, int]]) -> list[bool]:
         """Put dead letters back; they wait from now on."""
-        return [self._retry(session, flag) for flag in flags]
+        return [self._retry(session, queue, flag) for queue, flag in flags]
 
-    def _retry(self, session: Session, flag: int) -> bool:
-        rows: list[Any] = session.connection.execute(_DEAD, (flag,)).fetchall()
+    def _retry(self, session: Session, queue: QueueRef, flag: int) -> bool:
+        rows: list[Any] = session.connection.execute(_DEAD, (flag, queue.id)).fetchall()
         if not rows:
             return False
-        queue, keyhash, kind, data, key, priority, inserted_at, expires_at, format = rows[0]
+        keyhash, kind, data, key, priority, inserted_at, expires_at, format = rows[0]
         now_ms = self._clock.now_ms()
         if expires_at <= now_ms:  # it would never be handed out
             expires_at = NEVER_MS
         entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
-        ref = QueueRef(queue, "", QueueSettings(), format=format)
+        ref = msgspec.structs.replace(queue, format=format)
         insert(session.connection, NewEntries(ref, [entry], inserted_at), now_ms)
-        session.channels.add(channel_of(queue))
+        session.channels.add(channel_of(queue.id))
         return True
 
     def edit(self, session: Session, edits: Sequence[Edit]) -> list[bool]:
         """Replace their data."""
         changed = []
         for edit in edits:
-            sql = "UPDATE dead SET kind = ?, data = ? WHERE id = ?"
-            session.connection.execute(sql, (edit.kind, edit.data, edit.flag))
+            sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
+            session.connection.execute(sql, (edit.kind, edit.data, edit.queue.format, edit.flag, edit.queue.id))
             changed.append(session.connection.changes() > 0)
         return changed
 
-    def drop(self, session: Session, flags: Sequence[int]) -> list[bool]:
+    def drop(self, session: Session, flags: Sequence[tuple[QueueRef, int]]) -> list[bool]:
         """Delete them."""
         dropped = []
-        for flag in flags:
-            session.connection.execute("DELETE FROM dead WHERE id = ?", (flag,))
+        for queue, flag in flags:
+            session.connection.execute("DELETE FROM dead WHERE id = ? AND queue = ?", (flag, queue.id))
             dropped.append(session.connection.changes() > 0)
         return dropped
+
+    def unannounced(self, session: Session, calls: Sequence[tuple[int, int]]) -> list[list[Flag]]:
+        """Those that nobody was told of: for a while they are the caller's alone to tell of."""
+        found = []
+        for limit, hold_ms in calls:
+            now_ms = self._clock.now_ms()
+            flags = unannounced(session.connection, now_ms, limit)
+            sql = "UPDATE dead SET telling_until = ? WHERE id IN (SELECT value FROM json_each(?))"
+            ids = _encode([flag.id for flag in flags]).decode()
+            session.connection.execute(sql, (now_ms + hold_ms, ids))
+            found.append(flags)
+        return found
 
     def announced(self, session: Session, calls: Sequence[Sequence[int]]) -> list[None]:
         """Their flags were told of."""

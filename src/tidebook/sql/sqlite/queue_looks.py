@@ -73,7 +73,16 @@ def flags(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> li
     return [Flag(*row) for row in connection.execute(f"{_FLAG} {where} ORDER BY d.id DESC LIMIT ?", parameters)]
 
 
-def unannounced(connection: apsw.Connection, limit: int) -> list[Flag]:
-    """Dead letters that nobody was told of, oldest first."""
-    sql = f"{_FLAG} WHERE d.announced_at IS NULL ORDER BY d.id LIMIT ?"
-    return [Flag(*row) for row in connection.execute(sql, (limit,))]
+_FREE_TO_TELL = "d.announced_at IS NULL AND d.telling_until <= ?"
+
+
+def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
+    """Whether there is a dead letter that nobody was told of, nor is being told of."""
+    sql = f"SELECT 1 FROM dead AS d INDEXED BY dead_to_announce WHERE {_FREE_TO_TELL} LIMIT 1"
+    return connection.execute(sql, (now_ms,)).fetchone() is not None
+
+
+def unannounced(connection: apsw.Connection, now_ms: int, limit: int) -> list[Flag]:
+    """Dead letters that nobody was told of, nor is being told of, oldest first."""
+    sql = f"{_FLAG} WHERE {_FREE_TO_TELL} ORDER BY d.id LIMIT ?"
+    return [Flag(*row) for row in connection.execute(sql, (now_ms, limit))]

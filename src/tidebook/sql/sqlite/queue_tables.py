@@ -77,4 +77,18 @@ CREATE UNIQUE INDEX entry_waiting ON entry (queue, keyhash) WHERE status = 'W' A
 CREATE UNIQUE INDEX entry_held ON entry (queue, keyhash, serial) WHERE status = 'P' AND key IS NOT NULL;
 """
 
-SCHEMA: Final = Schema("work queues", 0x7462_5155, (_FIRST, _KEYS))
+# Somebody tells of a dead letter just now, and has until then.
+_TELLING = "ALTER TABLE dead ADD COLUMN telling_until INTEGER NOT NULL DEFAULT 0;"
+
+# How far what is put from elsewhere has come, part by part of its source.
+_MARKS = """
+CREATE TABLE mark (
+    queue INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    place TEXT NOT NULL,
+    PRIMARY KEY (queue, source, part)
+) STRICT, WITHOUT ROWID;
+"""
+
+SCHEMA: Final = Schema("work queues", 0x7462_5155, (_FIRST, _KEYS, _TELLING, _MARKS))

@@ -108,33 +108,33 @@ class FlagCases(QueueBase):
     async def test_a_dead_letter_is_retried_from_nought(self, store: QueueStore) -> None:
         desk = await self.dead(store)
         (flag,) = await store.flags(desk.ref)
-        assert await store.retry(flag.id)
+        assert await store.retry(desk.ref, flag.id)
         taken = await desk.take()
         assert (taken.name, taken.entry.key, taken.entry.priority, taken.entry.timeouts) == ("poison", "k", 8, 0)
         assert await store.flags(desk.ref) == []
-        assert not await store.retry(flag.id)
+        assert not await store.retry(desk.ref, flag.id)
 
     async def test_a_retried_dead_letter_merges_with_what_waits(self, store: QueueStore) -> None:
         desk = await self.dead(store)
         await desk.put("k", data="new", priority=9)
         (flag,) = await store.flags(desk.ref)
-        await store.retry(flag.id)
+        await store.retry(desk.ref, flag.id)
         assert len(await desk.claim(5)) == 1
 
     async def test_a_dead_letter_is_edited(self, store: QueueStore) -> None:
         desk = await self.dead(store, key=None)
         (flag,) = await store.flags(desk.ref)
-        assert await store.edit(flag.id, TEXT, b"cured")
-        await store.retry(flag.id)
+        assert await store.edit(desk.ref, flag.id, TEXT, b"cured")
+        await store.retry(desk.ref, flag.id)
         taken = await desk.take()
         assert (taken.name, taken.entry.kind) == ("cured", TEXT)
 
     async def test_a_dead_letter_is_dropped(self, store: QueueStore) -> None:
         desk = await self.dead(store)
         (flag,) = await store.flags(desk.ref)
-        assert await store.drop(flag.id)
-        assert not await store.drop(flag.id)
-        assert not await store.edit(flag.id, TEXT, b"")
+        assert await store.drop(desk.ref, flag.id)
+        assert not await store.drop(desk.ref, flag.id)
+        assert not await store.edit(desk.ref, flag.id, TEXT, b"")
         assert (await store.counts(desk.ref)).dead == 0
 
     async def test_a_flag_is_announced_once(self, store: QueueStore) -> None:
@@ -143,3 +143,22 @@ class FlagCases(QueueBase):
         assert len(ours) == 1
         await store.announced(ours)
         assert ours[0] not in [flag.id for flag in await store.unannounced(limit=1_000)]
+
+    async def test_a_flag_is_only_ever_in_one_pair_of_hands(self, store: QueueStore, advance: Advance) -> None:
+        desk = await self.dead(store)
+
+        async def found() -> int:
+            flags = await store.unannounced(limit=1_000, hold_ms=5_000)
+            return len([flag for flag in flags if flag.queue == desk.ref.name])
+
+        assert [await found(), await found()] == [1, 0]
+        await advance(5_000)  # whoever had it did not say that it was told
+        assert await found() == 1
+
+    async def test_a_flag_of_another_queue_is_not_touched(self, store: QueueStore) -> None:
+        desk, other = await self.dead(store), await new_queue(store)
+        (flag,) = await store.flags(desk.ref)
+        assert not await store.retry(other, flag.id)
+        assert not await store.edit(other, flag.id, TEXT, b"")
+        assert not await store.drop(other, flag.id)
+        assert await store.flags(desk.ref) == [flag]

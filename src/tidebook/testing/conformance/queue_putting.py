@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tidebook.sql.port.queue import NEVER_MS, QueueStore
+import asyncio
+
+from tidebook.sql.port.queue import NEVER_MS, Put, QueueStore, Step
 from tidebook.testing.conformance.queue_base import (
     LEASE_MS,
     START_MS,
@@ -123,6 +125,30 @@ class PuttingCases(QueueBase):
         await desk.put("k", data="1")
         await desk.put("k", data="2")
         assert await desk.names() == ["2"]
+
+    async def test_what_a_source_delivers_twice_is_put_once(self, desk: Desk) -> None:
+        async def put(name: str, *steps: Step, source: str = "s") -> Put | None:
+            entries = [entry(None, name)] if name else []
+            return await desk.store.put_once(desk.ref, entries, inserted_at=0, source=source, steps=steps)
+
+        assert await put("a", Step(1, None, "p1")) is not None
+        assert await put("again", Step(1, None, "p1")) is None
+        assert await put("b", Step(1, "p1", "p2"), Step(2, None, "x")) is not None
+        assert await put("zombie", Step(1, "p1", "p9"), Step(2, "x", "y")) is None
+        assert await put("", Step(2, "x", "y")) is not None
+        assert await put("other", Step(1, None, "p1"), source="t") is not None
+        assert await desk.store.marks(desk.ref, "s") == {1: "p2", 2: "y"}
+        assert await desk.store.marks(desk.ref, "nothing") == {}
+        assert await desk.names() == ["a", "b", "other"]
+
+    async def test_of_many_who_move_a_mark_at_one_time_one_puts(self, desk: Desk) -> None:
+        puts = [
+            desk.store.put_once(desk.ref, [entry()], inserted_at=0, source="s", steps=[Step(1, None, f"{number}")])
+            for number in range(8)
+        ]
+        told = await asyncio.gather(*puts)
+        assert len([put for put in told if put is not None]) == 1
+        assert len(await desk.claim(10)) == 1
 
     async def test_what_one_store_puts_another_claims(self, open_queues: OpenQueues, desk: Desk) -> None:
         await desk.put("k")

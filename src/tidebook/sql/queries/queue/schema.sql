@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS @schema@.dead (
     inserted_at bigint NOT NULL,
     expires_at bigint NOT NULL,
     announced_at bigint,
+    telling_until bigint NOT NULL DEFAULT 0,     -- somebody tells of it just now, and has until then
     format integer NOT NULL,
     priority smallint NOT NULL,
     timeouts smallint NOT NULL,
@@ -51,8 +52,22 @@ CREATE TABLE IF NOT EXISTS @schema@.dead (
     reason text NOT NULL,
     data bytea NOT NULL
 );
+DO $older$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = '@schema@.dead'::regclass AND attname = 'telling_until') THEN
+        ALTER TABLE @schema@.dead ADD COLUMN telling_until bigint NOT NULL DEFAULT 0;
+    END IF;
+END $older$;
 CREATE INDEX IF NOT EXISTS dead_by_queue ON @schema@.dead (queue, id);
 CREATE INDEX IF NOT EXISTS dead_to_announce ON @schema@.dead (id) WHERE announced_at IS NULL;
+
+-- How far what is put from elsewhere has come, part by part of its source: moved in the transaction of the put.
+CREATE TABLE IF NOT EXISTS @schema@.mark (
+    queue integer NOT NULL,
+    source text NOT NULL,
+    part integer NOT NULL,
+    place text NOT NULL,
+    PRIMARY KEY (queue, source, part)
+);
 
 -- Who sleeps, and until when: a put that is due earlier wakes them. Nothing is lost with it, so it is not logged.
 CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.wake (

@@ -1,0 +1,125 @@
+"""Work from events: a subscription to a tag whose events are put into a queue, each exactly once.
+
+The queue keeps how far the tag was put, and moves that mark in the transaction that puts. So it does not matter who
+delivers an event, or how often: one that was put is behind the mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from tidebook.core.errors import InvalidInput
+from tidebook.queue.entry import Entry
+from tidebook.queue.queue import Queue
+from tidebook.sql.port.queue import Step
+from tidebook.tags.event import TaggedEvent
+from tidebook.tags.offset import decode_offset
+from tidebook.tags.shares import share_of
+from tidebook.tags.tags import Tags
+
+BATCH_MAX: Final = 500
+#: Events that were read and not put yet.
+READ_AHEAD_MAX: Final = 2_000
+
+#: Makes an entry of an event; None: nothing is to be done for it.
+Make = Callable[[TaggedEvent], Entry | None]
+
+
+def entry_of(event: TaggedEvent) -> Entry:
+    """The event as it is, in an entry without a key."""
+    data: dict[str, Any] = {"topic": event.topic, "id": event.id, "seq_nr": event.seq_nr, "tag": event.tag}
+    if isinstance(event.payload, bytes):
+        return Entry(data={**data, "payload_base64": base64.b64encode(event.payload).decode()})
+    return Entry(data={**data, "payload": event.payload})
+
+
+class Feed:
+    """Puts what a tag brings into a queue. Any number of processes may run the same one, and share its journals."""
+
+    def __init__(
+        self,
+        tags: Tags,
+        tag: str,
+        queue: Queue,
+        *,
+        make: Make | None = None,
+        group: str | None = None,
+        topics: Iterable[str] | None = None,
+    ) -> None:
+        if type(tag) is not str or not tag:
+            raise InvalidInput("a tag is a text that is not empty")
+        self._tags = tags
+        self._tag = tag
+        self._queue = queue
+        self._make = make or entry_of
+        self._group = group or f"queue/{queue.name}"
+        self._source = f"tag/{self._group}/{tag}"
+        self._topics = None if topics is None else frozenset(topics)
+        self._marks: dict[int, str] = {}
+        self.put = 0
+
+    async def run(self, *, follow: bool = True) -> int:
+        """Put until cancelled, or with `follow=False` until all that is there now was put; how many entries it put."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(READ_AHEAD_MAX)
+
+        def offsets(parts: Iterable[int]) -> Mapping[int, str]:  # in a thread of the subscription's
+            asyncio.run_coroutine_threadsafe(self._read_marks(), loop).result()
+            return {part: self._marks[part] for part in parts if part in self._marks}
+
+        async def read() -> None:
+            member = self._tags.subscribe(self._tag, self._group, topics=self._topics, follow=follow, offsets=offsets)
+            try:
+                async with member as delivered:
+                    async for event in delivered:
+                        await events.put(event)
+            finally:
+                await events.put(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while batch := await _batch(events):
+                await self._put(batch)
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        return self.put
+
+    async def _read_marks(self) -> None:
+        self._marks = await self._queue.marks(self._source)
+
+    async def _put(self, batch: list[TaggedEvent]) -> None:
+        """Put what lies behind the marks. Where somebody else has moved one, look again: what is left still follows."""
+        while batch := [event for event in batch if self._is_new(event)]:
+            last = {share_of(event.topic, event.id): event.tag_offset for event in batch}
+            steps = [Step(part, self._marks.get(part), after) for part, after in last.items()]
+            entries = [entry for event in batch if (entry := self._make(event)) is not None]
+            put = await self._queue.put_once(entries, source=self._source, steps=steps)
+            if put is None:
+                await self._read_marks()
+                continue
+            self._marks |= last
+            self.put += put.inserted + put.merged
+            return
+
+    def _is_new(self, event: TaggedEvent) -> bool:
+        mark = self._marks.get(share_of(event.topic, event.id))
+        return mark is None or event.place > decode_offset(self._tag, mark)
+
+
+async def _batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:
+    """What is there, one at least; none at the end."""
+    batch: list[TaggedEvent] = []
+    event = await events.get()
+    while event is not None:
+        batch.append(event)
+        if events.empty() or len(batch) == BATCH_MAX:
+            return batch
+        event = events.get_nowait()
+    if batch:
+        events.put_nowait(None)  # the end is told again, after what was before it
+    return batch
