@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
 import tidebook
+import tidebook.queue
+from tidebook.cli.app import main
 from tidebook.core.errors import InvalidInput
+from tidebook.queue import Entry
 
 
 @dataclass
@@ -21,6 +27,101 @@ class Mail:
 class Letter:
     to: str
     stamps: int
+
+
+class Parcel(msgspec.Struct):
+    to: str
+
+
+XML = '<table name="mail" type="journal"><column name="to" type="text"/></table>'
+TOML = '[fields]\nto = "text"\n'
+#: Nine lines that would take gigabytes if they were believed.
+BOMB = (
+    "<!DOCTYPE t [<!ENTITY a0 'ha'>"
+    + "".join(f"<!ENTITY a{n} '{f'&a{n - 1};' * 10}'>" for n in range(1, 10))
+    + "]><table><column name='&a9;'/></table>"
+)
+
+
+@pytest.fixture(params=["dataclass", "struct", "toml", "xml", "mapping"])
+def declared(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """One declaration in each of its forms."""
+    (tmp_path / "fields.toml").write_text(TOML)
+    (tmp_path / "fields.xml").write_text(XML)
+    files = {"toml": tmp_path / "fields.toml", "xml": str(tmp_path / "fields.xml")}
+    return {"dataclass": Mail, "struct": Parcel, "mapping": {"to": "text"}, **files}[request.param]
+
+
+@pytest.mark.postgres
+async def test_every_way_to_put_checks_what_was_declared(book: tidebook.Book, declared: Any) -> None:
+    queue = book.queue("mail", fields=declared)
+    for wrong in ({"to": 3}, {}, "x", None):
+        with pytest.raises(InvalidInput, match="declared"):
+            await queue.put(wrong)
+        with pytest.raises(InvalidInput, match="declared"):
+            await queue.put_many([{"to": "right"}, Entry(data=wrong)])
+        with pytest.raises(InvalidInput, match="declared"):
+            await queue.put_once([wrong], source="s", steps=[])
+    assert (await queue.status()).waiting == 0
+    await queue.put({"to": "x"})
+    (job,) = await queue.claim()
+    assert msgspec.to_builtins(job.data) == {"to": "x"}
+
+
+@pytest.mark.postgres
+async def test_an_edited_dead_letter_is_checked_too(book: tidebook.Book) -> None:
+    queue = book.queue("mail", fields=Mail, settings=tidebook.queue.QueueSettings(max_timeouts=0))
+    await queue.put(Mail("x"))
+    await queue.fail(await queue.claim())
+    (flag,) = await queue.flags()
+    with pytest.raises(InvalidInput, match="declared"):
+        await queue.edit(flag.id, {"to": 3})
+    await queue.edit(flag.id, {"to": "y"})
+    await queue.retry(flag.id)
+    assert [job.data for job in await queue.claim()] == [Mail("y")]
+
+
+def test_an_entity_bomb_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "bomb.xml").write_text(BOMB)
+    with tidebook.open_sync(tmp_path / "data") as book, pytest.raises(InvalidInput, match="no place"):
+        book.queue("mail", fields=tmp_path / "bomb.xml")
+
+
+def test_fields_may_be_declared_in_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('[queue.mail]\nmax_timeouts = 3\n[queue.mail.fields]\nto = "text"\nretries = "integer?"\n')
+    monkeypatch.setattr(sys, "argv", ["tidebook", "queue", "put", "mail", '{"to": 3}', "--book", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "declared" in capsys.readouterr().err
+
+
+@pytest.mark.postgres
+async def test_a_declaration_that_comes_back_begins_no_table(where: Path) -> None:
+    """In a rolling upgrade old and new processes start in any order."""
+    for declared in (Mail, Letter, Mail, Letter, Mail):
+        async with tidebook.open(where) as book:
+            queue = await book.queue("mail", fields=declared).open()
+            await queue.put({"to": "x", "stamps": 1} if declared is Letter else {"to": "x"})
+            assert (await queue.status()).tables <= 2
+
+
+@pytest.mark.postgres
+async def test_entries_of_two_declarations_come_in_one_order(where: Path) -> None:
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail", fields=Mail)
+        for priority in (30, 10):
+            await queue.put(Mail(f"old {priority}"), priority=priority)
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail", fields=Letter)
+        for priority in (40, 20):
+            await queue.put(Letter(f"new {priority}", 1), priority=priority)
+        jobs = await queue.claim(10)
+        assert [job.priority for job in jobs] == [10, 20, 30, 40]
+        await queue.done(jobs)
 
 
 @pytest.mark.postgres

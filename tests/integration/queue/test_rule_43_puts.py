@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tidebook
+from tidebook import outbox
 from tidebook.queue.entry import Entry
 from tidebook.testing.conformance.queue_base import Desk, entry
 
@@ -76,6 +77,34 @@ async def test_an_entry_is_put_with_what_an_async_session_commits(settings_file:
             assert await queue.claim() == []
         assert [job.data for job in await queue.claim(5)] == ["x"]
     await engine.dispose()
+
+
+async def test_work_and_a_message_are_committed_with_the_callers_own_rows(
+    settings_file: Path, postgres_url: str, schema: str
+) -> None:
+    """The order's row, the message to the broker and the work on it: all three, or none."""
+    engine = create_engine(
+        postgres_url.replace("postgresql://", "postgresql+psycopg://"),
+        connect_args={"options": f"-c search_path={schema}"},
+    )
+    async with tidebook.open(settings_file) as book:
+        queue = await book.queue("mail").open()
+        with Session(engine) as session, session.begin():
+            session.execute(text("CREATE TABLE orders (id integer)"))
+            outbox.create_tables(session)
+        for number, kept in ((1, True), (2, False), (3, True)):
+            with Session(engine) as session:
+                session.execute(text("INSERT INTO orders VALUES (:id)"), {"id": number})
+                outbox.publish(session, topic="orders", key=b"k", payload=b"%d" % number)
+                queue.put_in(session, number, key=f"o-{number}")
+                session.commit() if kept else session.rollback()
+        with engine.connect() as connection:
+            orders = connection.execute(text("SELECT id FROM orders ORDER BY id")).scalars().all()
+            messages = connection.execute(text("SELECT count(*) FROM kafka_messages")).scalar()
+        assert orders == [1, 3]
+        assert messages == 2
+        assert [job.data for job in await queue.claim(5)] == [1, 3]
+    engine.dispose()
 
 
 async def test_a_connection_in_autocommit_is_refused(settings_file: Path, postgres_url: str) -> None:

@@ -136,7 +136,7 @@ async def test_a_handler_that_blocks_the_loop_past_its_lease_has_lost_it(where: 
                 while not took:
                     took.extend(await there.queue("mail").claim())
 
-        worker = Worker(here.queue("mail"), handle, lease_s=60)
+        worker = Worker(here.queue("mail"), handle, concurrency=1, lease_s=60)
         await worker.run(once=True)
         assert (worker.done, worker.lost) == (0, 1)
         assert [job.timeouts for job in took] == [1]
