@@ -9,7 +9,6 @@ import sqlalchemy
 from alembic import command
 from alembic.config import Config
 
-import tidebook.sql.migrate.versions as versions
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tidebook import outbox
@@ -41,8 +40,8 @@ def test_alembic_makes_and_removes_the_tables(empty_database: Database, tmp_path
     (tmp_path / "env.py").write_text(ENVIRONMENT)
     config = Config()
     config.set_main_option("script_location", str(tmp_path))
-    config.set_main_option("path_separator", "newline")
-    config.set_main_option("version_locations", versions.__path__[0])
+    config.set_main_option("path_separator", "space")
+    config.set_main_option("version_locations", "tidebook.sql.migrate:versions")
     config.set_main_option("sqlalchemy.url", empty_database.sqlalchemy_url())
     command.upgrade(config, "tidebook_outbox@head")
     assert {"kafka_messages", "kafka_topic_info", "kafka_topic_offset", "kafka_parked"} <= tables(empty_database)

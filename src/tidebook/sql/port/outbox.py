@@ -162,6 +162,7 @@ class TopicStatus(msgspec.Struct, frozen=True):
     notice_age_ms: int | None
     dirty: bool
     relayed: int
+    #: Of those, how many in the last sixty seconds, about.
     per_minute: int
     parked: int
     held: int

@@ -20,6 +20,8 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     #: Minutes since 1970.
     minute: str
+    #: Seconds that are left of this minute.
+    seconds_left: str
     #: The column `key`, quoted.
     key: str
     #: The column `partition`, quoted.
@@ -40,7 +42,8 @@ POSTGRES = Words(
     ago="(clock_timestamp() - {0} * interval '1 millisecond')",
     age="(extract(epoch FROM clock_timestamp() - {0}) * 1000)::bigint",
     epoch="(extract(epoch FROM {0}) * 1000)::bigint",
-    minute="(extract(epoch FROM clock_timestamp()) / 60)::bigint",
+    minute="floor(extract(epoch FROM clock_timestamp()) / 60)::bigint",
+    seconds_left="(60 - floor(extract(epoch FROM clock_timestamp()))::bigint % 60)",
     key="key",
     partition="partition",
     insert_new=("INSERT", "ON CONFLICT DO NOTHING"),
@@ -56,6 +59,7 @@ MYSQL = Words(
     age="(TIMESTAMPDIFF(MICROSECOND, {0}, UTC_TIMESTAMP(6)) DIV 1000)",
     epoch="(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0}) DIV 1000)",
     minute="(TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP()) DIV 60)",
+    seconds_left="(60 - MOD(TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP()), 60))",
     key="`key`",
     partition="`partition`",
     insert_new=("INSERT IGNORE", ""),
@@ -73,6 +77,7 @@ SQLITE = Words(
     age=f"({_SQLITE_NOW} - {{0}})",
     epoch="{0}",
     minute=f"({_SQLITE_NOW} / 60000)",
+    seconds_left=f"(60 - {_SQLITE_NOW} / 1000 % 60)",
     key='"key"',
     partition="partition",
     insert_new=("INSERT OR IGNORE", ""),
