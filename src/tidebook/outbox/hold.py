@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from tidebook.core.clock import Ids
-from tidebook.core.errors import NotFound, TidebookError, Unavailable
+from tidebook.core.errors import Fenced, TidebookError
 from tidebook.core.metrics import Metrics
 from tidebook.log.relay_port import Channel, Outcome, Partly, Refusal, RelayTarget, Scan, Sent, TargetTopic, Unsure
 from tidebook.outbox import plan
@@ -81,8 +81,10 @@ class Held:
             self._batches(topic)
         except _Stopped:
             self._store.unlock(self._hold)
-        except (NotFound, Unavailable) as error:
-            # Where it is the database that does not answer, this raises again.
+        except Fenced:
+            raise
+        except TidebookError as error:
+            # Whatever is wrong with one topic, the others go on. Where it is the database, this raises again.
             self._rest(str(error))
         finally:
             self._target.release(name)
@@ -166,8 +168,9 @@ class Held:
 
     def _look_ahead(self, topic: TargetTopic) -> None:
         """Ask for the log's ends now, where nobody waits for it, for the sake of whoever publishes next."""
-        with suppress(TidebookError):
-            self._target.ends(topic, fresh=True)
+        if topic.fence in {"timestamp", "transaction", "none"}:
+            with suppress(TidebookError):
+                self._target.ends(topic, fresh=True)
 
     def _send(self, topic: TargetTopic, batch: Batch) -> Outcome:
         channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._suspects)

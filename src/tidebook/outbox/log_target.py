@@ -32,6 +32,8 @@ TOMBSTONE_HEADER = "tidebook-tombstone"
 NEW_TOPIC_PARTITIONS = 8
 LIMIT_BYTES = 100_000_000
 READ_MAX = 1000
+LOCK_S_MAX = 0.5
+LOCK_STEP_S = 0.005
 
 
 class Locks(Protocol):
@@ -65,7 +67,11 @@ class LogTarget:
 
     def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> LogChannel:
         """A channel, while the topic's lock is held."""
-        if not self._locks.take(topic.topic):
+        deadline = time.monotonic() + LOCK_S_MAX
+        while not self._locks.take(topic.topic):
+            if time.monotonic() < deadline:  # whoever let go of the topic lets go of this in a moment
+                time.sleep(LOCK_STEP_S)
+                continue
             raise Unavailable(
                 f"another process still has topic {topic.topic!r} in hand: it is stopped, or about to let go"
             )

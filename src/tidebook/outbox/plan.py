@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER, Refusal, Relayed, TargetTopic
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.sql.port.outbox import Aside, Chosen, SetAside, Waiting, unpack_headers
@@ -29,14 +31,27 @@ def size_bytes(row: Waiting) -> int:
     return size
 
 
-def _surely_fits(row: Waiting, limit_bytes: int) -> bool:
+def _surely_goes(row: Waiting, limit_bytes: int) -> bool:
     """A quick look: packed headers take at most four times their bytes."""
-    size = OVERHEAD_BYTES + len(row.payload or b"") + len(row.key or b"") + 4 * len(row.headers or b"")
+    size = OVERHEAD_BYTES + len(row.payload or b"") + len(row.key or b"")
+    if row.headers:
+        return size + 4 * len(row.headers) <= limit_bytes and readable(row)
     return size <= limit_bytes
+
+
+def readable(row: Waiting) -> bool:
+    """Whether its headers are what `publish` writes: others may have written the row."""
+    try:
+        unpack_headers(row.headers)
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+    return True
 
 
 def refusal(row: Waiting, topic: TargetTopic) -> str | None:
     """Why the log will never take this message, as far as can be told before it is sent."""
+    if not readable(row):
+        return "its headers are not a MessagePack list of pairs of text and bytes: drop it, or mend the row and retry"
     size = size_bytes(row)
     if size > topic.limit_bytes:
         return (
@@ -67,7 +82,7 @@ def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, 
     """Everything goes but what cannot, and what would pass by an earlier message of its own key."""
     if topic.fence == "append_id":
         rows = _few_of_each(rows)
-    if not held and not topic.needs_key and all(_surely_fits(row, topic.limit_bytes) for row in rows):
+    if not held and not topic.needs_key and all(_surely_goes(row, topic.limit_bytes) for row in rows):
         return Chosen(tuple(rows))
     send: list[Waiting] = []
     off: list[SetAside] = []

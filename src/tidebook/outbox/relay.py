@@ -61,6 +61,10 @@ class Relay:
 
     def stop(self) -> None:
         """Ask it to end: the batches in hand are finished, or let go of. Safe in a signal handler."""
+        # The handler may have interrupted the very thread that holds an event's lock.
+        threading.Thread(target=self._ask, name="tidebook-outbox-stop", daemon=True).start()
+
+    def _ask(self) -> None:
         self._stop.ask(self._settings.stop_s)
         self._wake.set()
 
@@ -87,7 +91,7 @@ class Relay:
         try:
             self._watch(store, once)
         finally:
-            self.stop()
+            self._ask()
             for _ in workers:
                 self._work.put(None)
             for thread in workers:
@@ -203,7 +207,7 @@ class Relay:
         except BaseException as error:
             LOGGER.exception("outbox: a relay thread ended")
             self._failure = error
-            self.stop()
+            self._ask()
         finally:
             if store is not None:
                 store.close()
@@ -241,4 +245,7 @@ class Relay:
                 self._lost[topic] = uuid
             self._again(store, error)
             return None
+        except TidebookError as error:  # its row cannot be read: the others go on
+            LOGGER.error("outbox: topic %r: %s", topic, error)
+            self.metrics.count("outbox_rests", topic=topic)
         return store

@@ -6,6 +6,7 @@ import threading
 import weakref
 
 _listeners: weakref.WeakSet[Wake] = weakref.WeakSet()
+_listening = threading.Lock()
 
 
 class Wake:
@@ -14,7 +15,8 @@ class Wake:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.nudged = False
-        _listeners.add(self)
+        with _listening:
+            _listeners.add(self)
 
     def set(self, *, nudged: bool = False) -> None:
         """Wake the sleeper."""
@@ -30,5 +32,7 @@ class Wake:
 
 def nudge() -> None:
     """Tell every relay of this process that rows may be about to be committed."""
-    for wake in list(_listeners):
+    with _listening:
+        sleepers = list(_listeners)
+    for wake in sleepers:
         wake.set(nudged=True)

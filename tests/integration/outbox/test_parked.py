@@ -124,3 +124,23 @@ def test_what_is_not_parked_can_be_neither_retried_nor_dropped(database: Databas
         with pytest.raises(NotFound):
             store.parked_drop("orders", 7)
         assert store.parked_drop("orders", None) == 0
+
+
+@every_database
+def test_rows_that_somebody_else_wrote_wrongly_stop_nobody_else(database: Database, cluster: Cluster) -> None:
+    """Headers that are no headers are parked; a topic that Kafka cannot have rests; neighbours go."""
+    topic = cluster.topic(partitions=1)
+    with database.connect() as connection:
+        cursor = connection.cursor()
+        mark = database.placeholder
+        for name, headers in ((topic, b"\xc1\xff"), (topic, b"\x93\x01\x02\x03"), ("no topic!", None)):
+            sql = f"INSERT INTO kafka_messages (topic, payload, headers) VALUES ({mark}, {mark}, {mark})"
+            cursor.execute(sql, (name, b"wrong", headers))
+        connection.commit()
+    publish(database, topic, (b"k", b"right"))
+    assert cluster.relay(database).run(once=True) == 1
+    assert [each.value for each in cluster.read(topic)] == [b"right"]
+    assert ["headers are not" in each.reason for each in aside(database)] == [True, True]
+    with opened_store(database) as store:
+        [rests] = [each for each in store.status(count_max=10) if each.error]
+    assert (rests.topic, rests.waiting) == ("no topic!", 1)

@@ -20,6 +20,7 @@ from tidebook.sql.queries.outbox_store import Row
 from tidebook.sql.queries.outbox_words import MYSQL
 
 CONNECT_S_MAX = 10
+ANSWER_S_MAX = 60
 #: How long a statement may wait for a row that somebody else's transaction has changed.
 LOCK_S_MAX = 2
 PORT = 3306
@@ -114,6 +115,8 @@ class MysqlOutboxDatabase:
                 charset="utf8mb4",
                 client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it found, changed or not
                 connect_timeout=CONNECT_S_MAX,
+                read_timeout=ANSWER_S_MAX,
+                write_timeout=ANSWER_S_MAX,
             )
         return MysqlOutboxStore(connection, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
 

@@ -198,6 +198,7 @@ class PostgresOutboxDatabase:
                 keepalives_idle=15,
                 keepalives_interval=5,
                 keepalives_count=3,
+                tcp_user_timeout=30_000,
                 prepare_threshold=2,
             )
 
