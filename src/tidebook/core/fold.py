@@ -10,7 +10,7 @@ from typing import assert_never
 import msgspec
 
 from tidebook.core.action import NEVER, Action, Append, Damaged, Delete, Mark, Purge, Seal
-from tidebook.core.head import JUMPS_MAX, RECENT_MAX, Head, Jump, Recent
+from tidebook.core.head import JOURNAL_TAGS_MAX, JUMPS_MAX, RECENT_MAX, Head, Jump, Recent
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST
 from tidebook.core.topic import TopicFacts
@@ -53,6 +53,10 @@ class Forgotten(msgspec.Struct, frozen=True, gc=False):
     """Void: a retry that comes too late to tell whether its first attempt had happened."""
 
 
+class Crowded(msgspec.Struct, frozen=True, gc=False):
+    """Void: the journal would have more different tags than its head can count."""
+
+
 class Stale(msgspec.Struct, frozen=True, gc=False):
     """Void: written for an epoch that is not the topic's."""
 
@@ -64,7 +68,7 @@ class Unchanged(msgspec.Struct, frozen=True, gc=False):
 UNCHANGED = Unchanged()
 STALE = Stale()
 
-Change = Appended | Repeated | Deleted | Purged | Lost | Forgotten | Stale | Unchanged
+Change = Appended | Repeated | Deleted | Purged | Lost | Forgotten | Crowded | Stale | Unchanged
 
 
 def fold(
@@ -99,6 +103,8 @@ def _append(
                 return head, Repeated(known.first, known.last, known.position)
         if action.floor is not None and may_be_forgotten(head, action.floor, at.epoch):
             return head, Forgotten()
+    if is_crowded(head, action):
+        return head, Crowded()
     last = head.seq_nr if head is not None and head.live else 0
     if action.expected is not None:
         if action.expected != last:
@@ -138,6 +144,14 @@ def _append(
         ),
         Appended(first, new_last, last),
     )  # fmt: skip
+
+
+def is_crowded(head: Head | None, action: Append) -> bool:
+    """Whether an append would bring the journal more different tags than a head can count."""
+    known = head.tag_counts if head is not None and head.live else {}
+    if len(known) + len(action.tagged) <= JOURNAL_TAGS_MAX:
+        return False
+    return len(known.keys() | {tag for tag, _ in action.tagged}) > JOURNAL_TAGS_MAX
 
 
 def may_be_forgotten(head: Head, floor: int, epoch: int) -> bool:

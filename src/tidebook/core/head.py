@@ -13,6 +13,8 @@ from tidebook.core.position import Position
 RECENT_MAX: Final = 16
 #: How many jumps over whole segments a head remembers; past that the narrowest is forgotten, and walked.
 JUMPS_MAX: Final = 64
+#: How many different tags the events of one life of a journal may carry: a head counts each of them.
+JOURNAL_TAGS_MAX: Final = 10_000
 
 
 class Recent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from tidebook.core.action import Append
-from tidebook.core.errors import Conflict, Fenced, OutcomeUnknown, TidebookError
+from tidebook.core.errors import Conflict, Fenced, InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.fold import Appended as Added
-from tidebook.core.fold import Change, Forgotten, Lost, Repeated, Stale, may_be_forgotten
-from tidebook.core.head import Head
+from tidebook.core.fold import Change, Crowded, Forgotten, Lost, Repeated, Stale, is_crowded, may_be_forgotten
+from tidebook.core.head import JOURNAL_TAGS_MAX, Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 
@@ -33,6 +33,8 @@ def answer(
             return Appended(change.first, change.last, partition, change.position.offset)
         case Lost():
             return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=change.found)
+        case Crowded():
+            return crowded(Key(topic, id))
         case Stale():
             return Fenced(
                 f"{topic}/{id}: the topic has moved on from epoch {action.epoch} to {position.epoch}: "
@@ -50,6 +52,14 @@ def answer(
             raise AssertionError(f"an append cannot end as {change}")
 
 
+def crowded(key: Key) -> InvalidInput:
+    """What the caller of an append is told that brings too many different tags."""
+    return InvalidInput(
+        f"{key}: the events of one journal may carry {JOURNAL_TAGS_MAX:,} different tags, and this append would bring "
+        "more: tags name kinds of events; what differs in each event belongs in its payload or metadata"
+    )
+
+
 def answer_from_head(
     head: Head | None, key: Key, action: Append, partition: int, position: Position
 ) -> Appended | TidebookError:
@@ -61,6 +71,8 @@ def answer_from_head(
     # because its first attempt was forgotten.
     late = head is not None and action.floor is not None and may_be_forgotten(head, action.floor, position.epoch)
     if not late and (head is None or head.evicted is None or head.evicted < position):
+        if is_crowded(head, action):
+            return crowded(key)
         return Conflict(
             key=key, expected=action.expected, at=action.at, found=head.seq_nr if head is not None and head.live else 0
         )

@@ -9,6 +9,7 @@ from tidebook.core.action import NEVER, Action, Append, Damaged, Delete, Mark, P
 from tidebook.core.fold import (
     Appended,
     Change,
+    Crowded,
     Deleted,
     Forgotten,
     Lost,
@@ -18,7 +19,7 @@ from tidebook.core.fold import (
     Unchanged,
     fold,
 )
-from tidebook.core.head import JUMPS_MAX, RECENT_MAX, Head, Jump
+from tidebook.core.head import JOURNAL_TAGS_MAX, JUMPS_MAX, RECENT_MAX, Head, Jump
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST
 from tidebook.core.topic import TopicFacts
@@ -479,3 +480,17 @@ def test_the_last_number_can_be_taken_and_nothing_comes_after_it() -> None:
 
 def test_an_append_that_would_pass_the_last_number_is_void() -> None:
     assert Journal(append(3)).do(append(2, at=LAST)) == Lost(3)
+
+
+def test_an_append_that_brings_a_journal_too_many_different_tags_is_void() -> None:
+    def tagged(first: int, count: int) -> Append:
+        return msgspec.structs.replace(append(), tagged=tuple((f"t-{n}", 1) for n in range(first, first + count)))
+
+    journal = Journal(tagged(0, JOURNAL_TAGS_MAX - 1))
+    before = journal.head
+    assert journal.do(tagged(JOURNAL_TAGS_MAX - 2, 3)) == Crowded()
+    assert journal.head is before
+    assert isinstance(journal.do(tagged(0, JOURNAL_TAGS_MAX)), Appended)
+    assert isinstance(journal.do(append()), Appended), "others go on"
+    journal.do(purge())
+    assert isinstance(journal.do(tagged(JOURNAL_TAGS_MAX, 5)), Appended), "a new life has no tags"

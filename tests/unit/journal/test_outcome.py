@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tidebook.core.action import Append
-from tidebook.core.errors import Conflict, Fenced, OutcomeUnknown
+from tidebook.core.errors import Conflict, Fenced, InvalidInput, OutcomeUnknown
 from tidebook.core.fold import Appended as Added
-from tidebook.core.fold import Forgotten, Lost, Repeated, Stale
-from tidebook.core.head import Head, Recent
+from tidebook.core.fold import Crowded, Forgotten, Lost, Repeated, Stale
+from tidebook.core.head import JOURNAL_TAGS_MAX, Head, Recent
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.journal.append import floor_of
@@ -46,6 +47,12 @@ def test_a_forgotten_retry_stays_unknown() -> None:
     told = answer(Forgotten(), "orders", "o-1", ACTION, 2, AT)
     assert isinstance(told, OutcomeUnknown)
     assert told.append_id == ID
+
+
+def test_an_append_with_too_many_different_tags_is_refused() -> None:
+    told = answer(Crowded(), "orders", "o-1", ACTION, 2, AT)
+    assert isinstance(told, InvalidInput)
+    assert "10,000 different tags" in str(told)
 
 
 # ---- replicated before it could be folded
@@ -96,3 +103,9 @@ def test_the_floor_of_a_retry_is_that_of_its_first_attempt() -> None:
 @pytest.mark.parametrize(("floor", "epoch"), [(7, 1), (None, 2), (7, None)])
 def test_a_floor_of_another_epoch_says_nothing(floor: int | None, epoch: int | None) -> None:
     assert floor_of(OutcomeUnknown("x", append_id=ID, floor=floor, epoch=epoch), 2) == -1
+
+
+def test_a_head_that_has_all_the_tags_it_can_count_tells_why_an_append_was_void() -> None:
+    full = msgspec.structs.replace(head(), tag_counts={f"t-{n}": 1 for n in range(JOURNAL_TAGS_MAX)})
+    action = msgspec.structs.replace(ACTION, tagged=(("one-more", 1),))
+    assert isinstance(answer_from_head(full, KEY, action, 2, AT), InvalidInput)

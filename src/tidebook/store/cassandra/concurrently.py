@@ -15,7 +15,7 @@ async def each(act: Callable[[T], Awaitable[None]], items: Iterable[T], *, at_on
     waiting = iter(items)
     first = list(islice(waiting, at_once))
     if len(first) <= 1:
-        for item in first:
+        for item in chain(first, waiting):  # one after another, where only one may be on its way
             await act(item)
         return
     # A worker begins with an item of its own and goes on with whatever is left: no item is made before its time.

@@ -1,0 +1,62 @@
+"""What the cases of streams by tag share: a book, a topic and a tag of their own, and ways to get there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+import pytest
+import pytest_asyncio
+
+from tidebook.core.action import Mark
+from tidebook.core.record import encode_record
+from tidebook.log.port import Outgoing
+from tidebook.tags.event import TaggedEvent
+from tidebook.tags.ticks import tick
+from tidebook.testing.conformance.journal_base import BookFactory
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+
+HOUR_MS = 3_600_000
+OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
+
+
+class TagsBase:
+    """Fixtures, and how a test gets what it reads."""
+
+    @pytest.fixture
+    def book_factory(self) -> BookFactory:
+        raise NotImplementedError("the subclass gives book_factory")
+
+    @pytest.fixture
+    def topic(self) -> str:
+        return f"t-{uuid.uuid4().hex[:12]}"
+
+    @pytest.fixture
+    def tag(self) -> str:
+        return f"tag-{uuid.uuid4().hex[:12]}"
+
+    @pytest_asyncio.fixture
+    async def book(self, book_factory: BookFactory) -> AsyncIterator[Book]:
+        async with book_factory(**OPTIONS) as book:
+            yield book
+
+    async def settle(self, book: Book, *topics: str) -> None:
+        """Replicate everything, and bring it below the horizon."""
+        for topic in topics:
+            await replicate(book.log, book.store, topic)
+        await tick(book.log, book.store, topics)
+        for topic in topics:
+            await replicate(book.log, book.store, topic)
+
+    async def read(self, book: Book, tag: str, *topics: str, after: str | datetime | None = None) -> list[TaggedEvent]:
+        return [event async for event in book.tags.read(tag, after=after, topics=topics)]
+
+    async def advance(self, book: Book, topic: str, time_ms: int, *partitions: int) -> None:
+        """Let the log's time be at least this, as a tick of another topic would."""
+        facts = await book.store.facts(topic)
+        assert facts is not None
+        value = encode_record(Mark(facts.epoch, time_ms), limit_bytes=facts.limit_bytes)
+        for partition in partitions or range(facts.partitions):
+            await book.log.append(Outgoing(topic, partition, None, value))
