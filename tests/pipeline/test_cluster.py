@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.pipeline.commands import processes_with
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.portal import Portal
@@ -43,7 +46,7 @@ class Cluster:
     """Spark's own daemons, as plain processes."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = f"spark://127.0.0.1:{free_port()}"
 
@@ -54,7 +57,7 @@ class Cluster:
         for n in range(2):
             self._daemon(
                 "org.apache.spark.deploy.worker.Worker", "--host", host, "--webui-port", "0", "--cores", "1",
-                "--memory", "1g", "--work-dir", str(self._folder / f"work-{n}"), self.url,
+                "--memory", "1g", "--work-dir", str(self.folder / f"work-{n}"), self.url,
             )  # fmt: skip
         for n in (1, 2):
             self._await(f"{n}", "Successfully registered with master")
@@ -65,15 +68,27 @@ class Cluster:
         environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         command = [str(home / "bin" / "spark-class"), name, *arguments]
-        with (self._folder / f"{len(self._processes) or 'master'}.log").open("wb") as log:
+        with (self.folder / f"{len(self._processes) or 'master'}.log").open("wb") as log:
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
 
     def _await(self, name: str, text: str) -> None:
         deadline = time.monotonic() + START_S
-        log = self._folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         while text not in log.read_text(errors="replace"):
             assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
             time.sleep(0.2)
+
+    def executors(self) -> list[int]:
+        """The executors that run now: Spark's workers start each in a folder of its own."""
+        running = [pid for pid in processes_with("CoarseGrainedExecutorBackend") if self._is_ours(pid)]
+        assert running
+        return running
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.folder.resolve())
+        except OSError:
+            return False
 
     def stop(self) -> None:
         for process in reversed(self._processes):
@@ -103,34 +118,44 @@ def package(tmp_path: Path) -> Path:
     return archive
 
 
-def test_a_cluster_replicates_with_the_shipped_package(
-    cluster: Cluster,
-    package: Path,
-    servers_toml: Path,
-    portal: Portal,
-    topic: str,
-    open_book: OpenBook,
-) -> None:
+def submitted(cluster: Cluster, package: Path, toml: Path, topic: str) -> subprocess.Popen[bytes]:
+    """`spark-submit` of the replication, as the documents tell it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home())}
     conf = ("spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.executor.cores=1", "spark.cores.max=2")
+    command = [
+        *(str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url),
+        *(part for each in conf for part in ("--conf", each)),
+        *("--jars", ",".join(map(str, kafka_source_jars())), "--py-files", str(package)),
+        *(job.__file__, "pipeline", "replicate", "--once", "--json", "--topic", topic, "--book", str(toml)),
+    ]
+    with (cluster.folder / "submit.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log)
+
+
+def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_killed(
+    cluster: Cluster, package: Path, servers_toml: Path, portal: Portal, topic: str, open_book: OpenBook
+) -> None:
+    # Many micro-batches, so that there is one to kill an executor in.
+    servers_toml.write_text(f"{servers_toml.read_text()}[pipeline]\nrecords_max = 20\nlook_every_s = 0.1\n")
     with opened(portal, servers_toml) as book:
-        portal.run(write_history(book, topic, steps=100))
-        done = subprocess.run(
-            [
-                *(str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url),
-                *(part for each in conf for part in ("--conf", each)),
-                *("--jars", ",".join(map(str, kafka_source_jars())), "--py-files", str(package)),
-                *(job.__file__, "pipeline", "replicate", "--once", "--json", "--topic", topic),
-                *("--book", str(servers_toml)),
-            ],
-            cwd=ROOT, env=environment, capture_output=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr.decode()[-3000:]
-        [*_, last] = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
+        portal.run(write_history(book, topic, steps=150))
+        process = submitted(cluster, package, servers_toml, topic)
+        assert process.stdout is not None
+        killed: list[int] = []
+        last: dict[str, Any] = {}
+        for line in process.stdout:
+            if line.startswith(b"{"):
+                last = json.loads(line)
+                if not killed and last["batches"] > 0 and last["lag"] > 0:
+                    killed = cluster.executors()[:1]
+                    os.kill(killed[0], signal.SIGKILL)
+        process.stdout.close()
+        assert process.wait(60) == 0, (cluster.folder / "submit.log").read_text(errors="replace")[-3000:]
+        assert killed
         assert (last["done"], last["lag"]) == (True, 0)
         found = portal.run(rows_of(book.store, topic))
         expected = portal.run(expected_rows(book, open_book("fresh"), topic))
         assert (found["heads"], found["events"]) == (expected["heads"], expected["events"])
-    shipped = [file for work in (0, 1) for file in (cluster._folder / f"work-{work}").rglob("tidebook-shipped.zip")]
-    assert len(shipped) == 2, "each executor was given the archive"
+    shipped = [file for work in (0, 1) for file in (cluster.folder / f"work-{work}").rglob("tidebook-shipped.zip")]
+    assert len(shipped) >= 2, "each executor was given the archive"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +12,7 @@ import tidebook
 from tidebook.cli.options import chosen
 from tidebook.core.errors import InvalidInput
 from tidebook.core.portal import Portal
+from tidebook.pipeline.prerequisites import missing_for_spark
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def opened(book: str | None) -> Iterator[tuple[Book, Portal]]:
 @contextmanager
 def session(book: Book, job: str, more: dict[str, str] | None = None) -> Iterator[SparkSession]:
     """A Spark session for a job, or how to get Spark. What makes a job fail is told as one of our errors."""
-    if find_spec("pyspark") is None:
-        raise InvalidInput("pyspark is not installed: pip install 'tidebook[spark]' (it needs Java 17 or newer)")
+    if (missing := missing_for_spark()) is not None:
+        raise InvalidInput(missing)
     from pyspark.errors import PySparkException
 
     from tidebook.pipeline.failures import failure_of
-    from tidebook.pipeline.session import job_session
+    from tidebook.pipeline.session import job_session, unless_spark_is_gone
 
     spark = job_session(f"tidebook {job}", book.settings, more)
     try:
@@ -52,4 +52,5 @@ def session(book: Book, job: str, more: dict[str, str] | None = None) -> Iterato
     except PySparkException as error:
         raise failure_of(error) from error
     finally:
-        spark.stop()
+        with unless_spark_is_gone():
+            spark.stop()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from importlib.util import find_spec
 from pathlib import Path
 
 from tidebook.core.errors import TidebookError
 from tidebook.pipeline.jobs.purge import purge_expired
+from tidebook.pipeline.prerequisites import missing_for_spark
 from tidebook.wiring.book import Book
 
 RESTART_FIRST_S = 1.0
@@ -29,8 +29,8 @@ class ReplicationChild:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep it running until `stop`."""
-        if find_spec("pyspark") is None:
-            self.state = "off: pip install 'tidebook[spark]' (and Java 17) to replicate; reads and appends go on"
+        if (missing := missing_for_spark()) is not None:
+            self.state = f"off, while reads and appends go on: {missing}"
             await stop.wait()
             return
         wait_s = RESTART_FIRST_S

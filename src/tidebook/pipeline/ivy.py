@@ -60,7 +60,10 @@ def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
 def find_java() -> Path:
     """The java to run: JAVA_HOME's, else the one on PATH."""
     if home := os.environ.get("JAVA_HOME"):
-        return Path(home) / "bin" / "java"
+        java = Path(home) / "bin" / "java"
+        if os.access(java, os.X_OK):
+            return java
+        raise InvalidInput(f"Java 17 or newer is needed, and JAVA_HOME has none: there is no {java}")
     if found := shutil.which("java"):
         return Path(found)
     raise InvalidInput("Java 17 or newer is needed: set JAVA_HOME, or put java on PATH")

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidebook.core.metrics import Metrics
+from tidebook.pipeline.session import unless_spark_is_gone
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
@@ -83,4 +84,5 @@ def listening(spark: SparkSession, metrics: Metrics) -> Iterator[Listener]:
     try:
         yield listener
     finally:
-        spark.streams.removeListener(listener)
+        with unless_spark_is_gone():
+            spark.streams.removeListener(listener)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tidebook.pipeline.jars import kafka_source_jars
@@ -19,7 +22,7 @@ DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     # One Arrow batch is one slice of a partition: as many records as make the store's round trips cheap, and never
     # more bytes than a worker can hold.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
     # A second copy of a slow task would be a second replicator: harmless, and useless.
     "spark.speculation": "false",
@@ -69,6 +72,17 @@ def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str]
     builder = SparkSession.builder.appName(name)
     for key, value in wanted.items():
         builder = builder.config(key, value)
+    # What it logs it raises as well; and a JVM that was ended together with us is not worth a page of traces.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextmanager
+def unless_spark_is_gone() -> Iterator[None]:
+    """For what tidies up in Spark: service managers end a whole group of processes, and the JVM may be the first."""
+    try:
+        yield
+    except (Py4JError, ConnectionError, EOFError):
+        return

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tidebook.core.errors import LogLost, Unavailable
 from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
 from tidebook.wiring.book import Book
@@ -23,7 +24,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     end: int
     #: The first offset that is not replicated yet.
     replicated: int
-    #: Records that the store does not have yet, and how long the first of them waits at most.
+    #: Records that the store does not have yet, and how long the first of them has waited.
     lag: int
     lag_s: float
 
@@ -48,8 +49,22 @@ async def _status(book: Book, topic: str, partition: int, epoch: int) -> Partiti
     start, end = await asyncio.gather(book.log.start(topic, partition), book.log.end(topic, partition))
     replicated = replicated_to(pointer, epoch)
     lag = max(0, end - max(replicated, start))
-    behind_ms = book.clock.now_ms() - pointer.time_ms if lag and pointer is not None else 0
-    return PartitionStatus(topic, partition, epoch, start, end, replicated, lag, max(0, behind_ms) / 1000)
+    behind_ms = 0
+    if lag:
+        since_ms = await _waits_since_ms(book, topic, partition, max(replicated, start), end, pointer)
+        behind_ms = max(0, book.clock.now_ms() - since_ms)
+    return PartitionStatus(topic, partition, epoch, start, end, replicated, lag, behind_ms / 1000)
+
+
+async def _waits_since_ms(book: Book, topic: str, partition: int, start: int, end: int, pointer: Pointer | None) -> int:
+    """When the log took the first record that waits; the pointer's time where the log cannot tell just now."""
+    try:
+        page = await book.log.read(topic, partition, start=start, stop=end, limit=1)
+    except (LogLost, Unavailable):
+        page = None
+    if page is not None and page.records:
+        return page.records[0].timestamp_ms
+    return book.clock.now_ms() if pointer is None else pointer.time_ms
 
 
 def replicated_to(pointer: Pointer | None, epoch: int) -> int:

@@ -59,6 +59,18 @@ async def write(address: str, keyspace: str, topic: str, batches: Batches) -> in
     return written
 
 
+async def drop(address: str, keyspace: str) -> None:
+    """Forget all that a run wrote."""
+    host, port = address.split(":")
+    cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
+    session = await cluster.create_session()
+    try:
+        await session.query(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
+    finally:
+        await session.close()
+        cluster.destroy()
+
+
 async def _send(session: Any, prepared: Any, rows: list[list[Any]]) -> None:
     if len(rows) == 1:
         await session.execute(prepared.bind(rows[0]))

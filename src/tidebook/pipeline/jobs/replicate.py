@@ -24,6 +24,7 @@ from tidebook.pipeline.failures import failure_of, may_pass
 from tidebook.pipeline.listening import Figures, Listener, listening
 from tidebook.pipeline.losses import find_starts
 from tidebook.pipeline.note import Note, leave_note
+from tidebook.pipeline.session import unless_spark_is_gone
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.source.stream import stream_records
@@ -131,7 +132,7 @@ class Replication:
         ticks = self._portal.run(settle(self._book, self._topics))
         with self._lock:
             self._records += ticks
-        self._look(self._facts())
+        self._look(self._facts(), last=True)
         return self.progress()
 
     def _run(self, *, once: bool) -> Progress:
@@ -143,6 +144,8 @@ class Replication:
                     break
                 failures, wait_s = 0, RESTART_FIRST_S
             except TidebookError as error:
+                if self._stop.is_set():
+                    break  # who asked for the end may have ended Spark as well
                 failures = failures + 1 if self._records == before else 1
                 endless = may_pass(error) and not once
                 if not endless and (failures >= FAILURES_MAX or not may_pass(error)):
@@ -150,7 +153,7 @@ class Replication:
                 self._tell(self.progress(waiting=str(error)))
                 self._stop.wait(wait_s)
                 wait_s = min(wait_s * 2, RESTART_MAX_S)
-        self._look(self._facts())
+        self._look(self._facts(), last=True)
         return self.progress()
 
     def _facts(self) -> dict[str, TopicFacts]:
@@ -219,7 +222,7 @@ class Replication:
         finally:
             _finish(query)
 
-    def _look(self, facts: Mapping[str, TopicFacts]) -> None:
+    def _look(self, facts: Mapping[str, TopicFacts], *, last: bool = False) -> None:
         found = tuple(self._portal.run(partition_statuses(self._book, facts)))
         with self._lock:
             self._partitions = found
@@ -230,7 +233,7 @@ class Replication:
         progress = self.progress()
         metrics.gauge("pipeline_stopped_partitions", len(progress.stopped))
         self._tell(progress)
-        if time.monotonic() - self._noted >= NOTE_EVERY_S:
+        if last or time.monotonic() - self._noted >= NOTE_EVERY_S:
             self._noted = time.monotonic()
             self._portal.run(leave_note(self._book, self._note(progress)))
 
@@ -259,6 +262,7 @@ def _ended(query: StreamingQuery, within_s: float) -> bool:
 def _finish(query: StreamingQuery) -> None:
     """Let the batch under way finish, then stop."""
     deadline = time.monotonic() + STOP_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    query.stop()
+    with unless_spark_is_gone():
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        query.stop()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -170,16 +172,7 @@ def _counting(rows: list[EventRow], head: Head | None, plan: Plan, partition: in
 
 
 def _runs(page: Sequence[tuple[str, EventRow]]) -> list[Run]:
-    runs: list[Run] = []
-    before: str | None = None
-    rows: list[EventRow] = []
-    for id, row in page:
-        if id != before:
-            rows = []
-            runs.append((id, rows))
-            before = id
-        rows.append(row)
-    return runs
+    return [(id, [row for _, row in rows]) for id, rows in groupby(page, itemgetter(0))]
 
 
 async def _by_split(store: StoreWriter, plan: Plan, split: Split) -> AsyncIterator[list[Run]]:

@@ -1,0 +1,74 @@
+"""`tidebook` as a process of its own, read line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+END_S = 90
+
+
+class Command:
+    """A running command; its lines are JSON."""
+
+    def __init__(self, *arguments: str, code: str = "from tidebook.cli.app import main; main()", **env: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            cwd=ROOT,
+            env={**environment, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first line from here on of which this holds; the test's time limit ends a vain wait."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            row: dict[str, Any] = json.loads(line)
+            if holds(row):
+                return row
+        raise AssertionError(f"it ended with {self.process.wait()}: {self._errors()}")
+
+    def end(self) -> tuple[int, list[dict[str, Any]]]:
+        """Ask it to end; its exit code and last lines."""
+        self.process.terminate()
+        out, _ = self.process.communicate(timeout=END_S)
+        return self.process.returncode, [json.loads(line) for line in out.splitlines()]
+
+    def _errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode()[-3000:]
+
+
+@contextmanager
+def running(*arguments: str, **more: str) -> Iterator[Command]:
+    """A command that does not outlive its test."""
+    command = Command(*arguments, **more)
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            os.killpg(command.process.pid, signal.SIGKILL)
+        command.process.communicate(timeout=END_S)
+
+
+def processes_with(text: str) -> list[int]:
+    """Processes that have this among their arguments."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (folder / "cmdline").read_bytes().decode(errors="replace"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
