@@ -17,7 +17,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.portal import Portal
 from tidebook.core.topic import TopicFacts
 from tidebook.pipeline.failures import failure_of, may_pass
@@ -35,8 +35,10 @@ from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 
-#: How often a run that fails in the same place is started again before its error is told.
+#: How often, and for how long at least, a run that fails in the same place is started again before its error is told.
+#: A busy machine may need more than the ten seconds that Spark gives a Python worker to start.
 FAILURES_MAX = 5
+FAILING_S = 120.0
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
 #: How long a stop waits for the batch under way.
@@ -137,6 +139,7 @@ class Replication:
 
     def _run(self, *, once: bool) -> Progress:
         failures, wait_s = 0, RESTART_FIRST_S
+        moved = time.monotonic()
         while not self._stop.is_set():
             before = self._records
             try:
@@ -146,14 +149,20 @@ class Replication:
             except TidebookError as error:
                 if self._stop.is_set():
                     break  # who asked for the end may have ended Spark as well
-                failures = failures + 1 if self._records == before else 1
-                endless = may_pass(error) and not once
-                if not endless and (failures >= FAILURES_MAX or not may_pass(error)):
+                if self._records > before:
+                    failures, moved = 0, time.monotonic()
+                failures += 1
+                over = once and failures >= FAILURES_MAX and time.monotonic() - moved >= FAILING_S
+                if over or not may_pass(error):
                     raise
                 self._tell(self.progress(waiting=str(error)))
                 self._stop.wait(wait_s)
                 wait_s = min(wait_s * 2, RESTART_MAX_S)
-        self._look(self._facts(), last=True)
+        try:
+            self._look(self._facts(), last=True)
+        except Unavailable:
+            if not self._stop.is_set():  # who ends a run that waits for the store wants no other answer
+                raise
         return self.progress()
 
     def _facts(self) -> dict[str, TopicFacts]:
