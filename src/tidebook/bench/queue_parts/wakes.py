@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from contextlib import aclosing
 from datetime import UTC, datetime
 
@@ -70,37 +71,49 @@ async def _latencies_ms(ours: Ours, count: int) -> list[float]:
 
 
 async def timers(run: Run) -> None:
-    """Ten thousand process dates; how late the listener is woken for each, and how late it has the entry."""
+    """Ten thousand process dates: how late a listener is woken for each, and how late a worker has the entry."""
     ours = Ours(run.url)
     await ours.open()
-    queue = ours.queue
     measured_s = TIMERS_S / 10 if run.quick else TIMERS_S
-    first = time.time() + 3.0
-    dates = [first + number / TIMERS_PER_S for number in range(TIMERS)]
+    first = time.time() + 5.0
+    dates = [round(first + number / TIMERS_PER_S, 3) for number in range(TIMERS)]
     for at in range(0, TIMERS, 1000):
-        await queue.put_many(
-            [
-                Entry(data=number, process_at=datetime.fromtimestamp(dates[number], UTC))
-                for number in range(at, at + 1000)
-            ]
+        await ours.queue.put_many(
+            [Entry(data=n, process_at=datetime.fromtimestamp(dates[n], UTC)) for n in range(at, at + 1000)]
         )
-    woken: list[float] = []
-    late: list[float] = []
+    until = first + measured_s
     with timed(f"tidebook: {TIMERS:,} timers, {measured_s:.0f} s of them"):
-        async with aclosing(queue.listen()) as dues:
-            async for _ in dues:
-                now = time.time()
-                while jobs := await queue.claim(100):
-                    then = time.time()
-                    woken += [(now - job.process_at.timestamp()) * 1000 for job in jobs]
-                    late += [(then - job.process_at.timestamp()) * 1000 for job in jobs]
-                    await queue.done(jobs)
-                if len(late) >= measured_s * TIMERS_PER_S:
-                    break
+        wakes, late = await asyncio.gather(_wakes(ours.queue, until), _late_ms(ours.queue, until))
     await ours.close()
     _keep(run, "timer_claimed", late)
-    # an entry that came with another's wake-up was not woken for: its own moment is when it was claimed
-    _keep(run, "timer", [wake if wake >= 0 else claim for wake, claim in zip(woken, late, strict=True)])
+    # a timer may be early by a part of a millisecond
+    woken = [(wakes[bisect_left(wakes, date - 0.001)] - date) * 1000 for date in dates if date < until]
+    _keep(run, "timer", woken)
+
+
+async def _wakes(queue: Queue, until: float) -> list[float]:
+    """The moments at which a listener is woken, up to the first past `until`."""
+    wakes: list[float] = []
+    async with aclosing(queue.listen()) as dues:
+        async for _ in dues:
+            wakes.append(time.time())
+            if wakes[-1] > until:
+                break
+    return wakes
+
+
+async def _late_ms(queue: Queue, until: float) -> list[float]:
+    """How late entries are in the hands of a worker who claims whenever he is woken."""
+    late: list[float] = []
+    async with aclosing(queue.listen()) as dues:
+        async for _ in dues:
+            while jobs := await queue.claim(100):
+                now = time.time()
+                late += [(now - job.process_at.timestamp()) * 1000 for job in jobs]
+                await queue.done(jobs)
+            if time.time() > until:
+                break
+    return late
 
 
 def _keep(run: Run, name: str, taken_ms: list[float]) -> None:

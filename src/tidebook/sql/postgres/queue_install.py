@@ -10,7 +10,7 @@ from tidebook.sql.postgres.connect import Connection
 from tidebook.sql.queries.queue import TABLE_FILES, VERSION, text
 
 SHARED_TABLE = "entry"
-SLOTS_FIRST = 3
+SLOTS_FIRST = 2
 #: The lock that makes installing wait for installing.
 _INSTALL_LOCK = 0x7469_6465
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
