@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.gather import Gather
@@ -15,6 +16,10 @@ from tidebook.sql.queries.queue.statements import TableStatements
 #: Claims of one call, and the calls of a queue that are under way at one time.
 CLAIMS_MAX = 8
 FLIGHTS_MAX = 2
+
+
+#: Priority, process date, id.
+_ORDER = itemgetter(4, 8, 1)
 
 
 class Kind(NamedTuple):
@@ -81,12 +86,9 @@ class Claims:
             kind.together,
         )
         rows = await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous, writes=False)
-        found: list[list[Claimed]] = [[] for _ in claims]
-        rows.sort(key=_in_order)
-        for row in rows:
-            found[row[15] - 1].append(Claimed(*row[:15]))
+        found: list[list[Claimed]] = []
+        for claim in claims:
+            mine, rows = rows[: claim.limit], rows[claim.limit :]
+            mine.sort(key=_ORDER)
+            found.append([Claimed(*row) for row in mine])
         return found
-
-
-def _in_order(row: tuple[Any, ...]) -> tuple[int, int, int]:
-    return row[4], row[8], row[1]

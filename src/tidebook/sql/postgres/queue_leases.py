@@ -97,6 +97,9 @@ class Leases:
 
 def split(held: Sequence[Held]) -> tuple[dict[bytes, Group], dict[tuple[int, bytes], Group]]:
     """Whole bundles by token, and entries kept for themselves by table and token. Parts of bundles are in neither."""
+    first = held[0]
+    if first.together == len(held) and all(each.token == first.token for each in held):
+        return {first.token: list(held)}, {}
     bundles: dict[bytes, Group] = {}
     alone: dict[tuple[int, bytes], Group] = {}
     for each in held:

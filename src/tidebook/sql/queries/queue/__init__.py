@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 #: Raised with every change of the files beside this one: they are then installed anew.
-VERSION = 4
+VERSION = 5
 NOW = "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
 TABLE_FILES = ("table.sql", "bundle.sql", "put.sql", "runout.sql", "claim.sql", "fail.sql", "due.sql")
 

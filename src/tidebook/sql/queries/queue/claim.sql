@@ -3,14 +3,16 @@
 -- never seen without the entry that holds it. A scalar subquery, since NOT EXISTS would be planned as a join of all.
 -- What was picked is deleted, and inserted again as being processed: one row for all entries without a key, a bundle,
 -- where the claim asks for them together (see bundle.sql), and a row for each of the others.
--- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn.
+-- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn; the
+-- rows of the first come first, as many as its limit, then those of the next.
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
+DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer[], bigint, uuid[], smallint, boolean, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_queue integer, p_limits integer[], p_lease bigint, p_tokens uuid[], p_max smallint, p_serial boolean,
     p_together boolean
 ) RETURNS TABLE (slot smallint, id bigint, keyhash bytea, key text, priority smallint, timeouts smallint,
     format integer, inserted_at bigint, process_at bigint, expires_at bigint, started_at bigint, lease_until bigint,
-    kind smallint, data bytea, together integer, place integer)
+    kind smallint, data bytea, together integer)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $claim$
 #variable_conflict use_column
 DECLARE
@@ -115,7 +117,7 @@ BEGIN
         END IF;
         RETURN QUERY SELECT p.slot, p.id, uuid_send(p.keyhash), p.key, p.priority, p.timeouts, p.format, p.inserted_at,
             p.process_at, p.expires_at, v_now, v_now + p_lease, p.kind, p.data,
-            CASE WHEN p.key IS NULL THEN v_together ELSE 0 END, i
+            CASE WHEN p.key IS NULL THEN v_together ELSE 0 END
         FROM unnest(v_got) AS p;
     END LOOP;
 END $claim$;
