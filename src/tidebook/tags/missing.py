@@ -58,14 +58,17 @@ def life_of(row: TagRow) -> Life:
 
 
 async def search(store: StoreWriter, gap: Gap) -> Found:
-    """Look in the current and the previous bucket, then in the journal itself."""
+    """Look in the current and the previous bucket, then in the journal itself, however old the event is."""
     found = await _in_view(store, gap)
     if len(found) == gap.row.tag_seq_nr - gap.first:
         return Found(tuple(found), True)
     in_journal = await _in_journal(store, gap)
     if in_journal is None:
         return Found(tuple(found), False)
-    return Found(tuple(in_journal), True)
+    # The journal has come further than the row, so all rows before it are in the view by now: also those whose
+    # events were deleted since, where deletes leave them there.
+    by_number = {row.tag_seq_nr: row for row in [*in_journal, *await _in_view(store, gap)]}
+    return Found(tuple(by_number[number] for number in sorted(by_number)), True)
 
 
 async def _in_view(store: StoreWriter, gap: Gap) -> list[TagRow]:

@@ -45,9 +45,9 @@ steps = st.one_of(
 class World:
     """A topic of its own, slices that were planned and not applied yet, and a reader that resumes."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, topic: str | None = None) -> None:
         self.book = book
-        self.topic = f"t-{next(numbers)}"
+        self.topic = topic or f"t-{next(numbers)}"
         self.names = {tag: f"{tag}-{self.topic}" for tag in TAGS}
         self.journal = book.journal(self.topic)
         self.plans: list[Plan] = []
