@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is slow, not wrong; an example that fails is printed, so that it can be kept.
+settings.register_profile("tidebook", deadline=None, print_blob=True)
+settings.load_profile("tidebook")
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600

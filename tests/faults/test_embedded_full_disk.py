@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import tidebook
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import Outgoing, read_all
@@ -119,3 +120,27 @@ async def test_a_disk_that_cannot_be_written_is_refused(read_only: Path) -> None
     for folder in (read_only, read_only / "below"):
         with pytest.raises(InvalidInput):
             EmbeddedLog(folder)
+
+
+async def test_a_book_that_is_opened_on_a_full_disk_reads_on(small: Path) -> None:
+    async with tidebook.open(small / "book") as book:
+        await book.journal("orders").append("o-1", [tidebook.Event("first")])
+    filling = small / "filling"
+    fill_up(filling)
+    async with tidebook.open(small / "book") as book:
+        orders = book.journal("orders")
+        with pytest.raises(Unavailable, match="full"):
+            await orders.append("o-1", [tidebook.Event("x" * 100_000)])
+        assert [event.payload async for event in orders.read("o-1")] == ["first"]
+        assert await orders.pointer("o-1") == 1
+
+
+async def test_a_full_disk_is_told_where_even_reading_needs_room(small: Path) -> None:
+    async with tidebook.open(small / "book") as book:
+        await book.journal("orders").append("o-1", [tidebook.Event("first")])
+    for shared in (small / "book").glob("*-shm"):
+        shared.unlink()
+    fill_up(small / "filling")
+    with pytest.raises(Unavailable, match="disk is full"):
+        async with tidebook.open(small / "book"):
+            raise AssertionError

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
-from tidebook.cli import doctor, flush_wal, journal, outbox, output, pipeline, queue, tags, up, wal
+from tidebook.cli import bench, doctor, flush_wal, journal, outbox, output, pipeline, queue, tags, up, wal
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
@@ -36,6 +37,7 @@ app.add_typer(pipeline.app, name="pipeline")
 pipeline.app.command("flush-wal")(flush_wal.flush_wal)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(queue.app, name="queue")
+app.command(context_settings=bench.ANY_ARGUMENTS)(bench.bench)
 app.command()(doctor.doctor)
 
 
@@ -54,18 +56,38 @@ def exit_code(error: TidebookError) -> int:
             return 5
 
 
+#: Bad usage, as typer raises it; whether that is click's own class or a copy of it depends on typer's version.
+BadUsage: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+
+
 def main() -> None:
     """The console script."""
     try:
-        app()
+        code = app(prog_name="tidebook", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except TidebookError as error:
-        output.aside.print(f"tidebook: {error}", markup=False, soft_wrap=True)
+        _say(str(error))
         sys.exit(exit_code(error))
+    except BadUsage as error:
+        _tell_usage(error)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+
+
+def _say(text: str) -> None:
+    output.aside.print(f"tidebook: {' '.join(text.split())}", markup=False, soft_wrap=True)
+
+
+def _tell_usage(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked for: its message is the help
+        error.show()
+        return
+    command = error.ctx.command_path if error.ctx else "tidebook"
+    _say(f"{error.format_message().rstrip('.')}: see {command} --help")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tidebook
 from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.core.errors import TidebookError
-from tidebook.wiring.status import topic_status
+from tidebook.wiring.status import file_damage, topic_status
 
 EXTRAS = {
     "kafka": "confluent_kafka",
@@ -41,7 +41,8 @@ def doctor(book: BookOption = None, json: JsonOption = False) -> None:
         import apsw
 
         say("python", sys.version_info >= (3, 11), platform.python_version())
-        say("sqlite", apsw.sqlitelibversion() >= "3.51.3", apsw.sqlitelibversion())
+        known = tuple(int(part) for part in apsw.sqlitelibversion().split("."))
+        say("sqlite", known >= (3, 51, 3), apsw.sqlitelibversion())
         java = shutil.which("java")
         say("java", None, java or "not found: needed for Spark only")
         for name, module in EXTRAS.items():
@@ -50,6 +51,9 @@ def doctor(book: BookOption = None, json: JsonOption = False) -> None:
         try:
             async with tidebook.open(chosen(book)) as opened:
                 say("book", True, str(opened.settings.folder.resolve()))
+                for name, damage in file_damage(opened).items():
+                    found = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "whole"
+                    say(f"file {name}", not damage, " ".join(found.split()))
                 for topic in await opened.topics():
                     try:
                         status = await topic_status(opened, topic)

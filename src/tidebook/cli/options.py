@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any
 
 import typer
 
 from tidebook.cli import output
+from tidebook.core.errors import TidebookError
 
 DEFAULT_BOOK = "./tidebook-data"
 
@@ -29,4 +30,21 @@ def chosen(book: str | None) -> str:
 def run(body: Callable[[], Coroutine[Any, Any, None]], *, json: bool) -> None:
     """Run a command's body; errors go up to `main`, which turns them into one line and an exit code."""
     output.choose(json=json)
-    asyncio.run(body())
+    try:
+        asyncio.run(body())
+    except BaseExceptionGroup as group:
+        raise _cause(group) from group
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Why a group of tasks failed: a mistake of ours before all, then the first error."""
+    leaves = list(_leaves(group))
+    return next((each for each in leaves if not isinstance(each, TidebookError)), leaves[0])
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from _leaves(each)
+        else:
+            yield each

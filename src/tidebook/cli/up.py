@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine
+from pathlib import Path
+from shlex import quote
+from shutil import which
 from typing import Annotated, Any
 
 import typer
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import tidebook
 from tidebook.cli import output
@@ -35,11 +41,12 @@ def up(
         async with tidebook.open(chosen(book)) as opened:
             where = opened.settings.folder.resolve()
             if output.human():
-                output.console.print(f"Tidebook is open in [bold]{where}[/bold]. Ctrl-C ends it; nothing is lost.")
-                output.console.print("Try in another terminal:", style="dim")
                 output.console.print(
-                    f"  tidebook journal append orders o-1 '{{\"total\": 3}}' --book {where}", markup=False
+                    f"Tidebook is open in [bold]{escape(str(where))}[/bold]. Ctrl-C ends it; nothing is lost."
                 )
+                output.console.print("Try in another terminal:", style="dim")
+                example = f"{_command()} journal append orders o-1 '{{\"total\": 3}}' --book {quote(str(where))}"
+                output.console.print(f"  {example}", markup=False, soft_wrap=True)
             else:
                 output.emit({"open": str(where)})
             stop = asyncio.Event()
@@ -60,6 +67,14 @@ def up(
                     stop.set()
 
     run(go, json=json)
+
+
+def _command() -> str:
+    """How this very Tidebook is called from a terminal in the same folder, where no environment is active."""
+    script = Path(sys.executable).with_name("tidebook")
+    if script.is_relative_to(Path.cwd()):
+        return quote(str(script.relative_to(Path.cwd())))
+    return "tidebook" if which("tidebook") else quote(str(script))
 
 
 async def _watch(
@@ -89,7 +104,7 @@ def _table(statuses: list[TopicStatus], child: ReplicationChild | None) -> Table
     captions = [] if statuses else ["No topic yet: the first append makes one."]
     if child is not None:
         captions.append(f"Replication: {child.state}")
-    table.caption = "\n".join(captions) or None
+    table.caption = Text("\n".join(captions), style="table.caption") if captions else None  # no markup: it has brackets
     table.add_column("topic")
     for name in ("partitions", "records in the log", "not replicated yet"):
         table.add_column(name, justify="right")

@@ -33,7 +33,10 @@ class Conflict(TidebookError):
     """An append lost against another one: the journal does not stand where the appender expected it."""
 
     def __init__(self, *, key: object, expected: int | None = None, at: int | None = None, found: int) -> None:
-        wanted = f"expected seq_nr {expected}" if at is None else f"at seq_nr {at}, which must be above the last one"
+        if at is not None:
+            wanted = f"at seq_nr {at}, which must be above the last one"
+        else:
+            wanted = f"expected seq_nr {expected}" if expected is not None else "no number is left behind the last one"
         super().__init__(f"{key}: {wanted}, found {found}: read on from there, then append again")
         self.key = key
         self.expected = expected

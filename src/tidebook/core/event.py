@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import decode_json, decode_payload, encode_json, encode_payload, encode_text
+from tidebook.core.payload import JSON, decode_payload, encode_json, encode_payload, encode_text
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
@@ -219,7 +219,7 @@ def read_event(kept: bytes, seq_nr: int, timestamp_ms: int, partition: int, offs
         seq_nr,
         decode_payload(event.payload_type, event.payload),
         frozenset(event.tags) if event.tags else _NO_TAGS,
-        None if event.metadata is None else decode_json(event.metadata),
+        None if event.metadata is None else decode_payload(JSON, event.metadata),
         timestamp_ms,
         partition,
         offset,

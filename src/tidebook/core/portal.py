@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
+
+from tidebook.core.errors import OutcomeUnknown, Unavailable
 
 T = TypeVar("T")
 
@@ -19,6 +21,8 @@ class Portal:
     """Runs coroutines and async iterators for threads that have no loop."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="tidebook-portal", daemon=True)
         self._thread.start()
@@ -29,13 +33,21 @@ class Portal:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin a coroutine; its result is waited for elsewhere."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._lock:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise Unavailable("the book is closed")
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""
         future = self.submit(coroutine)
         try:
             return future.result()
+        except CancelledError as error:
+            if not self._closed:
+                raise
+            raise OutcomeUnknown("the book was closed before this was answered: it may have happened") from error
         except BaseException:
             future.cancel()
             raise
@@ -48,7 +60,6 @@ class Portal:
         over: list[BaseException | None] = []
 
         async def pump() -> None:
-            end: BaseException | None = None
             try:
                 async for item in items:
                     with news:
@@ -57,19 +68,20 @@ class Portal:
                     if len(ready) >= AHEAD_MAX:
                         room.clear()
                         await room.wait()
-            except asyncio.CancelledError:
-                pass
-            except BaseException as error:
-                end = error
             finally:
                 close = getattr(items, "aclose", None)
                 if close is not None:
                     await close()
-                with news:
-                    over.append(end)
-                    news.notify()
 
-        task = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        def ended(task: Future[None]) -> None:
+            # A consumer that is cut off must not take what it has for the whole.
+            cut_off = Unavailable("the book was closed during the iteration: what came is not all of it")
+            with news:
+                over.append(cut_off if task.cancelled() else task.exception())
+                news.notify()
+
+        task = self.submit(pump())
+        task.add_done_callback(ended)
         try:
             while True:
                 with news:
@@ -78,7 +90,8 @@ class Portal:
                     taken = list(ready)
                     ready.clear()
                     finished = bool(over)
-                self._loop.call_soon_threadsafe(room.set)
+                if not finished:
+                    self._call(room.set)
                 yield from taken
                 if finished:
                     if over[0] is not None:
@@ -87,11 +100,19 @@ class Portal:
         finally:
             task.cancel()
 
+    def _call(self, call: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(call)
+
     def close(self) -> None:
-        """Stop the loop and its thread."""
-        if self._loop.is_closed():
-            return
-        self.run(_finish_tasks())
+        """Stop the loop and its thread; what still runs is cancelled."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            finished = asyncio.run_coroutine_threadsafe(_finish_tasks(), self._loop)
+        finished.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -22,5 +22,7 @@ def seq_nr(value: object, *, name: str = "seq_nr", least: int = FIRST) -> SeqNr:
     if type(value) is not int:
         raise InvalidInput(f"{name} must be a whole number, not {type(value).__name__}")
     if not least <= value <= LAST:
-        raise InvalidInput(f"{name} must be from {least} to {LAST}, not {value}")
+        # Python refuses to write out numbers of thousands of digits.
+        told = value if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
+        raise InvalidInput(f"{name} must be from {least} to {LAST}, not {told}")
     return SeqNr(value)

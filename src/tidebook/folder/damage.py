@@ -22,8 +22,8 @@ def look_for_damage(path: Path) -> None:
     try:
         wal_start = _start_of(wal, 4)
         if not path.exists():
-            if wal_start:
-                raise Corrupt(f"{wal} is there, but {path.name} is not: restore both from a copy")
+            if wal.exists():  # it stays for good, even when it is empty: only `path` can have been lost
+                raise Corrupt(f"{wal} is there, but {path.name} is not: restore a copy, or remove both to begin anew")
             return
         start = _start_of(path, _HEADER_BYTES)
     except OSError as error:

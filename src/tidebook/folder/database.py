@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import threading
@@ -98,6 +99,9 @@ class Database:
                 str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED
             )
             connection.set_busy_timeout(BUSY_MS_MAX)
+            # The file that readers share stays when the last one leaves: on a full disk it could not be made again.
+            stays = ctypes.c_int(1)
+            connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(stays))
             connection.execute(  # fetched, for a statement that returns a row holds up those behind it
                 f"""PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA foreign_keys = ON;
                 PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import apsw
@@ -12,6 +13,8 @@ from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, Tidebook
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
 _REFUSED |= {errno.ENOENT, errno.ELOOP, errno.EINVAL}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+#: Less than this is no room: the file that all readers of a book share takes as much.
+_ROOM_BYTES_LEAST = 32_768
 #: Results of a COMMIT after which the log of SQLite may hold the whole transaction, or not.
 _UNKNOWN = {apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC, apsw.SQLITE_IOERR_CLOSE}
 
@@ -39,8 +42,18 @@ def from_sqlite(error: apsw.Error, path: Path) -> TidebookError:
     if isinstance(error, apsw.IOError):
         if _extended(error) == apsw.SQLITE_IOERR_CORRUPTFS:
             return Corrupt(f"{path}: the file system is damaged: {error}")
+        if _is_full(path):
+            return Unavailable(f"{path}: the disk is full ({error}): make room, then try again")
         return Unavailable(f"{path}: reading or writing failed: {error}")
     return Unavailable(f"{path}: {type(error).__name__}: {error}")
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        told = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return told.f_bavail * told.f_frsize < _ROOM_BYTES_LEAST
 
 
 def _extended(error: apsw.Error) -> int:

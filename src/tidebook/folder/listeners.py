@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import time
 from pathlib import Path
 
 from tidebook.folder.failures import from_os
 
 SECRET_BYTES = 16
 _SECRET = "secret"
+#: Times of files are no finer than a tick of the kernel's clock.
+_TICK_NS = 50_000_000
 
 
 class Listeners:
@@ -51,7 +54,9 @@ class Listeners:
                 self._ports = tuple(
                     int(name) for name in os.listdir(self._folder) if name.isdigit() and self._live(name)
                 )
-                self._seen_ns = changed_ns
+                # One that joined within the same tick of the clock would not show: such a list is looked at again.
+                if time.time_ns() - changed_ns > _TICK_NS:
+                    self._seen_ns = changed_ns
         except OSError:  # the folder is being removed: there is nobody to wake
             self._ports = ()
         return self._ports
@@ -78,24 +83,28 @@ class Listeners:
         return False
 
     def _read_secret(self) -> bytes:
+        """One at a time: processes with different secrets would never hear one another."""
         path = self._folder / _SECRET
+        turn = os.open(self._folder, os.O_RDONLY)
         try:
-            secret = path.read_bytes()
-        except FileNotFoundError:
-            secret = b""
-        if len(secret) == SECRET_BYTES:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            try:
+                secret = path.read_bytes()
+            except FileNotFoundError:
+                secret = b""
+            if len(secret) == SECRET_BYTES:
+                return secret
+            new = self._folder / f"new-{secrets.token_hex(8)}"
+            secret = secrets.token_bytes(SECRET_BYTES)
+            try:
+                with open(new, "xb", opener=_private) as file:
+                    file.write(secret)
+                os.rename(new, path)  # over what a full disk had cut off, if that is there
+            finally:
+                new.unlink(missing_ok=True)
             return secret
-        path.unlink(missing_ok=True)  # a full disk had cut it off
-        new = self._folder / f"new-{secrets.token_hex(8)}"
-        try:
-            with open(new, "xb", opener=_private) as file:
-                file.write(secrets.token_bytes(SECRET_BYTES))
-            os.link(new, path)
-        except FileExistsError:  # another process was first: its secret counts
-            pass
         finally:
-            new.unlink(missing_ok=True)
-        return path.read_bytes()
+            os.close(turn)
 
 
 def _private(path: str, flags: int) -> int:

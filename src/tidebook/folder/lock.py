@@ -68,5 +68,7 @@ def _take(file: int, deadline: float) -> bool:
                 return False
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, _PAUSE_S_MOST)
+        except OSError as error:
+            raise Unavailable(f"the lock of a book's file cannot be had: {error}") from error
         else:
             return True

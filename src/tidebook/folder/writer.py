@@ -166,7 +166,11 @@ class Writer:
                 if not session.connection.in_transaction:  # SQLite has undone all of it: a full disk, a failed write
                     self._undo()
                     return [(each, outcome) for each, _ in answers] + [(item, outcome)]
-                execute("ROLLBACK TO one; RELEASE one")
+                try:
+                    execute("ROLLBACK TO one; RELEASE one")
+                except apsw.Error:  # then nothing of this transaction is kept
+                    self._undo()
+                    return [(each, outcome) for each, _ in answers] + [(item, outcome)]
                 session.memory.clear()
             answers.append((item, outcome))
         return self._commit(answers)
@@ -197,5 +201,8 @@ class Writer:
     def _undo(self) -> None:
         self._session.memory.clear()
         self._session.channels.clear()
-        if self._session.connection.in_transaction:
-            self._session.connection.execute("ROLLBACK")
+        try:
+            if self._session.connection.in_transaction:
+                self._session.connection.execute("ROLLBACK")
+        except apsw.Error:
+            pass  # whoever was to be answered has an error by now; the next transaction meets this one by itself

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from tidebook.core import seq_nr as numbers
@@ -60,11 +60,17 @@ class Journal:
         self._open: OpenTopic | None = None
         self._opening = asyncio.Lock()
 
-    async def _opened(self) -> OpenTopic:
+    async def _opened(self, check: Callable[[TopicFacts], object] | None = None) -> OpenTopic:
+        """The topic, open. What `check` refuses, by the facts that hold or would hold, makes no topic."""
         if self._open is None:
             async with self._opening:
                 if self._open is None:
-                    self._open = await open_topic(self._log, self._store, self.topic, self._settings, self._metrics)
+                    facts = await self._store.facts(self.topic)
+                    if check is not None:
+                        check(facts or self._settings.facts("", self._settings.partitions))
+                    self._open = await open_topic(
+                        self._log, self._store, self.topic, facts, self._settings, self._metrics
+                    )
         return self._open
 
     async def _at(self, id: str) -> tuple[Key, OpenPartition]:
@@ -96,8 +102,9 @@ class Journal:
         skipped); with neither, they follow the last. `retry` takes the OutcomeUnknown of an earlier try.
         With `confirm=False` it answers at the log's acknowledgement, with numbers only where they are known by then.
         """
-        topic = self._open or await self._opened()
-        partition, action, record = self._prepare(topic, id, events, expected, at, expire_after, append_id, retry)
+        given = (id, events, expected, at, expire_after, append_id, retry)
+        topic = self._open or await self._opened(lambda facts: self._record(facts, *given))
+        partition, action, record = self._prepare(topic, *given)
         if confirm and not partition.cache.known(id):
             await partition.cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
         pending = Pending(partition, id, action, record, confirm=confirm)
@@ -111,8 +118,9 @@ class Journal:
 
         Bad input in any of them raises before anything is sent.
         """
-        topic = self._open or await self._opened()
-        prepared = [(id, *self._prepare(topic, id, events)) for id, events in items]
+        pairs = _pairs(items)
+        topic = self._open or await self._opened(lambda facts: [self._record(facts, *each) for each in pairs])
+        prepared = [(id, *self._prepare(topic, id, events)) for id, events in pairs]
         if confirm:
             await self._resolve({id: partition for id, partition, _, _ in prepared})
         pending = [
@@ -147,8 +155,22 @@ class Journal:
         retry: OutcomeUnknown | None = None,
     ) -> tuple[OpenPartition, Append, Outgoing]:
         """Check what was given and make the record of it; nothing is sent yet."""
-        partition = topic.partition(journal_id(id))
-        facts = topic.facts
+        action, value = self._record(topic.facts, id, events, expected, at, expire_after, append_id, retry)
+        partition = topic.partition(id)
+        return partition, action, Outgoing(self.topic, partition.number, id.encode(), value)
+
+    def _record(
+        self,
+        facts: TopicFacts,
+        id: str,
+        events: Sequence[Event],
+        expected: int | None = None,
+        at: int | None = None,
+        expire_after: timedelta | int | None = None,
+        append_id: bytes | None = None,
+        retry: OutcomeUnknown | None = None,
+    ) -> tuple[Append, bytes]:
+        journal_id(id)
         floor = None
         if retry is not None:
             if append_id is not None or getattr(retry, "append_id", None) is None:
@@ -163,8 +185,7 @@ class Journal:
             expire_after=expire_after,
             floor=floor,
         )
-        value = encode_record(action, limit_bytes=facts.limit_bytes)
-        return partition, action, Outgoing(self.topic, partition.number, id.encode(), value)
+        return action, encode_record(action, limit_bytes=facts.limit_bytes)
 
     async def delete(self, id: str, *, to: int) -> None:
         """Delete the events up to and including `to`, never future ones; on no journal, it starts one behind `to`."""
@@ -287,11 +308,11 @@ class Journal:
 
     async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
         """Save a state as of `seq_nr`, which must exist; the same number overwrites, and only the newest slots stay."""
-        key, head = await self._live(id)
         numbers.seq_nr(seq_nr)
+        payload_type, data = encode_payload(payload)
+        key, head = await self._live(id)
         if seq_nr > head.seq_nr:
             raise InvalidInput(f"{key}: a snapshot at {seq_nr} lies beyond the journal, which stands at {head.seq_nr}")
-        payload_type, data = encode_payload(payload)
         limit = (await self.facts()).limit_bytes
         if len(data) > limit:
             raise TooLarge("the snapshot", size_bytes=len(data), limit_bytes=limit)
@@ -339,6 +360,13 @@ class Journal:
         if self._open is not None:
             await self._open.close()
             self._open = None
+
+
+def _pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> list[tuple[str, Sequence[Event]]]:
+    try:
+        return [(id, events) for id, events in items]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
 
 
 def _named(key: bytes | None) -> str | None:

@@ -70,10 +70,9 @@ class OpenTopic:
 
 
 async def open_topic(
-    log: Log, store: StoreWriter, topic: str, settings: JournalSettings, metrics: Metrics
+    log: Log, store: StoreWriter, topic: str, facts: TopicFacts | None, settings: JournalSettings, metrics: Metrics
 ) -> OpenTopic:
-    """Open a topic, made where it is missing; a log that is not the one of the facts stops here, loudly."""
-    facts = await store.facts(topic)
+    """Open a topic, made where it has no facts yet; a log that is not the one of the facts stops here, loudly."""
     if facts is None:
         state = await log.topic(topic)
         if state is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput
+from tidebook.core.key import topic_name
 from tidebook.core.metrics import Metrics
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
@@ -67,7 +68,7 @@ class Book:
 
     def journal(self, topic: str) -> Journal:
         """The journals of a topic, which is made when it is first written or read."""
-        found = self._journals.get(topic)
+        found = self._journals.get(topic_name(topic))
         if found is None:
             found = self._journals[topic] = Journal(
                 topic,

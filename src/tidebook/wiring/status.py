@@ -23,6 +23,15 @@ class TopicStatus(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self)
 
 
+def file_damage(book: Book) -> dict[str, list[str]]:
+    """What SQLite finds wrong in the files of the book's folder when it reads all of them, by file."""
+    from tidebook.log.embedded.log import EmbeddedLog
+    from tidebook.store.embedded.store import EmbeddedStore
+
+    parts = [part for part in (book.log, book.store) if isinstance(part, EmbeddedLog | EmbeddedStore)]
+    return {part.path.name: part.damage() for part in parts}
+
+
 async def topic_statuses(book: Book) -> list[TopicStatus]:
     """Every topic of the book, by name."""
     return [await topic_status(book, topic) for topic in await book.topics()]

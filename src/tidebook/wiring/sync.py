@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.portal import Portal
 from tidebook.journal.sync import SyncJournal
@@ -60,12 +61,13 @@ class SyncBook:
 
     def _portal_open(self) -> Portal:
         if self._portal is None:
-            self._portal = Portal()
+            raise InvalidInput("the book is not open: use it as 'with tidebook.open_sync(...) as book'")
         return self._portal
 
     def __enter__(self) -> SyncBook:
+        self._portal = Portal()
         try:
-            self._portal_open().run(self._book.__aenter__())
+            self._portal.run(self._book.__aenter__())
         except BaseException:
             self._close_portal()
             raise

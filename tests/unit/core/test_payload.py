@@ -155,3 +155,9 @@ def test_an_unknown_payload_type_is_corrupt() -> None:
 def test_damaged_payload_bytes_are_corrupt(type_: int, data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_payload(type_, data)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**5000], ids=["2**64", "-2**63-1", "10**5000"])
+def test_a_number_beyond_64_bits_is_refused_however_long_it_is(value: int) -> None:
+    with pytest.raises(InvalidInput, match="bits"):
+        encode_payload([value])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.portal import AHEAD_MAX, Portal
 
 
@@ -129,3 +130,67 @@ def test_closing_twice_is_harmless() -> None:
     portal = Portal()
     portal.close()
     portal.close()
+
+
+def test_a_closed_portal_refuses_in_words() -> None:
+    portal = Portal()
+    portal.close()
+
+    async def never() -> None:
+        raise AssertionError
+
+    with pytest.raises(Unavailable, match="closed"):
+        portal.run(never())
+    with pytest.raises(Unavailable, match="closed"):
+        next(portal.iterate(counting(3)))
+
+
+def test_an_iteration_that_a_close_cuts_off_does_not_end_as_if_it_were_whole() -> None:
+    portal = Portal()
+
+    async def endless() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    items = portal.iterate(endless())
+    assert next(items) == 1
+    closing = threading.Thread(target=portal.close)
+    closing.start()
+    with pytest.raises(Unavailable, match="not all of it"):
+        next(items)
+    closing.join()
+
+
+def test_items_that_came_before_a_close_are_still_given() -> None:
+    portal = Portal()
+    items = portal.iterate(counting(5 * AHEAD_MAX))
+    assert next(items) == 0
+    portal.close()
+    got: list[int] = []
+    with pytest.raises(Unavailable, match="not all of it"):
+        got.extend(items)
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+def test_a_call_that_a_close_cuts_off_has_an_unknown_outcome() -> None:
+    portal = Portal()
+    running = threading.Event()
+    errors: list[BaseException] = []
+
+    async def wait_for_ever() -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            portal.run(wait_for_ever())
+        except TidebookError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert running.wait(30)
+    portal.close()
+    caller.join(30)
+    assert [type(error) for error in errors] == [OutcomeUnknown]

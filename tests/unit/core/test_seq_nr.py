@@ -36,3 +36,8 @@ def test_the_error_speaks_of_the_parameter_by_name() -> None:
 
 def test_the_last_number_survives_a_double() -> None:
     assert int(float(LAST)) == LAST
+
+
+def test_a_number_too_long_to_be_written_out_is_refused_all_the_same() -> None:
+    with pytest.raises(InvalidInput, match="16,610 bits"):
+        seq_nr(10**5000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -133,3 +134,39 @@ async def test_waiting_goes_on_where_nobody_can_listen(pings: Pings, tmp_path: P
     waiting = await listening(pings, "a")
     pings.ping(["a"])
     await waiting
+
+
+@pytest.mark.usefixtures("patient")
+async def test_one_that_joins_within_the_same_tick_of_the_clock_is_woken(tmp_path: Path, pings: Pings) -> None:
+    waiting = await listening(pings, "a")
+    folder = tmp_path / "listeners"
+    sender = Listeners(tmp_path)
+    assert len(sender.ports()) == 1
+    changed = folder.stat()
+    other = Pings(tmp_path)
+    second = await listening(other, "a")
+    os.utime(folder, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    assert len(sender.ports()) == 2
+    pings.ping(["a"])
+    other.ping(["a"])
+    await asyncio.gather(waiting, second)
+    other.close()
+
+
+def test_processes_that_open_a_new_folder_at_once_agree_on_its_secret(tmp_path: Path) -> None:
+    for n in range(20):
+        found: list[bytes] = []
+        start = threading.Barrier(4)
+
+        def look(
+            folder: Path = tmp_path / str(n), start: threading.Barrier = start, found: list[bytes] = found
+        ) -> None:
+            start.wait()
+            found.append(Listeners(folder).secret)
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(found)) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -240,3 +242,29 @@ async def test_what_may_be_forgotten_waits_for_the_disk_only_beside_what_may_not
     assert both == [2, 2]
     assert await asyncio.gather(*(file.writer.run(unsynced_level, None) for _ in range(3))) == [1, 1, 1]
     assert await file.writer.run(level_of, None) == 2
+
+
+async def test_a_rollback_that_fails_is_told_and_the_writer_lives_on(file: File) -> None:
+    def break_off(session: Session, asked: Sequence[Any]) -> list[Any]:
+        """As a failed disk would: the transaction is gone, and with it the savepoint."""
+        session.connection.execute("INSERT INTO number VALUES (7)")
+        session.connection.execute("RELEASE one")
+        raise InvalidInput("no way back")
+
+    answers = await asyncio.gather(file.writer.run(insert, 1), file.writer.run(break_off, None), return_exceptions=True)
+    assert [type(each) for each in answers] == [InvalidInput, InvalidInput]
+    assert numbers(file) == []
+    assert await file.writer.run(insert, 2) == 2
+
+
+async def test_a_lock_that_cannot_be_had_is_told_and_the_writer_lives_on(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fcntl, "flock", refuse)
+        with pytest.raises(Unavailable, match="No locks available"):
+            await file.writer.run(insert, 1)
+    assert await file.writer.run(insert, 2) == 2

@@ -89,3 +89,20 @@ def test_a_closed_sync_book_says_so(tmp_path: Path) -> None:
         pass
     with pytest.raises(tidebook.TidebookError):
         book.journal("orders")
+
+
+def test_journals_of_a_closed_sync_book_say_so(tmp_path: Path) -> None:
+    with tidebook.open_sync(tmp_path) as book:
+        orders = book.journal("orders")
+        orders.append("o-1", [tidebook.Event(1)])
+    with pytest.raises(tidebook.Unavailable, match="closed"):
+        orders.append("o-1", [tidebook.Event(2)])
+    with pytest.raises(tidebook.Unavailable, match="closed"):
+        list(orders.read("o-1"))
+
+
+def test_a_sync_book_that_was_never_opened_says_so_and_starts_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(tidebook.InvalidInput, match="open_sync"):
+        tidebook.open_sync(tmp_path).journal("orders")
+    assert threading.active_count() == before

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
-from tidebook.core.errors import Corrupt, Fenced, OutcomeUnknown
+from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown
+from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication import Pointer, SliceWrites
 from tidebook.core.topic import TopicFacts
+from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 
 OpenRig = Callable[..., Rig]
@@ -211,3 +213,39 @@ async def test_two_who_open_a_new_topic_at_once_agree_on_its_facts(open_rig: Ope
     one, other = open_rig(segment_size=3), open_rig(segment_size=7)
     facts: list[TopicFacts] = list(await asyncio.gather(one.journal.facts(), other.journal.facts()))
     assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda journal: journal.append("", [Event(1)]),
+        lambda journal: journal.append("a", []),
+        lambda journal: journal.append("a", [Event({1})]),
+        lambda journal: journal.append("a", [Event(1)], expected=0, at=1),
+        lambda journal: journal.append("a", [Event(b"x" * 1_000_001)]),
+        lambda journal: journal.append_many([("a", [Event(1)]), ("", [Event(1)])]),
+        lambda journal: journal.append_many([5]),
+        lambda journal: journal.append_many(5),
+        lambda journal: journal.delete("a", to=0),
+        lambda journal: journal.save_snapshot("a", seq_nr=0, payload=1),
+        lambda journal: journal.save_snapshot("a", seq_nr=1, payload={1}),
+    ],
+    ids=[
+        "id",
+        "no events",
+        "a set",
+        "both",
+        "too large",
+        "one of many",
+        "no pair",
+        "no pairs",
+        "to",
+        "seq_nr",
+        "state",
+    ],
+)
+async def test_bad_input_makes_no_topic(rig: Rig, bad: Callable[[Journal], Awaitable[object]]) -> None:
+    with pytest.raises(InvalidInput):
+        await bad(rig.journal)
+    assert await rig.store.topics() == []
+    assert await rig.log.topics() == []

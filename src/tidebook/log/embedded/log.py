@@ -49,6 +49,15 @@ class EmbeddedLog:
         self.indexed_by_key = indexed_by_key
         self.end_is_linearizable = end_is_linearizable
 
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._file.path
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong when it reads the whole file; empty where all is well."""
+        return self._database.damage()
+
     async def create_topic(
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:

@@ -48,6 +48,15 @@ class EmbeddedStore:
         self._database = self._file.database
         self._closed = False
 
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._file.path
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong when it reads the whole file; empty where all is well."""
+        return self._database.damage()
+
     # What apps read
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
