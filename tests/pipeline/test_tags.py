@@ -1,0 +1,80 @@
+"""Streams by tag behind the real job: it ticks, so that followers see events, and rests when nothing comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidebook.core.event import Event
+from tidebook.core.portal import Portal
+from tidebook.tags.event import TaggedEvent
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.replicate import Replication
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+PATIENCE_S = 120
+
+
+@contextmanager
+def running(job: Replication) -> Iterator[None]:
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        job.stop()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_a_follower_sees_what_a_running_job_replicates_and_idle_topics_are_not_ticked_for_ever(
+    spark: SparkSession, book: Book, portal: Portal, topic: str
+) -> None:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    tag = f"tag-{topic}"
+    portal.run(book.journal(topic).append("a", [Event(0, tags={tag})]))
+    with running(Replication(spark, book, portal, topics=[topic])):
+        stream = book.tags.read(tag, follow=True, topics=[topic])
+        assert portal.run(_next(stream)).payload == 0
+        for n in range(1, 4):
+            # Every other partition is idle: only ticks move them on.
+            portal.run(book.journal(topic).append(f"j-{n}", [Event(n, tags={tag})]))
+            assert portal.run(_next(stream)).payload == n
+        portal.run(stream.aclose())  # type: ignore[attr-defined]
+        resting = _rests(book, portal, topic)
+    assert resting, "ticks went on though nothing came behind them"
+
+
+async def _next(stream: AsyncIterator[TaggedEvent]) -> TaggedEvent:
+    return await anext(stream)
+
+
+def _rests(book: Book, portal: Portal, topic: str) -> bool:
+    """Whether the log stops growing."""
+    deadline = time.monotonic() + PATIENCE_S
+    before, since = -1, time.monotonic()
+    while time.monotonic() < deadline:
+        now = portal.run(_records(book, topic))
+        if now != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > 7:  # longer than an idle job waits between two ticks
+            return True
+        threading.Event().wait(0.2)
+    return False
+
+
+async def _records(book: Book, topic: str) -> int:
+    facts = await book.store.facts(topic)
+    assert facts is not None
+    return sum([await book.log.end(topic, number) for number in range(facts.partitions)])
