@@ -17,11 +17,12 @@ import tidebook
 from tidebook.cli import output
 from tidebook.cli.journal import payload_of, shown_payload
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.queue.entry import Entry
 from tidebook.queue.flag import DeadLetter
 from tidebook.queue.listed import Listed, Status
 from tidebook.queue.priority import DEFAULT, NAMES
+from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
 from tidebook.queue.worker import Handler, Worker
 
@@ -90,7 +91,7 @@ def list_(queue: Name, limit: Limit = 100, book: BookOption = None, json: JsonOp
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as opened:
-            for entry in await opened.queue(queue).entries(limit):
+            for entry in await (await existing(opened, queue)).entries(limit):
                 show_entry(entry)
 
     run(go, json=json)
@@ -106,7 +107,7 @@ def status(
 
     async def go() -> None:
         async with tidebook.open(chosen(book)) as opened:
-            found = await opened.queues.status() if queue is None else [await opened.queue(queue).status()]
+            found = await opened.queues.status() if queue is None else [await (await existing(opened, queue)).status()]
         for each in found:
             show_status(each)
 
@@ -157,7 +158,7 @@ def flags(
                 for each in await opened.queues.flags(limit):
                     show_flag(each)
                 return
-            named = opened.queue(queue)
+            named = await existing(opened, queue)
             if edit is not None and data is not None:
                 await named.edit(edit, payload_of(data))
                 output.emit({"edited": edit}, f"edited {edit}")
@@ -250,6 +251,14 @@ def feed(
             output.emit({"queue": queue, "tag": tag, "put": feeding.put}, f"put {feeding.put}")
 
     run(go, json=json)
+
+
+async def existing(book: tidebook.Book, name: str) -> Queue:
+    """A queue that is there: looking for one does not make it."""
+    found = book.queue(name)
+    if name not in await book.queues.names():
+        raise NotFound(f"there is no queue {name!r}: it is made by the first put")
+    return found
 
 
 async def only_queue(book: tidebook.Book) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -96,12 +97,12 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
     """A timedelta, or seconds, as milliseconds."""
     if isinstance(value, timedelta):
         ms = round(value.total_seconds() * 1000)
-    elif type(value) in (int, float):
+    elif type(value) in (int, float) and math.isfinite(value):
         ms = round(value * 1000)
     else:
-        raise InvalidInput(f"{name} is a timedelta, or a number of seconds, not {type(value).__name__}")
+        raise InvalidInput(f"{name} is a timedelta, or a number of seconds, not {value!r}")
     if not least_ms <= ms <= DATE_MS_MAX:
-        raise InvalidInput(f"{name} must be at least {least_ms} ms, not {value!r}")
+        raise InvalidInput(f"{name} must be {least_ms} to {DATE_MS_MAX} ms, not {value!r}")
     return ms
 
 

@@ -106,9 +106,12 @@ def _log(flag: Flag) -> None:
 
 
 async def _run_command(command: Sequence[str], row: bytes) -> None:
-    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+    )
     try:
-        await asyncio.wait_for(process.communicate(row + b"\n"), HOOK_S_MAX)
+        async with asyncio.timeout(HOOK_S_MAX):
+            await process.communicate(row + b"\n")
     except BaseException as error:  # it takes too long, or the book is closed
         if process.returncode is None:
             process.kill()

@@ -69,7 +69,9 @@ class Keeper:
                 await self._sweep(self._refs[id])
             pause_s = min(self._next.values()) - time.monotonic()
             try:
-                await asyncio.wait_for(self._changed.wait(), max(pause_s, 0.0))
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with news.
+                async with asyncio.timeout(max(pause_s, 0.0)):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 

@@ -30,6 +30,7 @@ from tidebook.sql.port.queue import (
 )
 
 CLAIM_MAX: Final = 10_000
+LIST_MAX: Final = 1_000_000
 #: Claims of at most this many entries are gathered with those that come at the same time.
 SMALL_CLAIM: Final = 10
 _FINISHES_MAX: Final = 500
@@ -141,7 +142,9 @@ class Queue:
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         ours = self._own(jobs)
-        kept = await (await self._service.store()).heartbeat(ref, [job.held for job in ours], lease_ms=lease_ms)
+        store, kept = await self._service.store(), dict[Held, int]()
+        for held in _rounds(ours):
+            kept |= await store.heartbeat(ref, held, lease_ms=lease_ms)
         for job in ours:
             if job.held in kept:
                 job.extended(kept[job.held])
@@ -155,7 +158,11 @@ class Queue:
                 _refuse_lost(ours)
             return
         ref = await self._ref()
-        finished = await (await self._service.store()).finish(ref, [job.held for job in ours])
+        store = await self._service.store()
+        finished = await store.finish(ref, [job.held for job in ours])
+        if len(finished) < len(ours):
+            for held in _rounds(ours)[1:]:  # a key in two hands: one of them may be the right one
+                finished |= await store.finish(ref, held)
         self._service.finished(ref, len(finished))
         if len(finished) < len(ours):
             _refuse_lost([job for job in ours if job.held not in finished])
@@ -185,7 +192,7 @@ class Queue:
     async def entries(self, limit: int = 100) -> list[Listed]:
         """The first entries: those being processed, then those that wait, in their order."""
         ref = await self._ref()
-        return [Listed.of(each) for each in await (await self._service.store()).entries(ref, limit=limit)]
+        return [Listed.of(each) for each in await (await self._service.store()).entries(ref, limit=_limit(limit))]
 
     async def status(self) -> Status:
         """The queue in numbers."""
@@ -195,12 +202,12 @@ class Queue:
     async def flags(self, limit: int = 100) -> list[DeadLetter]:
         """Dead letters, newest first."""
         ref = await self._ref()
-        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=limit)]
+        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=_limit(limit))]
 
     async def retry(self, flag: int) -> None:
         """Put a dead letter back; it waits from now on, its counter at 0."""
         ref = await self._ref()
-        if not await (await self._service.store()).retry(ref, flag):
+        if not _is_flag(flag) or not await (await self._service.store()).retry(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
         self._service.look(ref)
 
@@ -208,13 +215,13 @@ class Queue:
         """Replace a dead letter's data."""
         ref = await self._ref()
         kind, encoded = encode_payload(self._service.checker(self.name)(data))
-        if not await (await self._service.store()).edit(ref, flag, kind, encoded):
+        if not _is_flag(flag) or not await (await self._service.store()).edit(ref, flag, kind, encoded):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def drop(self, flag: int) -> None:
         """Delete a dead letter."""
         ref = await self._ref()
-        if not await (await self._service.store()).drop(ref, flag):
+        if not _is_flag(flag) or not await (await self._service.store()).drop(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def close(self) -> None:
@@ -267,11 +274,11 @@ class Queue:
         return [each in finished for each in held]
 
     def _own(self, jobs: Job | Sequence[Job]) -> list[Job]:
-        ours = [jobs] if isinstance(jobs, Job) else list(jobs)
+        ours = [jobs] if isinstance(jobs, Job) else list(jobs or ())
         if not ours:
             raise InvalidInput("no job was given")
         for job in ours:
-            if job.queue != self.name:
+            if getattr(job, "queue", None) != self.name:
                 raise InvalidInput(f"{job!r} is no job of queue {self.name!r}")
         return ours
 
@@ -280,8 +287,8 @@ def _refuse_lost(lost: list[Job]) -> None:
     if lost:
         names = ", ".join(str(job.key or job.id) for job in lost[:5])
         raise LeaseLost(
-            f"the lease of {names}{' and more' if len(lost) > 5 else ''} ran out and another worker has it: "
-            "take a longer lease, or send heartbeats"
+            f"{names}{' and more' if len(lost) > 5 else ''} is not held here: it was finished or given back before, or "
+            "its lease ran out and another worker has it: take a longer lease, or send heartbeats"
         )
 
 
@@ -297,5 +304,27 @@ async def _awaited(put: Put | Awaitable[Put]) -> Put:
     return put if isinstance(put, Put) else await put
 
 
-def _reason(text: str) -> str:
-    return text.replace("\x00", "")[:1_000]
+def _rounds(jobs: Sequence[Job]) -> list[list[Held]]:
+    """What is held, in as many lists as it takes for no key to occur twice in one."""
+    rounds: list[dict[bytes, Held]] = []
+    for job in jobs:
+        free = next((each for each in rounds if job.held.keyhash not in each), None)
+        if free is None:
+            rounds.append(free := {})
+        free[job.held.keyhash] = job.held
+    return [list(each.values()) for each in rounds]
+
+
+def _reason(text: object) -> str:
+    """What a handler's error says may hold anything; a table does not."""
+    return str(text).replace("\x00", "")[:1_000].encode(errors="replace").decode()
+
+
+def _is_flag(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _limit(value: int) -> int:
+    if type(value) is not int or not 0 <= value <= LIST_MAX:
+        raise InvalidInput(f"a limit is 0 to {LIST_MAX:,}, not {value!r}")
+    return value

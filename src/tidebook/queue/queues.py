@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.queue.fields import fields_of
 from tidebook.queue.flag import DeadLetter
@@ -20,9 +21,9 @@ class Queues:
 
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
         """A queue by name; settings and a declaration of fields are kept with it when it is first used."""
-        found = self._queues.get(name)
+        found = self._queues.get(queue_name(name))
         if found is None:
-            found = self._queues[name] = Queue(queue_name(name), self._service)
+            found = self._queues[name] = Queue(name, self._service)
         if settings is not None:
             self._service.configure(name, settings)
         if fields is not None:
@@ -51,4 +52,7 @@ class Queues:
 
 def queue_name(value: object) -> str:
     """Check a queue's name: the same letters as a topic's."""
-    return topic_name(value)
+    try:
+        return topic_name(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"a queue is named like a topic: {error}") from error

@@ -42,6 +42,7 @@ class Service:
         self._hooks = hooks or Hooks()
         self._lock = asyncio.Lock()
         self._store: QueueStore | None = None
+        self._closed = False
         self._waker: Waker | None = None
         self._keeper: Keeper | None = None
         self._refs: dict[str, QueueRef] = {}
@@ -51,10 +52,12 @@ class Service:
         """Settings that are kept with a queue when it is next used."""
         if self._settings.get(name) != settings:
             self._refs.pop(name, None)
-        self._settings[name] = _checked(settings)
+        self._settings[name] = settings
 
     async def store(self) -> QueueStore:
         """The store, opened with the first use."""
+        if self._closed:
+            raise InvalidInput("the book is closed: its queues are too")
         if self._store is None:
             async with self._lock:
                 if self._store is None:
@@ -105,6 +108,8 @@ class Service:
 
     def new_entries(self, name: str, entries: Iterable[Entry | Any]) -> list[NewEntry]:
         """Entries that were checked, those of the same key merged."""
+        if isinstance(entries, str | bytes | Mapping | Entry) or not isinstance(entries, Iterable):
+            raise InvalidInput(f"entries are a list of Entry or data, not {type(entries).__name__}")
         check, made = self.checker(name), []
         for each in entries:
             entry = each if isinstance(each, Entry) else Entry(data=each)
@@ -164,6 +169,7 @@ class Service:
 
     async def close(self) -> None:
         """Wait for what is under way, then let go."""
+        self._closed = True
         if self._waker is not None:
             await self._waker.close()
         if self._keeper is not None:
@@ -172,14 +178,6 @@ class Service:
             await self._store.close()
         self._store = self._waker = self._keeper = None
         self._refs.clear()
-
-
-def _checked(settings: QueueSettings) -> QueueSettings:
-    if not 0 <= settings.max_timeouts <= 255:
-        raise InvalidInput(f"max_timeouts is 0 to 255, not {settings.max_timeouts}")
-    if settings.lease_ms < 1 or settings.finished_max < 1:
-        raise InvalidInput("lease_ms and finished_max are at least 1")
-    return settings
 
 
 def _read(claimed: Claimed) -> Any:

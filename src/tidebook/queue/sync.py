@@ -13,6 +13,7 @@ from tidebook.queue.job import Job
 from tidebook.queue.listed import Listed, Status
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
+from tidebook.queue.queues import Queues
 from tidebook.sql.port.queue import Outcome, Put
 
 
@@ -82,3 +83,20 @@ class SyncQueue:
 
     def drop(self, flag: int) -> None:
         self._portal.run(self._queue.drop(flag))
+
+
+class SyncQueues:
+    """All queues of a book; see `Queues`."""
+
+    def __init__(self, portal: Portal, queues: Queues) -> None:
+        self._portal = portal
+        self._queues = queues
+
+    def names(self) -> list[str]:
+        return self._portal.run(self._queues.names())
+
+    def status(self) -> list[Status]:
+        return self._portal.run(self._queues.status())
+
+    def flags(self, limit: int = 100) -> list[DeadLetter]:
+        return self._portal.run(self._queues.flags(limit))

@@ -34,6 +34,7 @@ class Waker:
         self._awake: list[int] = []
         self._asked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
 
     async def listen(self, ref: QueueRef) -> AsyncGenerator[datetime, None]:
         """The store's time whenever work becomes due."""
@@ -48,6 +49,8 @@ class Waker:
             while True:
                 self._look_soon(watch)
                 await event.wait()
+                if self._closed:
+                    return
                 event.clear()
                 yield date(self.clock.now_ms())
         finally:
@@ -85,9 +88,11 @@ class Waker:
             self._look_soon(watch)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening: whoever listens has come to the end."""
+        self._closed = True
         for watch in self._watches.values():
             watch.cancel()
+            watch.fire()
         self._watches.clear()
         tasks, self._tasks = self._tasks, []
         for task in tasks:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput
+from tidebook.core.portal import Portal
 from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
 from tidebook.sql.port.queue import Step
@@ -109,6 +110,17 @@ class Feed:
     def _is_new(self, event: TaggedEvent) -> bool:
         mark = self._marks.get(share_of(event.topic, event.id))
         return mark is None or event.place > decode_offset(self._tag, mark)
+
+
+class SyncFeed:
+    """The same without await; `run` blocks."""
+
+    def __init__(self, portal: Portal, feed: Feed) -> None:
+        self._portal = portal
+        self._feed = feed
+
+    def run(self, *, follow: bool = True) -> int:
+        return self._portal.run(self._feed.run(follow=follow))
 
 
 async def _batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:

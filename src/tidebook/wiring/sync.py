@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
@@ -15,10 +15,11 @@ from tidebook.wiring.settings import Settings
 
 if TYPE_CHECKING:
     from tidebook.outbox.outbox import Outbox
-    from tidebook.queue.sync import SyncQueue
+    from tidebook.queue.sync import SyncQueue, SyncQueues
     from tidebook.sql.port.queue import QueueSettings
     from tidebook.tags.sync import SyncTags
     from tidebook.wal.sync import SyncWal
+    from tidebook.wiring.feed import Make, SyncFeed
 
 
 class SyncBook:
@@ -54,6 +55,19 @@ class SyncBook:
         from tidebook.queue.sync import SyncQueue
 
         return SyncQueue(self._portal_open(), self._book.queue(name, settings=settings, fields=fields))
+
+    @property
+    def queues(self) -> SyncQueues:
+        from tidebook.queue.sync import SyncQueues
+
+        return SyncQueues(self._portal_open(), self._book.queues)
+
+    def feed(
+        self, tag: str, queue: str, *, make: Make | None = None, group: str | None = None, topics: Any = None
+    ) -> SyncFeed:
+        from tidebook.wiring.feed import SyncFeed
+
+        return SyncFeed(self._portal_open(), self._book.feed(tag, queue, make=make, group=group, topics=topics))
 
     @property
     def outbox(self) -> Outbox:

@@ -4,9 +4,11 @@ must pass. All times are milliseconds since 1970 on the store's own clock, which
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
+
+from tidebook.core.errors import InvalidInput
 
 #: The date of what never comes: no expiry, no wake-up.
 NEVER_MS: Final = 2**63 - 1
@@ -15,6 +17,8 @@ SLOW_PRIORITY: Final = 200
 PRIORITY_MAX: Final = 255
 #: Entries in one call of the port.
 ENTRIES_MAX: Final = 1_000
+#: A hundred years.
+LEASE_MS_MAX: Final = 3_153_600_000_000
 #: Process dates that `due` tells of a queue.
 UPCOMING_MAX: Final = 200
 
@@ -43,6 +47,19 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     own_table: bool = False
     #: PostgreSQL's synchronous_commit: `local` is durable on the primary, the others wait for replicas too.
     synchronous: Synchronous = "local"
+
+    def __post_init__(self) -> None:
+        """What is kept with a queue must be readable by everybody."""
+        for name, least, most in (("lease_ms", 1, LEASE_MS_MAX), ("max_timeouts", 0, 255), ("finished_max", 1, 2**62)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise InvalidInput(f"{name} is {least} to {most}, not {value!r}")
+        for name, choices in (("period", Period), ("drained", Drained), ("synchronous", Synchronous)):
+            if getattr(self, name) not in get_args(choices):
+                raise InvalidInput(f"{name} is one of {', '.join(get_args(choices))}, not {getattr(self, name)!r}")
+        for name in ("parallel_keys", "own_table"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidInput(f"{name} is true or false, not {getattr(self, name)!r}")
 
 
 class QueueRef(msgspec.Struct, frozen=True):

@@ -1,0 +1,167 @@
+"""What cannot be accepted is refused with InvalidInput or NotFound, on either backend, and nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidebook
+from tidebook.core.errors import InvalidInput, LeaseLost, NotFound
+from tidebook.queue import Entry, QueueSettings
+from tidebook.queue.queue import Queue
+
+pytestmark = pytest.mark.postgres
+NAN = float("nan")
+
+WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
+    "a set as data": lambda q: q.put({1}),
+    "an object as data": lambda q: q.put(object()),
+    "text that is none": lambda q: q.put("\ud800"),
+    "too much": lambda q: q.put("x" * 1_000_001),
+    "a true priority": lambda q: q.put(1, priority=True),
+    "a priority below 0": lambda q: q.put(1, priority=-1),
+    "a priority above 255": lambda q: q.put(1, priority=256),
+    "a key that is a number": lambda q: q.put(1, key=3),  # type: ignore[arg-type]
+    "a key with NUL": lambda q: q.put(1, key="a\0"),
+    "an empty key": lambda q: q.put(1, key=""),
+    "a long key": lambda q: q.put(1, key="é" * 501),
+    "a date that is text": lambda q: q.put(1, process_at="now"),  # type: ignore[arg-type]
+    "a date before all": lambda q: q.put(1, process_at=datetime.min),
+    "a date after all": lambda q: q.put(1, expires_at=10**18),
+    "text for a list": lambda q: q.put_many("abc"),
+    "an entry for a list": lambda q: q.put_many(Entry(data=1)),  # type: ignore[arg-type]
+    "nothing for a list": lambda q: q.put_many(None),  # type: ignore[arg-type]
+    "one of many": lambda q: q.put_many([1, 2, {3}]),
+    "a claim of none": lambda q: q.claim(0),
+    "a claim of too many": lambda q: q.claim(10_001),
+    "a claim of a part": lambda q: q.claim(1.5),  # type: ignore[arg-type]
+    "no lease": lambda q: q.claim(lease=0),
+    "a lease that is no number": lambda q: q.claim(lease=NAN),
+    "a lease for ever": lambda q: q.claim(lease=timedelta.max),
+    "no job": lambda q: q.done([]),
+    "None for a job": lambda q: q.done(None),  # type: ignore[arg-type]
+    "text for a job": lambda q: q.fail("x"),  # type: ignore[arg-type]
+    "a limit below 0": lambda q: q.entries(-1),
+    "text for a limit": lambda q: q.flags("x"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_what_is_wrong_is_refused(book: tidebook.Book, what: str) -> None:
+    queue = book.queue("mail")
+    with pytest.raises(InvalidInput):
+        await WRONG[what](queue)
+    assert (await queue.status()).waiting == 0
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 201, "é", 3, None])
+def test_a_queues_name_is_checked(tmp_path: Path, name: Any) -> None:
+    with tidebook.open_sync(tmp_path) as book, pytest.raises(InvalidInput, match="queue"):
+        book.queue(name)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_timeouts": -1},
+        {"max_timeouts": 256},
+        {"lease_ms": 0},
+        {"lease_ms": "x"},
+        {"finished_max": 0},
+        {"period": "week"},
+        {"drained": "burn"},
+        {"synchronous": "off"},
+        {"parallel_keys": 1},
+    ],
+)
+async def test_settings_are_checked_before_they_are_kept(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        QueueSettings(**wrong)
+    (name, value), *_ = wrong.items()
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    (tmp_path / "tidebook.toml").write_text(f"[queue.mail]\n{name} = {text}\n")
+    async with tidebook.open(tmp_path / "tidebook.toml") as book:
+        with pytest.raises(InvalidInput, match=r"queue\.mail"):
+            await book.queue("mail").put(1)
+
+
+@pytest.mark.parametrize("flag", [1, -5, 2**70, "x", None])
+async def test_a_flag_that_is_not_there_is_not_found(book: tidebook.Book, flag: Any) -> None:
+    queue = book.queue("mail")
+    for call in (queue.retry(flag), queue.drop(flag), queue.edit(flag, 1)):
+        with pytest.raises(NotFound):
+            await call
+
+
+async def test_a_reason_may_hold_anything(book: tidebook.Book) -> None:
+    queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+    await queue.put(1)
+    await queue.fail(await queue.claim(), reason="a\0b\ud800" + "x" * 5_000)
+    (flag,) = await queue.flags()
+    assert flag.reason.startswith("ab?xxx")
+    assert len(flag.reason) <= 1_000
+
+
+async def test_of_a_key_in_two_hands_the_right_one_counts_even_in_one_call(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put_many([Entry(data=1, key="k"), Entry(data=2, key="m"), 3])
+    old = await queue.claim(5, lease=0.02)
+    await asyncio.sleep(0.1)
+    new = await queue.claim(5, lease=1)
+    until = [job.lease_until for job in new]
+    with pytest.raises(LeaseLost):
+        await queue.heartbeat([*old, *new], lease=60)
+    assert all(job.lease_until > before for job, before in zip(new, until, strict=True))
+    with pytest.raises(LeaseLost):
+        await queue.done([*old, *new])
+    assert await queue.entries() == []
+
+
+async def test_a_job_that_is_named_twice_is_done_once(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put_many([1, 2])
+    first, second = await queue.claim(2)
+    await queue.done([first, second, first])
+    with pytest.raises(LeaseLost, match="finished"):
+        await queue.done(first)
+
+
+async def test_a_closed_book_ends_its_listeners_and_takes_nothing(where: Path) -> None:
+    async def hear(queue: Queue) -> str:
+        async for _ in queue.listen():
+            pass
+        return "the end"
+
+    async with tidebook.open(where) as book:
+        queue = await book.queue("mail").open()
+        hearing = asyncio.create_task(hear(queue))
+        await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(hearing, 30) == "the end"
+    with pytest.raises(InvalidInput, match="closed"):
+        await queue.put(1)
+    with pytest.raises(InvalidInput, match="closed"):
+        await queue.claim()
+
+
+async def test_a_book_closes_while_its_timer_has_news(tmp_path: Path) -> None:
+    for number in range(20):
+        async with asyncio.timeout(60):
+            async with tidebook.open(tmp_path) as book:
+                queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+                await queue.put(number)
+                await queue.fail(await queue.claim())
+
+
+def test_threads_without_a_loop_have_the_same_names(tmp_path: Path) -> None:
+    with tidebook.open_sync(tmp_path) as book:
+        book.queue("mail").put_many([1, 2])
+        assert book.queues.names() == ["mail"]
+        assert [status.due for status in book.queues.status()] == [2]
+        assert book.queues.flags() == []
+        assert book.feed("paid", "mail").run(follow=False) == 0
+        assert next(iter(book.queue("mail").listen())) is not None
