@@ -258,6 +258,49 @@ class TagsContract(TagsLate):
             )  # fmt: skip
             await book.store.mend(mend)
 
+    async def test_a_tag_is_rebuilt_while_the_replication_goes_on(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        for n in range(40):
+            await journal.append(f"j-{n % 4}", [Event(n, tags={tag})])
+        await self.settle(book, topic)
+
+        async def go_on() -> None:
+            for n in range(40, 60):
+                await journal.append(f"j-{n % 4}", [Event(n, tags={tag})])
+                if n % 5 == 0:
+                    await journal.delete(f"j-{n % 4}", to=n // 8)
+                if n == 50:
+                    await journal.purge("j-3")
+                await replicate(book.log, book.store, topic)
+
+        async def rebuild() -> None:
+            for _ in range(3):
+                await book.tags.rebuild(tag, topics=[topic])
+
+        await asyncio.gather(go_on(), rebuild())
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        for id in (f"j-{n}" for n in range(4)):
+            expected = [(event.seq_nr, event.payload) async for event in journal.read(id)]
+            assert [(event.seq_nr, event.payload) for event in events if event.id == id] == expected
+            numbers = [event.tag_seq_nr for event in events if event.id == id]
+            assert numbers == [seq_nr for seq_nr, _ in expected], "every event has the tag, so both number alike"
+
+    async def test_a_rebuild_leaves_deleted_events_where_they_are_kept(self, book: Book, topic: str, tag: str) -> None:
+        journal = book.journal(topic)
+        await journal.append("cut", [Event(n, tags={tag}) for n in range(3)])
+        await journal.append("gone", [Event(n, tags={tag}) for n in range(3)])
+        await replicate(book.log, book.store, topic, clear_tags=False)
+        await journal.delete("cut", to=2)
+        await journal.purge("gone")
+        await replicate(book.log, book.store, topic, clear_tags=False)
+        await self.settle(book, topic)
+        keeping = Tags(store=book.store, clock=book.clock, settings=TagSettings(deletes="keep"))
+        assert (await keeping.rebuild(tag, topics=[topic])).removed == 0
+        assert len(await self.read(book, tag, topic)) == 6
+        assert (await book.tags.rebuild(tag, topics=[topic])).removed == 5
+        assert [event.payload for event in await self.read(book, tag, topic)] == [2]
+
     async def test_tags_are_listed(self, book: Book, topic: str, tag: str) -> None:
         await book.journal(topic).append("a", [Event(1, tags={tag, f"{tag}-2"})])
         await self.settle(book, topic)
