@@ -78,6 +78,24 @@ class TagsLate(TagsBase):
         assert places == sorted(places), "in one order, whatever the clocks did"
         assert await self.read(book, tag, topic) == seen
 
+    async def test_a_new_topic_holds_the_horizon_and_brings_nothing_from_before_what_was_delivered(
+        self, book: Book, topic: str, tag: str
+    ) -> None:
+        new = f"{topic}-new"
+        await book.journal(topic).append("a", [Event("old")])
+        await replicate(book.log, book.store, topic)
+        await self.advance(book, topic, (await book.tags.horizon([topic])).most_ms + HOUR_MS)
+        await book.journal(topic).append("a", [Event("first", tags={tag})])
+        await self.settle(book, topic)
+        (first,) = await self.read(book, tag, topic)
+        await book.journal(new).append("b", [Event("second", tags={tag})])
+        assert (await book.tags.horizon([topic, new])).topic == new
+        assert await self.read(book, tag, topic, new, after=first.tag_offset) == []
+        await self.settle(book, new, topic)
+        (second,) = await self.read(book, tag, topic, new, after=first.tag_offset)
+        assert second.payload == "second"
+        assert second.place > first.place, "an hour behind by the clock, and not by the log's time"
+
     async def test_rows_that_were_lost_are_found_behind_the_clock_however_old_they_are(
         self, book: Book, topic: str, tag: str
     ) -> None:
