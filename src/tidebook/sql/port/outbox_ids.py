@@ -13,6 +13,9 @@ def runs(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
     >>> list(runs([1, 2, 3, 7]))
     [(1, 3), (7, 7)]
     """
+    if isinstance(ids, list) and ids and ids[-1] - ids[0] == len(ids) - 1:  # the usual batch
+        yield ids[0], ids[-1]
+        return
     first = last = None
     for id in ids:
         if first is None or last is None:

@@ -115,7 +115,7 @@ class PostgresOutboxStore(OperatedOutboxStore):
         if not chosen.send:
             self._connection.execute(sql.STATEMENTS.close_session, (done, done, hold.topic, self._uuid(hold.uuid)))
             return self._connection.execute(sql.NOT_OPENED)
-        ids = pack_ids(row.id for row in chosen.send)
+        ids = pack_ids([row.id for row in chosen.send])
         opened = (self._uuid(session.uuid), ids, session.fence, session.topic_uuid, done, done, hold.topic)
         return self._connection.execute(sql.OPEN, opened)
 
