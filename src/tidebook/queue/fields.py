@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +16,13 @@ from tidebook.queue.fields_xml import read_xml
 
 FIELDS_MAX: Final = 200
 
-#: What a field may be declared as in TOML and XML. A date is text in ISO 8601.
+#: What a field may be declared as in TOML and XML. A date is text in ISO 8601, with its time.
 TYPES: Final[Mapping[str, Any]] = {
     "text": str,
     "integer": int,
     "number": float,
     "boolean": bool,
-    "date": str,
+    "date": datetime,
     "list": list[Any],
     "object": dict[str, Any],
     "any": Any,

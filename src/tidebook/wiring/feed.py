@@ -58,7 +58,7 @@ class Feed:
         self._make = make or entry_of
         self._group = group or f"queue/{queue.name}"
         self._source = f"tag/{self._group}/{tag}"
-        self._topics = None if topics is None else frozenset(topics)
+        self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         self._marks: dict[int, str] = {}
         self.put = 0
 
@@ -78,7 +78,8 @@ class Feed:
                     async for event in delivered:
                         await events.put(event)
             finally:
-                await events.put(None)
+                if not _is_cancelled():  # else nobody takes it, and there may be no room
+                    await events.put(None)
 
         reading = asyncio.create_task(read())
         try:
@@ -110,6 +111,11 @@ class Feed:
     def _is_new(self, event: TaggedEvent) -> bool:
         mark = self._marks.get(share_of(event.topic, event.id))
         return mark is None or event.place > decode_offset(self._tag, mark)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class SyncFeed:

@@ -18,6 +18,7 @@ from tidebook.queue import Entry
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
+from tidebook.wiring import feed as feed_module
 
 pytestmark = pytest.mark.postgres
 
@@ -127,6 +128,19 @@ async def test_a_feeder_that_is_killed_after_its_put_does_not_put_again(where: P
     for batches in (1, 2):
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", FEEDER, str(where), str(batches))
         assert await process.wait() == -signal.SIGKILL
+    await paid.feed("paid", "mail").run(follow=False)
+    assert await totals(paid) == list(range(60))
+
+
+async def test_what_makes_no_entry_of_an_event_stops_the_feed_and_loses_nothing(
+    paid: tidebook.Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(event: TaggedEvent) -> Entry | None:
+        raise ValueError("no such order")
+
+    monkeypatch.setattr(feed_module, "READ_AHEAD_MAX", 3)
+    with pytest.raises(ValueError, match="no such order"):
+        await asyncio.wait_for(paid.feed("paid", "mail", make=make).run(), 60)
     await paid.feed("paid", "mail").run(follow=False)
     assert await totals(paid) == list(range(60))
 

@@ -81,6 +81,14 @@ def test_what_an_older_declaration_let_in_stays_as_it_is() -> None:
     assert fields_of(Mail).read({"address": "x"}) == {"address": "x"}
 
 
+def test_a_date_is_a_date() -> None:
+    fields = fields_of({"at": "date"})
+    assert fields.check({"at": "2030-01-31T12:00:00Z"}) == {"at": "2030-01-31T12:00:00Z"}
+    for wrong in ("tomorrow", "2030-13-01T00:00:00Z", 3):
+        with pytest.raises(InvalidInput, match="declared"):
+            fields.check({"at": wrong})
+
+
 def test_equal_declarations_have_equal_schemas_and_others_do_not() -> None:
     first, second = fields_of({"to": "text"}), fields_of({"to": "text"})
     assert first.schema == second.schema != fields_of({"to": "integer"}).schema

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
+from psycopg import errors
+
 from tidebook.core.errors import InvalidInput, UnknownVersion
 from tidebook.sql.port.queue import Drained
 from tidebook.sql.postgres.connect import Connection
-from tidebook.sql.queries.queue import TABLE_FILES, VERSION, text
+from tidebook.sql.queries.queue import TABLE_FILES, VERSION, digest, text
 
 SHARED_TABLE = "entry"
 SLOTS_FIRST = 2
 #: The lock that makes installing wait for installing.
 _INSTALL_LOCK = 0x7469_6465
+_QUOTE = "'"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
@@ -24,7 +27,14 @@ def schema_name(value: str) -> str:
 
 
 async def install(connection: Connection, *, schema: str, now: str) -> None:
-    """Make what all queues share, and renew the functions of tables that an older Tidebook made."""
+    """Make what all queues share, and renew the functions of tables that an older Tidebook made.
+
+    Where all of it is there, nothing is locked, and a user who may not make anything may still put and claim.
+    """
+    mark = f"Tidebook's queues, {digest(schema=schema, now=now)}"
+    cursor = await connection.execute("SELECT obj_description(to_regnamespace(%s), 'pg_namespace')", (schema,))
+    if await cursor.fetchone() == (mark,):
+        return
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
         await connection.execute(text("schema.sql", schema=schema, now=now))
@@ -35,6 +45,11 @@ async def install(connection: Connection, *, schema: str, now: str) -> None:
                 raise UnknownVersion(f"{schema}.{table}", version=version, known=VERSION)
             if version < VERSION:
                 await _make_functions(connection, table, schema=schema, now=now)
+        try:
+            async with connection.transaction():
+                await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{mark.replace(_QUOTE, _QUOTE * 2)}'")
+        except errors.InsufficientPrivilege:
+            pass  # the schema is somebody else's: then this is looked at again each time
 
 
 async def make_table(connection: Connection, table: str, *, schema: str, now: str) -> None:

@@ -6,12 +6,20 @@
 from __future__ import annotations
 
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
 
 #: Raised with every change of the files beside this one: they are then installed anew.
 VERSION = 5
 NOW = "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
 TABLE_FILES = ("table.sql", "bundle.sql", "put.sql", "runout.sql", "claim.sql", "fail.sql", "due.sql")
+
+
+@cache
+def digest(*, schema: str, now: str = NOW) -> str:
+    """What all the files together come to: a change of any shows, whether or not the version was raised."""
+    texts = [text(name, schema=schema, now=now) for name in ("schema.sql", *TABLE_FILES)]
+    return blake2b("\0".join([str(VERSION), *texts]).encode(), digest_size=8).hexdigest()
 
 
 @cache
