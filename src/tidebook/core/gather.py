@@ -28,8 +28,8 @@ class Gather(Generic[Item, Result]):
         self._flying = 0
         self._flights: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, item: Item) -> Result:
-        """The outcome of one item."""
+    def __call__(self, item: Item) -> asyncio.Future[Result]:
+        """The outcome of one item, to be awaited."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._flying < self._flights_max:
@@ -37,7 +37,7 @@ class Gather(Generic[Item, Result]):
             flight = asyncio.create_task(self._fly())
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
-        return await future
+        return future
 
     async def close(self) -> None:
         """Wait for what is under way."""

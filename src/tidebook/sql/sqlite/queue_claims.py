@@ -44,6 +44,8 @@ _FIND = """SELECT json_group_array(e.id), max(e.key IS NOT NULL AND EXISTS (
         WHERE w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash))
     FROM json_each(?) AS asked CROSS JOIN entry AS e ON e.id = asked.value WHERE e.status = 'P' AND e.token = ?"""
 _DELETE = "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))"
+_DELETE_KEYLESS = """DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))
+    AND status = 'P' AND token = ? AND key IS NULL"""
 _EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
 
 _encode = msgspec.json.Encoder().encode
@@ -117,8 +119,11 @@ class Claims:
     def finish(self, session: Session, holds: Sequence[Hold]) -> list[set[Held]]:
         """Delete what is held, many holds in one statement."""
         connection = session.connection
+        asked = [each for hold in holds for each in hold.held]
         gone: set[Held] = set()
-        for found, ids, sibling in _find(connection, [each for hold in holds for each in hold.held]):
+        if len(holds) == 1 and _finish_keyless(connection, asked):
+            return [set(asked)]
+        for found, ids, sibling in _find(connection, asked):
             connection.execute(_DELETE, (ids,))
             gone.update(found)
             if sibling:  # somebody may sleep though work is due, since its key was held
@@ -143,6 +148,18 @@ class Claims:
                 session.connection.execute(_EXTEND, (until, ids))
                 kept[-1].update(dict.fromkeys(found, until))
         return kept
+
+
+def _finish_keyless(connection: apsw.Connection, asked: Sequence[Held]) -> bool:
+    """Delete entries without a key, all held under one token: nobody waits for them. False: none was deleted."""
+    token, ids = asked[0].token, {each.slot for each in asked}
+    if len(ids) < len(asked) or any(each.token != token for each in asked):
+        return False
+    connection.execute("SAVEPOINT keyless")
+    connection.execute(_DELETE_KEYLESS, (_encode(list(ids)).decode(), token))
+    complete: bool = connection.changes() == len(asked)
+    connection.execute("RELEASE keyless" if complete else "ROLLBACK TO keyless; RELEASE keyless")
+    return complete
 
 
 def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -> list[_Row]:
