@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any
 
@@ -32,6 +34,9 @@ def run(body: Callable[[], Coroutine[Any, Any, None]], *, json: bool) -> None:
     output.choose(json=json)
     try:
         asyncio.run(body())
+    except BrokenPipeError as error:  # whoever read the output has left, as `head` does: that is no failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from error
     except BaseExceptionGroup as group:
         raise _cause(group) from group
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -243,3 +244,25 @@ def test_a_topic_that_does_not_fit_ends_up_in_one_line(cli: Cli, book: Path) -> 
 
 def test_a_benchmark_that_is_not_there_is_refused(cli: Cli) -> None:
     refused(cli("bench", "nonsense"), 2, "one of")
+
+
+def test_a_reader_that_leaves_is_no_failure(cli: Cli, book: Path) -> None:
+    cli("journal", "append", "orders", "o-1", *map(str, range(50)))
+    code = "from tidebook.cli.app import main; main()"
+    reading = subprocess.Popen(
+        [sys.executable, "-c", code, "journal", "read", "orders", "o-1", "--book", str(book)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert reading.stdout is not None
+    reading.stdout.close()
+    _, err = reading.communicate(timeout=100)
+    assert (reading.returncode, err) == (0, b"")
+
+
+def test_facts_that_are_damaged_are_told_in_one_line(cli: Cli, book: Path) -> None:
+    cli("journal", "append", "orders", "o-1", "1")
+    connection = apsw.Connection(str(book / "store.db"))
+    connection.execute("UPDATE facts SET facts = 'nonsense'")
+    connection.close()
+    refused(cli("journal", "read", "orders", "o-1"), 5, "facts of a topic are damaged")

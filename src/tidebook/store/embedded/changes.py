@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import Corrupt, NotFound
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication import Parked
@@ -50,9 +50,17 @@ class NewSetting(NamedTuple):
 
 
 encode_facts = msgspec.json.Encoder().encode
-decode_facts = msgspec.json.Decoder(TopicFacts).decode
+_decode_facts = msgspec.json.Decoder(TopicFacts).decode
 
 _LIFE = 'topic = ? AND id = ? AND epoch = ? AND "offset" = ?'
+
+
+def decode_facts(data: bytes) -> TopicFacts:
+    """Undo `encode_facts`."""
+    try:
+        return _decode_facts(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+        raise Corrupt(f"the facts of a topic are damaged ({error}): restore a copy of store.db") from error
 
 
 def save_snapshots(session: Session, saves: Sequence[Save]) -> list[None]:
