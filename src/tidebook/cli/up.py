@@ -29,7 +29,7 @@ from tidebook.wiring.status import TopicStatus, topic_statuses
 def up(
     book: BookOption = None,
     json: JsonOption = False,
-    every_s: Annotated[float, typer.Option(help="Seconds between two looks at the book.")] = 1.0,
+    every_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the book.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the status once and end.")] = False,
     replicate: Annotated[
         bool, typer.Option(help="Replicate the log to the store on local Spark, and purge what has expired.")

@@ -149,6 +149,8 @@ def test_what_is_not_there_is_exit_code_4(cli: Cli, command: list[str]) -> None:
         ["journal", "append", "orders", "o-1", "1", "--expected", "many"],
         ["journal", "delete", "orders", "o-1"],
         ["journal", "nonsense"],
+        ["up", "--once", "--every-s", "-1"],
+        ["up", "--once", "--every-s", "0"],
         ["nonsense"],
     ],
     ids=" ".join,
