@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,24 +86,60 @@ class AwayAtFirst(NamedTuple):
         return store
 
 
+class KillDriver(NamedTuple):
+    """Opens a store that kills the driver, and its JVM with it, around the first slice that is applied."""
+
+    pid: int
+    point: str
+
+    async def __call__(self, settings: Settings) -> StoreWriter:
+        store: Any = await open_store(settings, metrics=Metrics())
+        apply, write = store.apply, getattr(store, "write", None)
+
+        async def killing(writes: SliceWrites) -> None:
+            if self.point == "after":
+                await apply(writes)
+            self._kill()
+
+        async def killing_within(batch: Any) -> None:
+            assert write is not None
+            await write(batch)
+            self._kill()
+
+        if self.point == "within":
+            store.write = killing_within
+        else:
+            store.apply = killing
+        return store
+
+    def _kill(self) -> None:
+        for pid in (self.pid, _parent_of_workers()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        die()
+
+
+def _parent_of_workers() -> int:
+    """The JVM: a worker is forked by Spark's daemon, whose parent it is."""
+    with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+
 def main() -> None:
-    """A driver that replicates a folder and is killed: `python -m tests.pipeline.faults FOLDER POINT`."""
-    folder, point = sys.argv[1:]
+    """A driver that replicates a book and is killed: `python -m tests.pipeline.faults BOOK TOPIC POINT`."""
+    where, topic, point = sys.argv[1:]
     import tidebook
     from tidebook.core.portal import Portal
     from tidebook.pipeline.jobs.replicate import Replication
     from tidebook.pipeline.session import job_session
+    from tidebook.pipeline.worker import OpenStore, open_settings_store
 
     portal = Portal()
-    book = tidebook.open(folder)
+    book = tidebook.open(where)
     portal.run(book.__aenter__())
     spark = job_session("tidebook fault", book.settings)
-    job = Replication(spark, book, portal, on_batch=lambda number, done: die() if point == "batch" else None)
-    if point == "stop":
-        import threading
-
-        threading.Timer(3.0, die).start()
-    job.run()
+    opening: OpenStore = open_settings_store if point == "commit" else KillDriver(os.getpid(), point).__call__
+    Replication(spark, book, portal, topics=[topic], opening=opening, on_batch=lambda number, done: die()).run()
 
 
 if __name__ == "__main__":

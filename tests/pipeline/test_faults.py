@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.conftest import OpenBook
+from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.faults import AwayAtFirst, KillAround
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
@@ -72,15 +72,20 @@ def test_a_worker_that_is_killed_before_and_after_its_slices(
 @pytest.mark.kafka
 @pytest.mark.cassandra
 def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
-    spark: SparkSession, servers_toml: Path, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+    spark: SparkSession,
+    servers_toml: Path,
+    portal: Portal,
+    topic: str,
+    tmp_path: Path,
+    open_book: OpenBook,
+    long_form: bool,
 ) -> None:
-    from tests.pipeline.conftest import opened
-
     kills = tmp_path / "kills"
     kills.mkdir()
+    rounds = tuple(range(1, 40)) if long_form else (1, 3, 9, 20)
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=120, ids=10))
-        job = replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=(1, 3, 9, 20)))
+        job = replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=rounds))
         run_until_done(job, portal)
         assert len(list(kills.glob("write-*"))) >= 2
         assert_as_expected(book, portal, topic, open_book)
@@ -155,18 +160,23 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-@pytest.mark.parametrize("point", ["batch", "stop"])
+def killed(where: Path, topic: str, point: str) -> None:
+    """A driver, a process of its own, that is killed at a point of its first batch."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.faults", str(where), topic, point],
+        cwd=ROOT, env=environment, capture_output=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr.decode()
+
+
+@pytest.mark.parametrize("point", ["before", "after", "commit"])
 def test_a_driver_that_is_killed(
     spark: SparkSession, embedded: Book, portal: Portal, topic: str, open_book: OpenBook, point: str
 ) -> None:
-    """Behind the store's writes and before Spark's commit, and somewhere."""
+    """Before the store's first write, behind it and its pointer, and between the last one and Spark's commit."""
     portal.run(write_history(embedded, topic, steps=80))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.faults", str(embedded.settings.folder), point],
-        cwd=ROOT, env=environment, capture_output=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert killed.returncode == -9, killed.stderr.decode()
+    killed(embedded.settings.folder, topic, point)
     portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
     replication(spark, embedded, portal, topic).run(once=True)
     assert_as_expected(embedded, portal, topic, open_book)
