@@ -141,8 +141,12 @@ class Hands:
 
     async def _listen(self) -> None:
         """Nobody needs it here: it is what every worker does beside its work, with its timers and its connection."""
-        async for _ in self._queue.listen():
-            pass
+        while True:
+            try:
+                async for _ in self._queue.listen():
+                    pass
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(0.05)
 
     async def _claim(self) -> list[tuple[Job, str]]:
         asked = time.monotonic_ns()

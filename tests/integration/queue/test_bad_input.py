@@ -131,6 +131,16 @@ async def test_a_job_that_is_named_twice_is_done_once(book: tidebook.Book) -> No
         await queue.done(first)
 
 
+async def test_a_job_that_is_named_twice_does_not_stand_for_another(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put_many([1, 2])
+    first, second = await queue.claim(20)
+    await queue.heartbeat([first, first])
+    await queue.done([first, first])
+    assert [entry.data for entry in await queue.entries()] == [second.data]
+    await queue.done(second)
+
+
 async def test_a_closed_book_ends_its_listeners_and_takes_nothing(where: Path) -> None:
     async def hear(queue: Queue) -> str:
         async for _ in queue.listen():

@@ -97,8 +97,9 @@ class Leases:
 
 def split(held: Sequence[Held]) -> tuple[dict[bytes, Group], dict[tuple[int, bytes], Group]]:
     """Whole bundles by token, and entries kept for themselves by table and token. Parts of bundles are in neither."""
-    first = held[0]
-    if first.together == len(held) and all(each.token == first.token for each in held):
+    first, count = held[0], len(held)
+    same = first.together == count and all(each.token == first.token and each.together == count for each in held)
+    if same and _is_whole(held):
         return {first.token: list(held)}, {}
     bundles: dict[bytes, Group] = {}
     alone: dict[tuple[int, bytes], Group] = {}
@@ -107,5 +108,9 @@ def split(held: Sequence[Held]) -> tuple[dict[bytes, Group], dict[tuple[int, byt
             bundles.setdefault(each.token, []).append(each)
         else:
             alone.setdefault((each.slot, each.token), []).append(each)
-    whole = {token: group for token, group in bundles.items() if len(group) == group[0].together}
-    return whole, alone
+    return {token: group for token, group in bundles.items() if _is_whole(group)}, alone
+
+
+def _is_whole(group: Sequence[Held]) -> bool:
+    """Whether all of a bundle is there: one that is named twice does not stand for another."""
+    return len(group) == group[0].together == len({each.keyhash for each in group})

@@ -37,6 +37,18 @@ class LeaseCases(QueueBase):
         taken = [await desk.take(), await desk.take(), await desk.take()]
         assert await desk.finish(*taken) == [True, True, True]
 
+    async def test_some_of_a_claim_are_done_with_and_without_a_key_and_the_rest_stays(
+        self, desk: Desk, advance: Advance
+    ) -> None:
+        for key, name in ((None, "a"), (None, "b"), ("k", "keyed"), ("m", "other")):
+            await desk.put(key, data=name)
+        taken = {each.name: each for each in await desk.claim(20)}
+        assert await desk.finish(taken["a"], taken["keyed"]) == [True, True]
+        assert await desk.beat(taken["b"], taken["other"]) == [True, True]
+        assert await desk.finish(taken["b"]) == [True]
+        await advance(LEASE_MS)
+        assert await desk.names() == ["other"]
+
     async def test_a_token_counts_for_its_own_entry_only(self, desk: Desk, advance: Advance) -> None:
         await desk.put("a")
         lost = await desk.take()
