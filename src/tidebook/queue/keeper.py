@@ -8,6 +8,7 @@ from typing import Final
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.metrics import Metrics
+from tidebook.queue.ending import end
 from tidebook.queue.hooks import Announce
 from tidebook.queue.store_clock import StoreClock
 from tidebook.sql.port.queue import QueueRef, QueueStore
@@ -18,6 +19,8 @@ SWEEP_S_LEAST: Final = 0.05
 #: After this many finished entries the period tables are looked at.
 FINISHED_MAX: Final = 5_000
 _RETRY_S: Final = 1.0
+#: How long an end waits for hooks that are being told.
+TELL_S_MAX: Final = 12.0
 
 
 class Keeper:
@@ -34,6 +37,7 @@ class Keeper:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._untold = False
 
     def keep(self, ref: QueueRef, within_s: float = SWEEP_S_MAX) -> None:
         """Sweep this queue from now on, the next time within `within_s`."""
@@ -45,6 +49,11 @@ class Keeper:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
+    def died(self, ref: QueueRef) -> None:
+        """A dead letter was made here: somebody is to be told, at the latest when this ends."""
+        self._untold = True
+        self.keep(ref, 0.0)
+
     def finished(self, ref: QueueRef, count: int) -> None:
         """Count what was finished here: many of them end a period."""
         total = self._finished.get(ref.id, 0) + count
@@ -55,11 +64,14 @@ class Keeper:
 
     async def close(self) -> None:
         """Stop."""
-        tasks = [task for task in (self._task, self._telling) if task is not None]
-        self._task = self._telling = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._task)
+        self._task = None
+        if self._untold:  # it may be the last one here
+            self._tell_soon()
+        if self._telling is not None:
+            await asyncio.wait([self._telling], timeout=TELL_S_MAX)
+            await end(self._telling)
+            self._telling = None
 
     async def _run(self) -> None:
         while True:
@@ -90,10 +102,14 @@ class Keeper:
                 self._metrics.count(f"queue_{name}", count, queue=ref.name)
         moment = max(self._clock.moment(swept.next_at), time.monotonic() + SWEEP_S_LEAST)
         self._next[ref.id] = min(self._next[ref.id], moment)
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
         if self._telling is None or self._telling.done():  # beside the sweeps: a hook may take its time
             self._telling = asyncio.create_task(self._tell())
 
     async def _tell(self) -> None:
+        self._untold = False
         try:
             await self._announce()
         except TidebookError:

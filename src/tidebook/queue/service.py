@@ -158,7 +158,7 @@ class Service:
         if "waiting" in outcomes or "merged" in outcomes:
             self._waker.put(ref, now_ms + delay_ms, now_ms)
         if "dead" in outcomes:
-            self._keeper.keep(ref, 0.0)
+            self._keeper.died(ref)
         self._waker.freed(ref)
 
     def look(self, ref: QueueRef) -> None:

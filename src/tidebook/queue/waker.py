@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.metrics import Metrics
+from tidebook.queue.ending import end
 from tidebook.queue.job import date
 from tidebook.queue.store_clock import StoreClock
 from tidebook.queue.watch import SLOW_POLL_S, Watch
@@ -95,9 +96,7 @@ class Waker:
             watch.fire()
         self._watches.clear()
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
     def _task(self, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(body)

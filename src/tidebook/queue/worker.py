@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
+from tidebook.queue.ending import end
 from tidebook.queue.entry import duration_ms
 from tidebook.queue.job import Job
 from tidebook.queue.queue import Queue
@@ -88,10 +89,7 @@ class Worker:
                 self._changed.clear()
             await self._finish_running()
         finally:
-            for task in (beating, listening):
-                if task is not None:
-                    task.cancel()
-            await asyncio.gather(*(task for task in (beating, listening) if task), return_exceptions=True)
+            await end(beating, listening)
             self._threads.close()
 
     async def _take(self, *, raises: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.portal import Portal
+from tidebook.queue.ending import end
 from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
 from tidebook.sql.port.queue import Step
@@ -87,8 +88,7 @@ class Feed:
                 await self._put(batch)
             await reading
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await end(reading)
         return self.put
 
     async def _read_marks(self) -> None:

@@ -101,6 +101,13 @@ async def test_both_are_told_of_a_flag_once(hooked: Path, ear: Ear, told: Path) 
     assert [json.loads(line)["key"] for line in told.read_text().splitlines()] == ["x", "y"]
 
 
+async def test_who_ends_right_after_it_made_a_dead_letter_tells_of_it_first(hooked: Path, ear: Ear, told: Path) -> None:
+    async with tidebook.open(hooked) as book:
+        await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "x", "y")
+    assert sorted(flag["key"] for flag in ear.heard) == ["x", "y"]
+    assert sorted(json.loads(line)["key"] for line in told.read_text().splitlines()) == ["x", "y"]
+
+
 async def test_a_lease_that_runs_out_too_often_raises_a_flag_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
     async with tidebook.open(hooked) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
