@@ -21,11 +21,14 @@ class Portal:
     """Runs coroutines and async iterators for threads that have no loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._closed = False
-        self._loop = asyncio.new_event_loop()
+        self._lead_to(asyncio.new_event_loop())
         self._thread = threading.Thread(target=self._serve, name="tidebook-portal", daemon=True)
         self._thread.start()
+
+    def _lead_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._closed = False
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -136,7 +136,7 @@ class _PortalHere(Portal):
     """A portal into a loop that runs already."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._lead_to(loop)
 
 
 class JournalSuite:
