@@ -87,6 +87,20 @@ async def test_what_is_remembered_goes_with_what_was_undone(file: File) -> None:
     assert await file.writer.run(remember, 4) == 4
 
 
+async def test_nothing_is_remembered_of_a_group_that_was_undone_when_it_is_run_again(file: File) -> None:
+    def remember(session: Session, asked: Sequence[int]) -> list[int]:
+        sums = []
+        for n in asked:
+            sums.append(session.memory.get("sum", 0) + n)
+            session.memory["sum"] = sums[-1]
+            if n < 0:
+                raise InvalidInput("undone")
+        return sums
+
+    answers = await asyncio.gather(*(file.writer.run(remember, n) for n in (1, 2, -5, 4)), return_exceptions=True)
+    assert [each if isinstance(each, int) else type(each) for each in answers] == [1, 3, InvalidInput, 4]
+
+
 async def test_a_callback_that_fails_does_not_keep_the_next_from_its_answer(file: File) -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))

@@ -51,6 +51,19 @@ async def test_an_append_behind_anothers_reads_only_what_lies_between(open_rig: 
     assert one.store_faults.calls["head"] == 0
 
 
+async def test_a_head_that_was_read_ahead_of_the_tail_is_not_folded_again(open_rig: OpenRig) -> None:
+    """An append that is met twice is known by its id, but a purge would take the next life."""
+    one, other = open_rig(), open_rig()
+    await one.append("b", "the tail begins")
+    await other.append("a", "old")
+    await other.journal.purge("a")
+    await other.append("a", 1, 2)
+    await other.replicate()
+    assert (await one.append("a", 3)).last == 3
+    assert await one.journal.pointer("a") == 3
+    assert await one.read("a") == [1, 2, 3]
+
+
 @pytest.mark.parametrize("kind", ["indexed"])  # elsewhere a mark is always behind the pointer
 async def test_a_replicated_journal_is_read_without_the_log(rig: Rig) -> None:
     await rig.append("a", 1, 2, 3)
