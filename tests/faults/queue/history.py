@@ -120,9 +120,14 @@ def _handed_out_wrongly(holds: list[Hold]) -> Iterator[str]:
 
 
 def _held_by_two(holds: list[Hold]) -> Iterator[str]:
-    """Of one key, in the order of the store's dates: the first has let go, or its lease had ended."""
+    """Of one key, in the order of the store's dates: the first has let go, or its lease had ended.
+
+    A claim is dated when its statement begins, and may take what another sweep has freed while it runs: it took effect
+    at some moment of the call.
+    """
     for first, second in combinations(holds, 2):
-        if second.started_at < first.lease_until and second.at < first.released:
+        took_ms = (second.at - second.asked) / 1_000_000
+        if second.started_at + took_ms < first.lease_until and second.at < first.released:
             yield f"{first.name} and {second.name} held {first.key or first.id} at one time: {first} {second}"
 
 

@@ -48,6 +48,11 @@ def test_two_holders_of_a_valid_lease_are_found() -> None:
     assert "at one time" in fault
 
 
+def test_a_claim_that_takes_long_may_find_a_lease_that_ended_meanwhile() -> None:
+    late = claimed("b", 20_000_105, id=2, asked=105, started_at=105)
+    assert faults(*putting(1, 0), claimed("a", 10), late, *finished("b", 20_000_110)) == []
+
+
 def test_a_heartbeat_makes_a_lease_valid_for_longer() -> None:
     beat = step("a", 90, "beat", lease_until=190)
     (fault,) = faults(*putting(1, 0), claimed("a", 10), beat, claimed("b", 120, id=2), *finished("b", 130))
