@@ -99,6 +99,8 @@ async def test_who_was_stopped_past_its_lease_cannot_finish_what_is_anothers(whe
         await queue.put("x", key="k")
         with holder(where) as stopped:
             assert stopped.hear() == {"data": ["x"], "timeouts": [0]}
+            # In a folder, whoever is stopped with the lock in hand stops everybody: it has let go if others write.
+            await queue.put("later", process_at=datetime.now(UTC) + timedelta(hours=1))
             stopped.process.send_signal(signal.SIGSTOP)
             (job,) = await taken_over(queue)
             assert job.timeouts == 1
