@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ import tidebook
 from tests.pipeline.conftest import opened
 from tidebook.core.errors import InvalidInput
 from tidebook.core.portal import Portal
-from tidebook.wal.flush import Range
 from tidebook.wal.region import Region
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+
+STEPS = ("before stage", "after stage", "after link", "after publish", "after one mark")
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -133,8 +135,8 @@ def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
     assert rows(spark, output) == expected(330)
 
 
-@pytest.mark.parametrize("step", ["before stage", "after stage", "after link", "after publish", "after one mark"])
-def test_a_flush_that_dies_at_any_step_is_finished_by_the_next(
+@pytest.mark.parametrize("step", STEPS)
+def test_a_flush_that_ends_at_any_step_is_finished_by_the_next(
     spark: SparkSession,
     embedded: Book,
     portal: Portal,
@@ -143,56 +145,44 @@ def test_a_flush_that_dies_at_any_step_is_finished_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    from tidebook.pipeline.jobs.flush_wal import ParquetSink
-    from tidebook.wal.manifest import FolderManifest
+    from tests.pipeline.flush_faults import end_at
+
+    def crash() -> None:
+        raise Crash(step)
 
     portal.run(fill(embedded, namespace, stop=60))
     output = tmp_path / "out"
     with monkeypatch.context() as broken:
-        _break(broken, step, ParquetSink, FolderManifest)
+        end_at(step, crash, broken.setattr)
         with pytest.raises(Crash):
             flush(spark, embedded, portal, namespace, output)
-    portal.run(fill(embedded, namespace, start=60, stop=66))
-    flush(spark, embedded, portal, namespace, output)
+    finish(spark, embedded, portal, namespace, output)
+
+
+@pytest.mark.parametrize(
+    "step", [step if step == "after link" else pytest.param(step, marks=pytest.mark.long) for step in STEPS]
+)
+def test_a_driver_that_is_killed_at_any_step_of_a_flush_leaves_it_to_the_next(
+    spark: SparkSession, embedded: Book, portal: Portal, namespace: str, tmp_path: Path, step: str
+) -> None:
+    portal.run(fill(embedded, namespace, stop=60))
+    portal.run(embedded.wal(namespace).close())  # one process writes at a time
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "tests.pipeline.flush_faults", str(embedded.settings.folder), namespace]
+    done = subprocess.run([*command, str(output), step], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    finish(spark, embedded, portal, namespace, output)
+
+
+def finish(spark: SparkSession, book: Book, portal: Portal, namespace: str, output: Path) -> None:
+    """More entries, another flush: every entry is there once, and the region holds nothing."""
+    portal.run(fill(book, namespace, start=60, stop=66))
+    flush(spark, book, portal, namespace, output)
     assert rows(spark, output) == expected(66)
-    region = portal.run(embedded.wal(namespace).open_region(7, writable=False))
+    region = portal.run(book.wal(namespace).open_region(7, writable=False))
     portal.run(region.refresh())
     assert region.meta.held_bytes == 0
     assert list((output / "_tidebook" / "staging").iterdir()) == []
-
-
-def _break(patch: pytest.MonkeyPatch, step: str, sink: type, manifest: type) -> None:
-    def after(kind: type, name: str) -> None:
-        whole: Callable[..., Any] = getattr(kind, name)
-
-        def broken(self: Any, *arguments: Any) -> None:
-            whole(self, *arguments)
-            raise Crash(step)
-
-        patch.setattr(kind, name, broken)
-
-    async def crash(self: Any, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
-        raise Crash(step)
-
-    marks: list[int] = []
-    mark_deleted = Region.mark_deleted
-
-    async def one_mark(self: Region, table: int, seq: int) -> None:
-        await mark_deleted(self, table, seq)
-        raise Crash(step)
-
-    match step:
-        case "before stage":
-            patch.setattr(sink, "stage", crash)
-        case "after stage":
-            after(sink, "_write")
-        case "after link":
-            after(manifest, "add")
-        case "after publish":
-            after(sink, "_commit")
-        case _:
-            marks.clear()
-            patch.setattr(Region, "mark_deleted", one_mark)
 
 
 def test_an_output_that_workers_cannot_share_is_refused() -> None:
