@@ -271,7 +271,7 @@ def _tag_rows(
 ) -> list[TagRow]:
     """The tag rows of one record's events."""
     counts = before.tag_counts if before is not None and before.live else {}
-    if all(count == len(rows) for _, count in tagged):
+    if len(rows) == 1 or all(count == len(rows) for _, count in tagged):
         # Every event carries every tag of the record, as single ones do: the envelope says it all.
         return [
             tag_row(tag, key, partition, life, number, row)
