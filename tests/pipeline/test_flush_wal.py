@@ -185,6 +185,19 @@ def finish(spark: SparkSession, book: Book, portal: Portal, namespace: str, outp
     assert list((output / "_tidebook" / "staging").iterdir()) == []
 
 
+def test_a_folder_of_another_namespace_is_refused_and_nothing_is_marked(
+    spark: SparkSession, embedded: Book, portal: Portal, namespace: str, tmp_path: Path
+) -> None:
+    for name in (namespace, f"{namespace}-b"):
+        portal.run(fill(embedded, name, stop=6))
+    output = tmp_path / "out"
+    assert flush(spark, embedded, portal, namespace, output) == 12
+    with pytest.raises(InvalidInput, match="a folder of its own"):
+        flush(spark, embedded, portal, f"{namespace}-b", output)
+    region = portal.run(embedded.wal(f"{namespace}-b").open_region(7, writable=False))
+    assert all(held.latest_marked_deleted <= 1 for held in region.meta.tables.values())
+
+
 def test_an_output_that_workers_cannot_share_is_refused() -> None:
     from tidebook.pipeline.jobs.flush_wal import output_folder
 

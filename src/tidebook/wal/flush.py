@@ -76,10 +76,10 @@ def plan_flush(meta: RegionMeta, committed: Mapping[Life, int], *, entries_max: 
     return ranges
 
 
-def plan_marks(meta: RegionMeta, committed: Mapping[Life, int]) -> list[tuple[int, int]]:
-    """The marks that the manifest allows and the region does not have yet: table and sequence number."""
+def plan_marks(meta: RegionMeta, committed: Mapping[Life, int]) -> list[tuple[Life, int]]:
+    """The marks that the manifest allows and the region does not have yet: table, its life, and sequence number."""
     return [
-        (table, last + 1)
+        (Life(table, held.life), last + 1)
         for table, held in sorted(meta.tables.items())
         if (last := committed.get(Life(table, held.life), 0)) >= max(1, held.latest_marked_deleted)
     ]
@@ -98,8 +98,8 @@ async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = 
 
 
 async def _mark(region: Region, committed: Mapping[Life, int]) -> None:
-    for table, seq in plan_marks(region.meta, committed):
+    for (table, life), seq in plan_marks(region.meta, committed):
         try:
-            await region.mark_deleted(table, seq)
+            await region.mark_deleted(table, seq, life=life)
         except NotFound:
             pass  # dropped meanwhile: nothing is left to mark

@@ -41,6 +41,8 @@ class Commit(Manifest, frozen=True):
 
     #: Table, life and last number of all that was ever committed.
     reached: tuple[tuple[int, int, int], ...] = ()
+    #: Whose entries these are: offsets and table ids of another region may be the same.
+    source: str = ""
 
     @property
     def committed(self) -> dict[Life, int]:
@@ -56,7 +58,7 @@ def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) ->
             raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before)
         reached[Life(each.table, each.life)] = each.last
     flat = tuple((key.table, key.life, number) for key, number in sorted(reached.items()))
-    return Commit(VERSION, last.number + 1, tuple(moves), flat)
+    return Commit(VERSION, last.number + 1, tuple(moves), flat, last.source)
 
 
 M = TypeVar("M", bound=Manifest)

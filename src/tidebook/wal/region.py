@@ -76,7 +76,7 @@ class Region:
         self._payloads_bytes_max = settings.limit_bytes - record_bytes_max(0)
         self._one_at_a_time = asyncio.Lock()
         self._cleaning: asyncio.Task[None] | None = None
-        self._cleaner_error: TidebookError | None = None
+        self._cleaner_error: Exception | None = None
 
     @classmethod
     async def open(
@@ -242,11 +242,18 @@ class Region:
 
     # Deleting
 
-    async def mark_deleted(self, table: int, seq: int) -> None:
-        """Tell that the entries below `seq` are no longer needed; `next_seq_num` means all of them."""
+    async def mark_deleted(self, table: int, seq: int, *, life: int | None = None) -> None:
+        """Tell that the entries below `seq` are no longer needed; `next_seq_num` means all of them.
+
+        With `life`, only of the table as it was made then: NotFound where it was dropped and made again since.
+        """
         table = table_id(table)
         for attempt in range(1, self._settings.attempts_max + 1):
             held = await self._known(table)
+            if life is None:
+                life = held.life  # another attempt must not hit a table that was made again meanwhile
+            elif held.life != life:
+                raise NotFound(f"region {self.id}: table {table} was dropped and made again")
             if type(seq) is not int:
                 raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
             if seq > held.next_seq_num:
@@ -265,6 +272,11 @@ class Region:
             except OutcomeUnknown:
                 if attempt == self._settings.attempts_max:
                     raise
+
+    @property
+    def topic_id(self) -> str:
+        """The life of the region's data topic: a region that is deleted and made again is another one."""
+        return self._topics.topic_id
 
     async def drop_table(self, table: int) -> None:
         """Remove a table; the next write of it begins again at 1. The snapshot without it is synced at once."""
@@ -337,7 +349,7 @@ class Region:
                 if self._cleaner.is_snapshot_due:
                     await self.snapshot()
                 self._cleaner_error = None
-            except TidebookError as error:  # told by status and metrics; the next round tries again
+            except Exception as error:  # a callback's too; told by status and metrics; the next round tries again
                 self._cleaner_error = error
                 self._metrics.count("wal_cleaner_failures", 1, **self._labels)
                 if isinstance(error, Fenced):

@@ -97,6 +97,21 @@ def flusher(log: EmbeddedLog) -> Wal:
     return make_wal(log, "f")
 
 
+async def test_a_table_made_again_during_a_flush_keeps_its_new_entries(
+    owner: Region, flusher: Wal, output: Path
+) -> None:
+    class Slow(FileSink):
+        async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
+            files = await super().stage(region, ranges)
+            await owner.drop_table(1)
+            await owner.write(1, [b"new-1", b"new-2", b"new-3"])
+            return files
+
+    await owner.write(1, [b"a", b"b"])
+    await flush_region(await flusher.open_region(7, writable=False), Slow(output))
+    assert await contents(owner) == {1: [(1, b"new-1"), (2, b"new-2"), (3, b"new-3")]}
+
+
 async def test_a_flush_writes_every_entry_once_then_marks(owner: Region, flusher: Wal, output: Path) -> None:
     await owner.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
     done = await flush_region(await flusher.open_region(7, writable=False), FileSink(output))

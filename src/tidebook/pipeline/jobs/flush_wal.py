@@ -51,7 +51,7 @@ def flush_wal(
         done = []
         for id in regions or await wal.regions():
             region = await wal.open_region(id, writable=False)
-            sink = ParquetSink(spark, settings_to_json(book.settings), namespace, id, folder)
+            sink = ParquetSink(spark, settings_to_json(book.settings), namespace, region, folder)
             done.append(await flush_region(region, sink))
             tell(done[-1])
         await wal.close()
@@ -71,13 +71,14 @@ def output_folder(output: str | Path) -> Path:
 class ParquetSink:
     """Stages with Spark, commits in a manifest, publishes by renaming."""
 
-    def __init__(self, spark: SparkSession, settings: str, namespace: str, region: int, output: Path) -> None:
+    def __init__(self, spark: SparkSession, settings: str, namespace: str, region: Region, output: Path) -> None:
         self._spark = spark
         self._settings = settings
         self._namespace = namespace
-        self._region = region
+        self._region = region.id
+        self._source = f"{namespace}/{region.id}/{region.topic_id}"
         self._output = output
-        self._manifest = FolderManifest(output, f"region={region}", Commit)
+        self._manifest = FolderManifest(output, f"region={region.id}", Commit)
         #: The manifest that the ranges are planned from: the next one must follow it.
         self._base = Commit(VERSION, 0)
 
@@ -87,7 +88,13 @@ class ParquetSink:
 
     def _published(self) -> dict[Life, int]:
         self._manifest.publish()
-        self._base = self._manifest.last()
+        last = self._manifest.last()
+        if last.number and last.source != self._source:
+            raise InvalidInput(
+                f"{self._output} holds what was flushed from {last.source}, not from {self._source}: "
+                "give each namespace, and a region that was made again, a folder of its own"
+            )
+        self._base = msgspec.structs.replace(last, source=self._source)
         return self._base.committed
 
     async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
