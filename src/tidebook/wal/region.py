@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tidebook.core.clock import Clock, Ids
-from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TooLarge
 from tidebook.core.metrics import Metrics
 from tidebook.wal import reading
 from tidebook.wal.cleaner import Cleaned, Cleaner, OnPinned
