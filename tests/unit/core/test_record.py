@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge, Seal
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
 from tidebook.core.event import Event, encode_event, pack_events
+from tidebook.core.frame import HEADER_BYTES
 from tidebook.core.position import Position
-from tidebook.core.record import HEADER_BYTES, MAGIC, VERSION, decode_record, encode_record, read_record
+from tidebook.core.record import MAGIC, VERSION, decode_record, encode_record, read_record
 
 LIMIT = 1_000_000
 ID = bytes(range(16))
