@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -17,6 +15,7 @@ from typing import Any
 
 import acsylla
 
+from tidebook.bench.servers import running
 from tidebook.bench.timing import percentile, report, timed
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -48,16 +47,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     parser.add_argument("--drivers", action="store_true", help="measure cassandra-driver too")
     options = parser.parse_args(argv)
-    bench = Bench(options.address or _address(), 10 if options.quick else 1)
+    bench = Bench(options.address or running()["cassandra"]["address"], 10 if options.quick else 1)
     asyncio.run(bench.run())
     if options.drivers:
         bench.other_driver()
     report("cassandra", bench.ratios(), {name: round(value, 3) for name, value in bench.figures.items()}, TARGETS)
-
-
-def _address() -> str:
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
-    return str(json.loads(status.read_text())["servers"]["cassandra"]["address"])
 
 
 class Bench:

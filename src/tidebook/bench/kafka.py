@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import tidebook
 from tidebook.bench.replication import replicate
+from tidebook.bench.servers import status_file
 from tidebook.bench.timing import percentile, report, timed
 from tidebook.core.event import Event
 from tidebook.journal.journal import Journal
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--book", help="a tidebook.toml that names Kafka and Cassandra")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
     options = parser.parse_args(argv)
-    home = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json").parent
+    home = status_file().parent
     bench = Bench(options.book or str(home / "tidebook.toml"), 10 if options.quick else 1)
     asyncio.run(bench.run())
     report("kafka", bench.ratios(), {name: round(value, 4) for name, value in bench.figures.items()}, TARGETS)

@@ -6,7 +6,6 @@ Needs running servers: `./dev servers start --only kafka,postgres --profile benc
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -20,13 +19,13 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tidebook import outbox
+from tidebook.bench.servers import database, running
 from tidebook.bench.timing import percentile, report, timed
 from tidebook.outbox import Message
 from tidebook.outbox.relay import Relay
@@ -55,26 +54,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages, a fiftieth of the rows")
     options = parser.parse_args(argv)
     rows, messages = (200_000, 10_000) if options.quick else (options.rows, options.messages)
-    servers = json.loads(Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json").read_text())["servers"]
-    with database(servers["postgres"]["url"]) as url:
+    servers = running()
+    with database(servers["postgres"]["url"], "outbox") as url:
         bench = Bench(url, servers["kafka"]["address"])
         bench.publish()
         bench.relay(messages)
         bench.latency()
         bench.many_rows(rows)
     report("outbox", bench.ratios(), {name: round(value, 4) for name, value in bench.figures.items()}, TARGETS)
-
-
-@contextmanager
-def database(server: str) -> Iterator[str]:
-    """A database of the run's own."""
-    name = f"bench_outbox_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        try:
-            yield urlsplit(server)._replace(path=f"/{name}").geturl()
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 class Bench:

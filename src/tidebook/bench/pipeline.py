@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tidebook
+from tidebook.bench.servers import running
 from tidebook.bench.timing import report, timed
 from tidebook.core.portal import Portal
 from tidebook.wiring.book import Book
@@ -50,8 +50,7 @@ def main(argv: list[str]) -> None:
         "--only", help="parts, separated by commas: replicate, ten, many, embedded, steady, source, start"
     )
     options = parser.parse_args(argv)
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
-    servers = json.loads(status.read_text())["servers"]
+    servers = running()
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         bench = Bench(Path(folder), servers["kafka"]["address"], servers["cassandra"]["address"], quick=options.quick)
         try:

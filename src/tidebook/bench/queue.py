@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import sys
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from urllib.parse import urlsplit
-
-import psycopg
+from collections.abc import Sequence
 
 from tidebook.bench.queue_parts.claims import churn, many
 from tidebook.bench.queue_parts.drain import drain, singles
 from tidebook.bench.queue_parts.embedded import embedded
 from tidebook.bench.queue_parts.figures import Run
 from tidebook.bench.queue_parts.wakes import idle, timers
+from tidebook.bench.servers import database, running
 from tidebook.bench.timing import report
 
 PARTS = ("drain", "singles", "idle", "timers", "embedded", "many", "churn")
@@ -66,9 +59,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--waiting", type=int, default=5_000_000, help="entries that wait in the part `many`")
     parser.add_argument("--quick", action="store_true", help="a fifth of the work, a twenty-fifth of the waiting")
     options = parser.parse_args(argv)
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
-    server = json.loads(status.read_text())["servers"]["postgres"]["url"]
-    with database(server) as url:
+    with database(running()["postgres"]["url"], "queue") as url:
         run = Run(url, options.quick, {})
         waiting = options.waiting // 25 if options.quick else options.waiting
         asyncio.run(_parts(run, options.only or PARTS, waiting))
@@ -101,15 +92,3 @@ async def _parts(run: Run, parts: Sequence[str], waiting: int) -> None:
                 await many(run, waiting)
             case "churn":
                 await churn(run)
-
-
-@contextmanager
-def database(server: str) -> Iterator[str]:
-    """A database of the run's own."""
-    name = f"bench_queue_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        try:
-            yield urlsplit(server)._replace(path=f"/{name}").geturl()
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

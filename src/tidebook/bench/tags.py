@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import tempfile
 import time
 import uuid
@@ -19,6 +17,7 @@ from typing import Any
 import apsw
 
 from tidebook.bench.replication import replicate
+from tidebook.bench.servers import running
 from tidebook.bench.timing import percentile, report, timed
 from tidebook.core.event import Event
 from tidebook.tags.ticks import tick
@@ -42,17 +41,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--events", type=int, default=1_000_000, help="tagged events to catch up with")
     parser.add_argument("--quick", action="store_true", help="a fiftieth of the work")
     options = parser.parse_args(argv)
-    address = (options.address or _address()) if options.store == "cassandra" else None
+    address = (options.address or running()["cassandra"]["address"]) if options.store == "cassandra" else None
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         bench = Bench(Path(folder), address, options.events // 50 if options.quick else options.events)
         asyncio.run(bench.run())
     targets = TARGETS if address is None else {**TARGETS, "live_p50_ms": LIVE_CASSANDRA_MS}
     report("tags", bench.ratios(), {name: round(value, 3) for name, value in bench.figures.items()}, targets)
-
-
-def _address() -> str:
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
-    return str(json.loads(status.read_text())["servers"]["cassandra"]["address"])
 
 
 class Bench:

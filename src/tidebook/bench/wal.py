@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
+from tidebook.bench.servers import running, status_file
 from tidebook.bench.timing import report, timed
 from tidebook.core.clock import RandomIds, SystemClock
 from tidebook.core.metrics import Metrics
@@ -297,10 +297,8 @@ def _tool_jars() -> str:
 
 @contextmanager
 def _kafka(address: str | None) -> Iterator[str]:
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ".servers/status.json")
-    running = json.loads(status.read_text())["servers"].get("kafka") if status.exists() else None
-    if address is None and running is not None:
-        address = str(running["address"])
+    if address is None and status_file().exists() and "kafka" in running():
+        address = str(running()["kafka"]["address"])
     if address is not None:
         yield address
         return

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from tidebook.core.settle import settle
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -62,9 +64,4 @@ class Gather(Generic[Item, Result]):
             except BaseException as error:
                 outcomes = [error] * len(group)
             for (_, future), outcome in zip(group, outcomes, strict=True):
-                if future.done():
-                    continue
-                if isinstance(outcome, BaseException):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
+                settle(future, outcome)

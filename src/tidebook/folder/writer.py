@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ import apsw
 
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
+from tidebook.core.settle import settle
 from tidebook.folder.database import LOCK_S_MAX, Database
 from tidebook.folder.failures import from_commit, from_sqlite
 from tidebook.folder.inbox import Answer, Done, Inbox, Item, Run, Session, answer, nothing, unsynced
@@ -54,16 +56,7 @@ class Writer:
     async def run(self, run: Run, argument: Any, size_bytes: int = 0) -> Any:
         """Post an operation and await its outcome; a cancelled wait does not take it back."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: Any) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        self.post(run, argument, done, size_bytes)
+        self.post(run, argument, partial(settle, future), size_bytes)
         return await future
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record, has_other_version
+from tidebook.core.settle import settle
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.stored import Stored
@@ -216,12 +217,7 @@ class HeadCache:
         def on_sent(sent: Sent | TidebookError) -> None:
             if isinstance(sent, Sent):
                 self.take_own(sent, outgoing, id, action)
-            if future.done():
-                return
-            if isinstance(sent, Sent):
-                future.set_result(sent)
-            else:
-                future.set_exception(sent)
+            settle(future, sent)
 
         self._log.send(outgoing, on_sent)
         return await future

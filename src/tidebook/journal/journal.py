@@ -104,7 +104,7 @@ class Journal:
         """
         given = (id, events, expected, at, expire_after, append_id, retry)
         topic = self._open or await self._opened(lambda facts: self._record(facts, *given))
-        partition, action, record = self._prepare(topic, *given)
+        partition, action, record = self._addressed(topic, id, self._record(topic.facts, *given))
         if confirm and not partition.cache.known(id):
             await partition.cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
         pending = Pending(partition, id, action, record, confirm=confirm)
@@ -120,7 +120,7 @@ class Journal:
         """
         pairs = _pairs(items)
         topic = self._open or await self._opened(lambda facts: [self._record(facts, *each) for each in pairs])
-        prepared = [(id, *self._prepare(topic, id, events)) for id, events in pairs]
+        prepared = [(id, *self._addressed(topic, id, self._record(topic.facts, id, events))) for id, events in pairs]
         if confirm:
             await self._resolve({id: partition for id, partition, _, _ in prepared})
         pending = [
@@ -143,19 +143,11 @@ class Journal:
             some = unknown[start : start + HEADS_AT_ONCE]
             await asyncio.gather(*(partition.cache.head(id) for id, partition in some))
 
-    def _prepare(
-        self,
-        topic: OpenTopic,
-        id: str,
-        events: Sequence[Event],
-        expected: int | None = None,
-        at: int | None = None,
-        expire_after: timedelta | int | None = None,
-        append_id: bytes | None = None,
-        retry: OutcomeUnknown | None = None,
+    def _addressed(
+        self, topic: OpenTopic, id: str, made: tuple[Append, bytes]
     ) -> tuple[OpenPartition, Append, Outgoing]:
-        """Check what was given and make the record of it; nothing is sent yet."""
-        action, value = self._record(topic.facts, id, events, expected, at, expire_after, append_id, retry)
+        """A record with the partition that it goes to; nothing is sent yet."""
+        action, value = made
         partition = topic.partition(id)
         return partition, action, Outgoing(self.topic, partition.number, id.encode(), value)
 
@@ -170,6 +162,7 @@ class Journal:
         append_id: bytes | None = None,
         retry: OutcomeUnknown | None = None,
     ) -> tuple[Append, bytes]:
+        """Check what was given and make the record of it."""
         journal_id(id)
         floor = None
         if retry is not None:

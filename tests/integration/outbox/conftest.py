@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, create_engine
 
+import tidebook
 from tests.integration.outbox.databases import Database, mysql_database, postgres_database, sqlite_database
 from tests.integration.outbox.owner import SHORT, Owner
 from tests.integration.outbox.relaying import Cluster
 from tidebook import outbox
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.wiring.sync import SyncBook
 
 EVERY_DATABASE = [
     pytest.param("postgresql", marks=pytest.mark.postgres),
@@ -71,3 +74,18 @@ def owners(postgres: Database, cluster: Cluster) -> Iterator[Any]:
     yield make
     for owner in made:
         owner.store.close()
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[SyncBook]:
+    """An embedded book."""
+    with tidebook.open_sync(tmp_path / "book") as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(book: SyncBook) -> Iterator[Engine]:
+    """The database of that book's outbox."""
+    made = create_engine(book.outbox.url)
+    yield made
+    made.dispose()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -22,19 +21,6 @@ from tidebook.log.embedded.relay_lock import RelayLocks
 from tidebook.outbox import Message
 from tidebook.outbox.outbox import Outbox
 from tidebook.wiring.sync import SyncBook
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[SyncBook]:
-    with tidebook.open_sync(tmp_path / "book") as opened:
-        yield opened
-
-
-@pytest.fixture
-def engine(book: SyncBook) -> Iterator[Engine]:
-    made = create_engine(book.outbox.url)
-    yield made
-    made.dispose()
 
 
 def records(book: SyncBook, topic: str) -> list[Any]:

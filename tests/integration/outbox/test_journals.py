@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,6 @@ from tidebook.sql.port.outbox import BatchLimit, NewSession
 from tidebook.wiring.sync import SyncBook
 
 TOPIC = "journal:orders"
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[SyncBook]:
-    with tidebook.open_sync(tmp_path / "book") as opened:
-        yield opened
-
-
-@pytest.fixture
-def engine(book: SyncBook) -> Iterator[Engine]:
-    made = create_engine(book.outbox.url)
-    yield made
-    made.dispose()
 
 
 class Owner:

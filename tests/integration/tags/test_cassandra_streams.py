@@ -43,14 +43,6 @@ def test_the_stream_is_the_filter_of_the_journals_on_cassandra(
     runner, book = opened
 
     async def go() -> None:
-        world = World(book, next(topics))
-        await world.append(0, [{"red"}])
-        for step in history:
-            await world.step(*step)
-        await world.settle()
-        await world.read()
-        for number in range(len(world.plans)):
-            await world.apply(number)  # zombies, after everything
-        await world.check()
+        await World(book, next(topics)).play(history)
 
     runner.run(go())

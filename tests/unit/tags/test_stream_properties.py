@@ -105,6 +105,17 @@ class World:
         await self.tick()
         await replicate(self.book.log, self.book.store, self.topic)
 
+    async def play(self, history: list[tuple[Any, ...]]) -> None:
+        """Live through a history, with all its zombies behind it, and check what streams show."""
+        await self.append(0, [{"red"}])
+        for step in history:
+            await self.step(*step)
+        await self.settle()
+        await self.read()
+        for number in range(len(self.plans)):
+            await self.apply(number)  # zombies, after everything
+        await self.check()
+
     async def check(self) -> None:
         for tag, seen in self.seen.items():
             events = await self.events(tag)
@@ -142,15 +153,7 @@ def test_the_stream_is_the_filter_of_the_journals(
     runner, book = opened
 
     async def go() -> None:
-        world = World(book)
-        await world.append(0, [{"red"}])
-        for step in history:
-            await world.step(*step)
-        await world.settle()
-        await world.read()
-        for number in range(len(world.plans)):
-            await world.apply(number)  # zombies, after everything
-        await world.check()
+        await World(book).play(history)
 
     runner.run(go())
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from tidebook.core.errors import InvalidInput, NotFound, TidebookError, TooLarge, Unavailable
 from tidebook.core.metrics import Metrics
+from tidebook.core.settle import settle
 from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.pool import ConsumerPool
 from tidebook.log.kafka.producer import KafkaProducer
@@ -174,7 +175,7 @@ class KafkaLog:
 
     async def append(self, record: Outgoing) -> Sent:
         future: asyncio.Future[Sent] = self._loop.create_future()
-        self.send(record, partial(_settle, future))
+        self.send(record, partial(settle, future))
         return await future
 
     async def _place(self, topic: str) -> None:
@@ -361,15 +362,6 @@ class _Route:
         self.partitions = known.state.partitions
         self.limit_bytes = known.limit_bytes
         self.send = producer.send
-
-
-def _settle(future: asyncio.Future[Sent], result: Sent | TidebookError) -> None:
-    if future.done():
-        return
-    if isinstance(result, Sent):
-        future.set_result(result)
-    else:
-        future.set_exception(result)
 
 
 def _frame(record: Outgoing) -> int:
