@@ -38,8 +38,8 @@ def end_at(step: str, end: Callable[[], None], patch: Patch) -> None:
 
     mark_deleted = Region.mark_deleted
 
-    async def one_mark(self: Region, table: int, seq: int) -> None:
-        await mark_deleted(self, table, seq)
+    async def one_mark(self: Region, *arguments: Any, **named: Any) -> None:
+        await mark_deleted(self, *arguments, **named)
         end()
 
     match step:

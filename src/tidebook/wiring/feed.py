@@ -19,7 +19,7 @@ from tidebook.queue.queue import Queue
 from tidebook.sql.port.queue import Step
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.offset import decode_offset
-from tidebook.tags.shares import share_of
+from tidebook.tags.shares import SHARES, share_of
 from tidebook.tags.tags import Tags
 
 BATCH_MAX: Final = 500
@@ -73,10 +73,12 @@ class Feed:
             return {part: self._marks[part] for part in parts if part in self._marks}
 
         async def read() -> None:
-            member = self._tags.subscribe(self._tag, self._group, topics=self._topics, follow=follow, offsets=offsets)
             try:
-                async with member as delivered:
-                    async for event in delivered:
+                if not follow:
+                    await self._read_all(events)
+                    return
+                async with self._tags.subscribe(self._tag, self._group, topics=self._topics, offsets=offsets) as member:
+                    async for event in member:
                         await events.put(event)
             finally:
                 if not _is_cancelled():  # else nobody takes it, and there may be no room
@@ -90,6 +92,15 @@ class Feed:
         finally:
             await end(reading)
         return self.put
+
+    async def _read_all(self, events: asyncio.Queue[TaggedEvent | None]) -> None:
+        """Read whoever's journals: a member that died still holds its own for a while, and would leave them unput."""
+        await self._read_marks()
+        marks = [self._marks.get(part) for part in range(SHARES)]
+        known = [mark for mark in marks if mark is not None]
+        after = min(known, key=lambda mark: decode_offset(self._tag, mark)) if len(known) == SHARES else None
+        async for event in self._tags.read(self._tag, after=after, topics=self._topics, consistency="horizon"):
+            await events.put(event)
 
     async def _read_marks(self) -> None:
         self._marks = await self._queue.marks(self._source)
