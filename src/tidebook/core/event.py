@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import JSON, decode_payload, encode_json, encode_payload, encode_text
+from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, encode_payload, encode_text
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
@@ -103,21 +103,43 @@ _NO_TAGS: frozenset[str] = frozenset()
 def encode_event(event: Event) -> bytes:
     """Check an event and encode it."""
     if not isinstance(event, Event):
-        raise InvalidInput(
-            f"events are tidebook.Event objects, not {type(event).__name__}: wrap the payload in Event(...)"
-        )
+        raise _no_event(event)
+    return _encode(_kept(event))
+
+
+def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
+    """What is encoded of an event: the payload alone where there is nothing else."""
     payload_type, payload = encode_payload(event.payload)
     if not event.tags and event.metadata is None:
-        return _encode((payload_type, payload))
+        return payload_type, payload
     tags = tuple(sorted(_tag(tag) for tag in event.tags))
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
         raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
     if len(tags) > TAGS_WARN:
-        warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=2)
+        warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=3)
     metadata = None
     if event.metadata is not None:
         metadata = encode_json(_object(event.metadata), "an event's metadata")
-    return _encode(KeptEvent(payload_type, payload, tags, metadata))
+    return KeptEvent(payload_type, payload, tags, metadata)
+
+
+def encode_events(events: Sequence[Event]) -> bytes:
+    """`pack_events` of `encode_event` of each, in one pass."""
+    kept: list[KeptEvent | tuple[int, bytes]] = []
+    for event in events:
+        if not isinstance(event, Event):
+            raise _no_event(event)
+        if type(event.payload) is bytes and not event.tags and event.metadata is None:
+            kept.append((BYTES, event.payload))
+        else:
+            kept.append(_kept(event))
+    return _encode(kept)
+
+
+def _no_event(given: object) -> InvalidInput:
+    return InvalidInput(
+        f"events are tidebook.Event objects, not {type(given).__name__}: wrap the payload in Event(...)"
+    )
 
 
 def _tag(tag: object) -> str:

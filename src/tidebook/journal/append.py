@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from tidebook.core.action import NEVER, Append
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
-from tidebook.core.event import Event, count_tags, encode_event, pack_events
+from tidebook.core.event import Event, count_tags, encode_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST, seq_nr
+from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended, answer, answer_from_head
-from tidebook.journal.topic import OpenPartition
 from tidebook.log.port import Log, Outgoing, Sent
 
 EVENTS_MAX = 10_000
@@ -57,17 +59,9 @@ def append_action(
         raise InvalidInput(f"at {at} leaves no room for {len(events)} events: the last number is {LAST}")
     if type(append_id) is not bytes or len(append_id) != 16:
         raise InvalidInput("append_id must be 16 bytes")
-    return Append(
-        epoch,
-        append_id,
-        len(events),
-        pack_events([encode_event(event) for event in events]),
-        expected,
-        at,
-        expiry_ms(expire_after),
-        floor,
-        count_tags(events),
-    )
+    body = encode_events(events)
+    expiry = None if expire_after is None else expiry_ms(expire_after)
+    return Append(epoch, append_id, len(events), body, expected, at, expiry, floor, count_tags(events))
 
 
 def floor_of(retry: OutcomeUnknown, epoch: int) -> int:
@@ -75,59 +69,70 @@ def floor_of(retry: OutcomeUnknown, epoch: int) -> int:
     return retry.floor if retry.floor is not None and retry.epoch == epoch else -1
 
 
-class Pending:
-    """An append on its way: called back by the log, it settles the caller's future."""
+class Pending(msgspec.Struct, gc=False):
+    """An append on its way: called back by the log, it learns what came of it and settles its caller's future.
 
-    __slots__ = ("_action", "_confirm", "_id", "_partition", "_record", "floor", "future")
+    Thousands may be on their way at once, so it is a struct that the garbage collector need not look at.
+    """
 
-    def __init__(self, partition: OpenPartition, id: str, action: Append, record: Outgoing, *, confirm: bool) -> None:
-        self._partition = partition
-        self._id = id
-        self._action = action
-        self._record = record
-        self._confirm = confirm
-        cache = partition.cache
-        self.floor = action.floor if action.floor is not None else max(cache.next_offset, cache.seen + 1, 0)
-        self.future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        cache.watch(action.append_id)
+    cache: HeadCache
+    id: str
+    action: Append
+    record: Outgoing
+    confirm: bool
+    waiter: Any
+    floor: int = -1
 
     def send(self, log: Log) -> None:
         """Hand it to the log."""
-        log.send(self._record, self)
+        cache, action = self.cache, self.action
+        # What this process has seen of the log lies before anything that it has yet to send.
+        self.floor = cache.seen + 1 if action.floor is None else action.floor
+        cache.open[action.append_id] = None
+        log.send(self.record, self)
 
     def __call__(self, sent: Sent | TidebookError) -> None:
         """The log's answer, in the loop's thread, in offset order."""
         if isinstance(sent, TidebookError):
             self._settle(self._with_identity(sent))
             return
-        cache = self._partition.cache
-        change = cache.take_own(sent, self._record, self._id, self._action)
+        cache, action = self.cache, self.action
+        change = cache.take_own(sent, self.record, self.id, action)
         if change is None:  # the tail may have met it already
-            change = cache.outcome(self._action.append_id, sent.offset)
+            change = cache.outcome(action.append_id, sent.offset)
         if change is not None:
-            self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, self._position(sent)))
-            return
-        if self._confirm:
+            self._settle(answer(change, cache.topic, self.id, action, sent.partition, self._position(sent)))
+        elif self.confirm:
             task = asyncio.get_running_loop().create_task(self._learn(sent))
             task.add_done_callback(_keep.discard)
             _keep.add(task)
         else:
             self._settle(Appended(None, None, sent.partition, sent.offset))
 
+    def _settle(self, outcome: Appended | TidebookError) -> None:
+        self.cache.open.pop(self.action.append_id, None)
+        future: asyncio.Future[Appended] = self.waiter
+        if future.done():  # its caller was cancelled; the write goes on
+            return
+        if isinstance(outcome, Appended):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
     async def _learn(self, sent: Sent) -> None:
         """Others wrote in between, or the head is not at hand: read up to the record, then fold."""
-        cache, append_id = self._partition.cache, self._action.append_id
+        cache, append_id = self.cache, self.action.append_id
         position = self._position(sent)
         try:
             await cache.reach(sent.offset)
             change = cache.outcome(append_id, sent.offset)
             if change is None:
-                head = await cache.head(self._id)
+                head = await cache.head(self.id)
                 change = cache.outcome(append_id, sent.offset)
                 if change is None:
-                    self._settle(answer_from_head(head, self._key, self._action, sent.partition, position))
+                    self._settle(answer_from_head(head, self._key, self.action, sent.partition, position))
                     return
-            self._settle(answer(change, cache.topic, self._id, self._action, sent.partition, position))
+            self._settle(answer(change, cache.topic, self.id, self.action, sent.partition, position))
         except TidebookError as error:
             unknown = OutcomeUnknown(
                 f"{self._key}: the append is in the log at offset {sent.offset}, but whether it counts could not be "
@@ -136,39 +141,64 @@ class Pending:
                 partition=sent.partition,
                 offset=sent.offset,
                 floor=self.floor,
-                epoch=self._action.epoch,
+                epoch=self.action.epoch,
             )
             unknown.__cause__ = error
             self._settle(unknown)
-
-    def _settle(self, outcome: Appended | TidebookError) -> None:
-        self._partition.cache.unwatch(self._action.append_id)
-        if self.future.done():  # its caller was cancelled; the write goes on
-            return
-        if isinstance(outcome, Appended):
-            self.future.set_result(outcome)
-        else:
-            self.future.set_exception(outcome)
 
     def _with_identity(self, error: TidebookError) -> TidebookError:
         if isinstance(error, OutcomeUnknown):
             known = OutcomeUnknown(
                 f"{self._key}: {error}",
-                append_id=self._action.append_id,
-                partition=self._partition.number,
+                append_id=self.action.append_id,
+                partition=self.cache.partition,
                 floor=self.floor,
-                epoch=self._action.epoch,
+                epoch=self.action.epoch,
             )
             known.__cause__ = error
             return known
         return error
 
     def _position(self, sent: Sent) -> Position:
-        return Position(self._partition.cache.facts.epoch, sent.offset)
+        return Position(self.cache.facts.epoch, sent.offset)
 
     @property
     def _key(self) -> Key:
-        return Key(self._partition.cache.topic, self._id)
+        return Key(self.cache.topic, self.id)
+
+
+_NOT_YET = Appended(None, None, -1, -1)
+
+
+class Together:
+    """What came of the appends of one call, each in its place, for one waiter."""
+
+    __slots__ = ("_left", "future", "outcomes")
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: list[Appended | TidebookError] = [_NOT_YET] * count
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = count
+        if not count:
+            self.future.set_result(None)
+
+    def put(self, place: int, outcome: Appended | TidebookError) -> None:
+        """One of them is known."""
+        self.outcomes[place] = outcome
+        self._left -= 1
+        if not self._left and not self.future.done():
+            self.future.set_result(None)
+
+
+class PendingOfMany(Pending, gc=False):
+    """One of the appends of a call."""
+
+    place: int = 0
+
+    def _settle(self, outcome: Appended | TidebookError) -> None:
+        self.cache.open.pop(self.action.append_id, None)
+        together: Together = self.waiter
+        together.put(self.place, outcome)
 
 
 _keep: set[asyncio.Task[Any]] = set()

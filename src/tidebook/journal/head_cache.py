@@ -61,7 +61,7 @@ class HeadCache:
         self._metrics = metrics
         #: The next offset to take; -1 until the tail has begun.
         self.next_offset = -1
-        #: The highest offset that this process was acknowledged or has taken.
+        #: The highest offset that this process was acknowledged or has passed: never below `next_offset - 1`.
         self.seen = -1
         #: Offsets by key are complete from here on.
         self._base = 0
@@ -71,7 +71,7 @@ class HeadCache:
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._bytes_held = 0
         #: Appends of this process whose outcome is still open, by append id: the attempt that was met last.
-        self._open: dict[bytes, Met | None] = {}
+        self.open: dict[bytes, Met | None] = {}
         self._resolving: dict[str, asyncio.Task[Head | None]] = {}
         self._reaching: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
@@ -92,6 +92,7 @@ class HeadCache:
             else:
                 first = await self.replicated() + 1
             self._base = self.next_offset = first
+            self.seen = max(self.seen, first - 1)
 
     async def reach(self, offset: int) -> None:
         """Take every record up to and including `offset`."""
@@ -119,6 +120,7 @@ class HeadCache:
         self._records.clear()
         self._offsets_held = self._bytes_held = 0
         self._base = self.next_offset = next_offset
+        self.seen = max(self.seen, next_offset - 1)
 
     async def _take_up_to(self, offset: int) -> None:
         while self.next_offset <= offset:
@@ -136,6 +138,7 @@ class HeadCache:
                 if record.offset >= self.next_offset:  # an acknowledgement may have come first
                     self.take(record)
             self.next_offset = max(self.next_offset, batch.next_offset)
+            self.seen = max(self.seen, self.next_offset - 1)
 
     def _follow(self) -> None:
         if self._follower is None or self._follower.done():
@@ -227,8 +230,8 @@ class HeadCache:
         if head is not None and position <= head.position:
             return None  # the store was ahead of the tail when this head was read
         self._heads[id], change = fold(head, action, position, timestamp_ms, self.facts)
-        if type(action) is Append and action.append_id in self._open:
-            self._open[action.append_id] = (offset, change)
+        if type(action) is Append and action.append_id in self.open:
+            self.open[action.append_id] = (offset, change)
         return change
 
     def _remember(self, id: str, record: Record) -> None:
@@ -322,7 +325,7 @@ class HeadCache:
         key = Key(self.topic, id)
         stored = await self.stored(key)
         while True:
-            tail = _Watching(stored.head, self.facts, self._open)
+            tail = _Watching(stored.head, self.facts, self.open)
             try:
                 await self._catch_up(key, tail, stored.as_of)
                 break
@@ -345,18 +348,10 @@ class HeadCache:
 
     # ---- appends of this process
 
-    def watch(self, append_id: bytes) -> None:
-        """Keep the outcome of this append when the tail meets it."""
-        self._open[append_id] = None
-
     def outcome(self, append_id: bytes, offset: int) -> Change | None:
         """What the fold said of a watched append's attempt at this offset, if the tail has met it."""
-        met = self._open.get(append_id)
+        met = self.open.get(append_id)
         return met[1] if met is not None and met[0] == offset else None
-
-    def unwatch(self, append_id: bytes) -> None:
-        """The outcome is told."""
-        self._open.pop(append_id, None)
 
     async def close(self) -> None:
         """Stop following."""

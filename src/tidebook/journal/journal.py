@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import Append, Delete, Purge
@@ -18,7 +19,8 @@ from tidebook.core.payload import encode_payload
 from tidebook.core.record import encode_record
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic import TopicFacts
-from tidebook.journal.append import Pending, append_action, floor_of
+from tidebook.journal.append import Pending, PendingOfMany, Together, append_action, floor_of
+from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.snapshots import Snapshot, read_snapshot
@@ -102,14 +104,17 @@ class Journal:
         skipped); with neither, they follow the last. `retry` takes the OutcomeUnknown of an earlier try.
         With `confirm=False` it answers at the log's acknowledgement, with numbers only where they are known by then.
         """
-        given = (id, events, expected, at, expire_after, append_id, retry)
-        topic = self._open or await self._opened(lambda facts: self._record(facts, *given))
-        partition, action, record = self._addressed(topic, id, self._record(topic.facts, *given))
-        if confirm and not partition.cache.known(id):
-            await partition.cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
-        pending = Pending(partition, id, action, record, confirm=confirm)
-        pending.send(self._log)
-        return await pending.future
+        given = (events, expected, at, expire_after, append_id, retry)
+        topic = self._open or await self._opened(lambda facts: self._check(facts, id, *given))
+        partition, raw = topic.address(id)
+        action, value = self._record(topic.facts, *given)
+        cache = partition.cache
+        if confirm and not cache.known(id):
+            await cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        record = Outgoing(self.topic, partition.number, raw, value)
+        Pending(cache, id, action, record, confirm, future).send(self._log)
+        return await future
 
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
@@ -119,42 +124,38 @@ class Journal:
         Bad input in any of them raises before anything is sent.
         """
         pairs = _pairs(items)
-        topic = self._open or await self._opened(lambda facts: [self._record(facts, *each) for each in pairs])
-        prepared = [(id, *self._addressed(topic, id, self._record(topic.facts, id, events))) for id, events in pairs]
+        topic = self._open or await self._opened(
+            lambda facts: all(self._check(facts, id, events) for id, events in pairs)
+        )
+        together = Together(len(pairs))
+        pending: list[PendingOfMany] = []
+        for place, (id, events) in enumerate(pairs):
+            partition, raw = topic.address(id)
+            action, value = self._record(topic.facts, events)
+            record = Outgoing(self.topic, partition.number, raw, value)
+            pending.append(PendingOfMany(partition.cache, id, action, record, confirm, together, place=place))
         if confirm:
-            await self._resolve({id: partition for id, partition, _, _ in prepared})
-        pending = [
-            Pending(partition, id, action, record, confirm=confirm) for id, partition, action, record in prepared
-        ]
+            await self._resolve({each.id: each.cache for each in pending})
         for each in pending:
             each.send(self._log)
-        outcomes: list[Appended | TidebookError] = []
-        for each in pending:
-            try:
-                outcomes.append(await each.future)
-            except TidebookError as error:
-                outcomes.append(error)
-        return outcomes
+        await together.future
+        return together.outcomes
 
-    async def _resolve(self, ids: Mapping[str, OpenPartition]) -> None:
+    async def _resolve(self, ids: Mapping[str, HeadCache]) -> None:
         """Learn the heads that are not at hand, some at a time."""
-        unknown = [(id, partition) for id, partition in ids.items() if not partition.cache.known(id)]
+        unknown = [(id, cache) for id, cache in ids.items() if not cache.known(id)]
         for start in range(0, len(unknown), HEADS_AT_ONCE):
             some = unknown[start : start + HEADS_AT_ONCE]
-            await asyncio.gather(*(partition.cache.head(id) for id, partition in some))
+            await asyncio.gather(*(cache.head(id) for id, cache in some))
 
-    def _addressed(
-        self, topic: OpenTopic, id: str, made: tuple[Append, bytes]
-    ) -> tuple[OpenPartition, Append, Outgoing]:
-        """A record with the partition that it goes to; nothing is sent yet."""
-        action, value = made
-        partition = topic.partition(id)
-        return partition, action, Outgoing(self.topic, partition.number, id.encode(), value)
+    def _check(self, facts: TopicFacts, id: str, *given: Any) -> bool:
+        """What would be refused is refused, before there is a topic."""
+        journal_id(id)
+        return bool(self._record(facts, *given))
 
     def _record(
         self,
         facts: TopicFacts,
-        id: str,
         events: Sequence[Event],
         expected: int | None = None,
         at: int | None = None,
@@ -163,7 +164,6 @@ class Journal:
         retry: OutcomeUnknown | None = None,
     ) -> tuple[Append, bytes]:
         """Check what was given and make the record of it."""
-        journal_id(id)
         floor = None
         if retry is not None:
             if append_id is not None or getattr(retry, "append_id", None) is None:

@@ -8,7 +8,7 @@ import msgspec
 
 from tidebook.core.action import Mark
 from tidebook.core.errors import Corrupt, Fenced
-from tidebook.core.key import partition_of
+from tidebook.core.key import journal_id, partition_of
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record
@@ -20,6 +20,9 @@ from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, Sent
 from tidebook.store.port import StoreWriter
+
+#: Journals whose address is remembered, a topic.
+ADDRESSES_MAX = 8192
 
 
 class OpenPartition:
@@ -43,6 +46,10 @@ class OpenPartition:
         self.reader = Reader(log, store, self.cache, self.barriers, settings, metrics)
 
 
+#: A journal's partition, and its id as the key of records.
+Address = tuple[OpenPartition, bytes]
+
+
 class OpenTopic:
     """A topic whose facts are known, with its partitions."""
 
@@ -60,9 +67,21 @@ class OpenTopic:
             OpenPartition(log, store, topic, number, facts, settings, metrics) for number in range(facts.partitions)
         ]
 
+        self._addresses: dict[str, Address] = {}
+
     def partition(self, id: str) -> OpenPartition:
         """The partition that holds this journal: by the frozen count, never by what the log says today."""
         return self.partitions[partition_of(id, self.facts.partitions)]
+
+    def address(self, id: str) -> Address:
+        """Where records of a journal go, its id checked: an id in use is checked and hashed once."""
+        address = self._addresses.get(id)
+        if address is None:
+            address = self.partition(journal_id(id)), id.encode()
+            if len(self._addresses) >= ADDRESSES_MAX:
+                self._addresses.clear()
+            self._addresses[id] = address
+        return address
 
     async def close(self) -> None:
         for partition in self.partitions:

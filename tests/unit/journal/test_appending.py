@@ -179,7 +179,7 @@ async def test_nothing_is_remembered_of_appends_that_are_settled(rig: Rig) -> No
     with pytest.raises(Unavailable):
         await rig.append("a", 1)
     assert rig.journal._open is not None
-    assert rig.journal._open.partitions[0].cache._open == {}
+    assert rig.journal._open.partitions[0].cache.open == {}
 
 
 async def test_the_facts_of_the_topic_are_asked_for_once(rig: Rig) -> None:
