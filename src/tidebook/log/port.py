@@ -30,6 +30,14 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
+class InOrder(msgspec.Struct, frozen=True):
+    """Records of one topic; those of one chain (None: of no chain) must not pass by one another."""
+
+    topic: str
+    records: Sequence[Outgoing]
+    chains: Sequence[bytes | None]
+
+
 class Sent(msgspec.Struct, frozen=True, gc=False):
     """The log has it, durably, at this offset. `first_offset` etc. of neighbours tell nothing: read them."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, assert_never
 from zlib import crc32
 
 from tidebook.core.errors import TidebookError, TooLarge, Unavailable
-from tidebook.log.port import Log, Outgoing
+from tidebook.log.port import InOrder, Log, Outgoing
 from tidebook.log.port import Sent as LogSent
 from tidebook.log.relay_port import (
     SESSION_HEADER,
@@ -43,10 +42,21 @@ class Locks(Protocol):
     def release(self, topic: str) -> None: ...
 
 
-class LogTarget:
-    """Sends to any `Log`. `run` takes a coroutine to the loop that the log lives on."""
+class OrderedLog(Log, Protocol):
+    """A log that takes a batch as a whole."""
 
-    def __init__(self, log: Log, run: Callable[[Coroutine[Any, Any, Any]], Any], locks: Locks) -> None:
+    async def append_in_order(self, batch: InOrder) -> list[LogSent | TooLarge | None]:
+        """What became of each record: sent, refused, or (None) held back behind one of its chain that was refused.
+
+        Where it raises Unavailable nothing of the batch was written, and what was sent before it stands before it.
+        """
+        ...
+
+
+class LogTarget:
+    """Sends to a log that takes whole batches. `run` takes a coroutine to the loop that the log lives on."""
+
+    def __init__(self, log: OrderedLog, run: Callable[[Coroutine[Any, Any, Any]], Any], locks: Locks) -> None:
         self._log = log
         self._run = run
         self._locks = locks
@@ -114,9 +124,9 @@ def _ids(headers: Sequence[tuple[str, bytes]], scan: Scan) -> set[int]:
 
 
 class LogChannel:
-    """Appends a batch; the embedded log takes its records in order, in one transaction or few."""
+    """Appends a batch; the log takes it as a whole, so that nothing passes by what fails."""
 
-    def __init__(self, topic: TargetTopic, log: Log, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def __init__(self, topic: TargetTopic, log: OrderedLog, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._topic = topic
         self._log = log
         self._run = run
@@ -127,24 +137,27 @@ class LogChannel:
         self._outcome = self._run(self._append(messages))
 
     async def _append(self, messages: Sequence[Relayed]) -> Outcome:
-        # Sent in one breath, so that they share transactions; the log keeps their order.
-        answers = await asyncio.gather(
-            *(self._log.append(self._record(each)) for each in messages), return_exceptions=True
+        batch = InOrder(
+            self._topic.topic,
+            [self._record(each) for each in messages],
+            [each.key if each.partition_key is None else each.partition_key for each in messages],
         )
+        try:
+            answers = await self._log.append_in_order(batch)
+        except TidebookError as error:
+            return Unsure(str(error))
         sent: list[int] = []
         refused: list[Refusal] = []
-        unsure: str | None = None
         for message, answer in zip(messages, answers, strict=True):
-            if isinstance(answer, LogSent):
-                sent.append(message.id)
-            elif isinstance(answer, TooLarge):
-                refused.append(Refusal(message.id, str(answer)))
-            elif isinstance(answer, TidebookError):
-                unsure = unsure or str(answer)
-            else:
-                raise answer
-        if unsure is not None:
-            return Unsure(unsure, sent=tuple(sent))
+            match answer:
+                case LogSent():
+                    sent.append(message.id)
+                case TooLarge():
+                    refused.append(Refusal(message.id, str(answer)))
+                case None:
+                    pass  # it goes with the next batch, or is held
+                case _:
+                    assert_never(answer)
         return Partly(tuple(sent), tuple(refused)) if refused else Sent()
 
     def _record(self, message: Relayed) -> Outgoing:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -153,15 +153,15 @@ class Outbox:
 
     @contextmanager
     def relaying(self, *, threads: int | None = None) -> Iterator[Relay]:
-        """A relay in the background of a `with` block."""
+        """A relay in the background of a `with` block; what ended it early is raised at the block's end."""
         relay = self.new_relay(threads=threads)
-        thread = threading.Thread(target=relay.run, name="tidebook-outbox-relay", daemon=True)
-        thread.start()
-        try:
-            yield relay
-        finally:
-            relay.stop()
-            thread.join()
+        with ThreadPoolExecutor(1, "tidebook-outbox-relay") as pool:
+            running = pool.submit(relay.run)
+            try:
+                yield relay
+            finally:
+                relay.stop()
+                running.result()
 
     # ---- operating
 

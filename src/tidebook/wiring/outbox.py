@@ -21,8 +21,8 @@ from tidebook.wiring.outbox_journals import BookJournals, MakeBook
 from tidebook.wiring.settings import Settings, options_as
 
 if TYPE_CHECKING:
-    from tidebook.log.port import Log
     from tidebook.log.relay_port import RelayTarget
+    from tidebook.outbox.log_target import OrderedLog
     from tidebook.sql.port.outbox import OutboxDatabase
 
 #: A file of its own: the application opens it with a SQLite of its own.
@@ -42,7 +42,7 @@ class BookParts:
         self._sender: Any = None
         self._portal: Portal | None = None
         self._opening = threading.RLock()
-        self._log: Log | None = None
+        self._log: OrderedLog | None = None
 
     def target(self, outbox: bytes) -> RelayTarget:
         """Kafka or the book's own log, and its journals."""

@@ -20,6 +20,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.embedded.relay_lock import RelayLocks
 from tidebook.outbox import Message
 from tidebook.outbox.outbox import Outbox
+from tidebook.outbox.relay import Relay
 from tidebook.wiring.sync import SyncBook
 
 
@@ -109,6 +110,20 @@ async def test_an_async_book_relays_in_the_background(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert {each.topic: each.relayed for each in await book.outbox.status()} == {"orders": 1, "journal:orders": 1}
+
+
+def test_what_ends_a_relay_in_the_background_is_raised(book: SyncBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    def relayed() -> None:
+        with book.outbox.relaying() as relay:
+            book.outbox.publish_alone([Message("orders", b"x")])
+            until(lambda: relay._stop.asked(), "the relay ends")
+
+    monkeypatch.setattr(Relay, "_relay", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        relayed()
 
 
 def test_a_backend_that_sends_past_the_database_needs_kafka(book: SyncBook) -> None:

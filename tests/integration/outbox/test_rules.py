@@ -45,8 +45,7 @@ def test_rule_29_a_paused_owner_that_sends_late_is_fenced_by_the_broker(
     assert cluster.relay(postgres, short(fence)).run(once=True) == 10
     outcome = paused.send()
     assert isinstance(outcome, Unsure)
-    # The client says why in two parts; where the second one has not come yet, the refusal is suspect.
-    assert (outcome.late or outcome.suspect) == (fence == "timestamp")
+    assert (outcome.late, outcome.suspect) == (fence == "timestamp", False), outcome.reason
     with pytest.raises(Fenced):
         paused.store.heartbeat(paused.hold)
     assert values(cluster, topic) == [value for _, value in ten()]

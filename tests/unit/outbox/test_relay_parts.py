@@ -7,12 +7,14 @@ import time
 from datetime import timedelta
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.action import NEVER
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event
+from tidebook.log.kafka.relay_channel import fatal_cause
 from tidebook.log.kafka.relay_partition import murmur2, partition_of
 from tidebook.outbox.journal_message import append_id, journal_message, read_journal_message
 from tidebook.outbox.stop import Stop
@@ -96,3 +98,17 @@ def test_databases_have_several_names() -> None:
     assert [dialect(name) for name in ("PostgreSQL", "mariadb", "sqlite")] == ["postgresql", "mysql", "sqlite"]
     with pytest.raises(InvalidInput, match="oracle"):
         dialect("oracle")
+
+
+@pytest.mark.parametrize("wrapped", [0, 1, 5])
+def test_a_fatal_error_is_found_however_often_callbacks_wrapped_it(wrapped: int) -> None:
+    error: BaseException = KafkaException(KafkaError(KafkaError._GAPLESS_GUARANTEE, "Invalid timestamp"))
+    for _ in range(wrapped):
+        outer = SystemError("returned a result with an exception set")
+        outer.__cause__ = error
+        error = outer
+    assert fatal_cause(error).str() == "Invalid timestamp"
+
+
+def test_an_error_without_one_is_told_as_it_is() -> None:
+    assert fatal_cause(SystemError("odd")).str() == "odd"

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
-from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.core.errors import InvalidInput, TidebookError, TooLarge, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.core.metrics import Metrics
 from tidebook.folder.inbox import Run, nothing
@@ -19,9 +19,10 @@ from tidebook.folder.ping import POLL_S
 from tidebook.log.embedded import changes
 from tidebook.log.embedded.appends import Appends, channel_of
 from tidebook.log.embedded.chunks import Bounds
+from tidebook.log.embedded.ordered import OrderedAppends
 from tidebook.log.embedded.reading import Page, Reading
 from tidebook.log.embedded.tables import FILE, SCHEMA
-from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
+from tidebook.log.port import Batch, InOrder, OnSent, Outgoing, Sent, TopicState
 
 PARTITIONS_MAX = 10_000
 
@@ -44,6 +45,7 @@ class EmbeddedLog:
         self._writer = self._file.writer
         self._ids = ids or RandomIds()
         self._append = Appends(clock or SystemClock()).run
+        self._append_in_order = OrderedAppends(self._append).run
         self._reading = Reading()
         self._closed = False
         self.indexed_by_key = indexed_by_key
@@ -96,6 +98,12 @@ class EmbeddedLog:
         """`send`, awaited."""
         sent: Sent = await self._run(self._append, record, len(record.value))
         return sent
+
+    async def append_in_order(self, batch: InOrder) -> list[Sent | TooLarge | None]:
+        """Append a batch in one transaction; nothing passes a record of its chain that is refused."""
+        size_bytes = sum(len(record.value) for record in batch.records)
+        outcomes: list[Sent | TooLarge | None] = await self._run(self._append_in_order, batch, size_bytes)
+        return outcomes
 
     async def read(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,8 @@ BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
 QUEUE_KIB_MAX = 2_000_000
 CLOSE_S_MAX = 1.0
-#: How often, and how long, the other half of a failure's story is waited for.
-REPORT_TRIES = 20
-REPORT_S = 0.05
+#: How long the other half of a failure's story is waited for.
+TOLD_S_MAX = 5.0
 #: How long one call to end a transaction may take; a commit is called again, between heartbeats.
 STEP_S = 1.0
 END_S_MAX = 10.0
@@ -74,6 +74,7 @@ class KafkaChannel:
         self._left = 0
         self._failure: KafkaError | None = None
         self._broken: KafkaError | None = None
+        self._told_until: float | None = None
 
     def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
         """Hand the batch to the producer, or its first message where it goes singly."""
@@ -81,6 +82,7 @@ class KafkaChannel:
         self._timestamp_ms = timestamp_ms
         self._next = 0
         self._failure = None
+        self._told_until = None
         self._produce(1 if self._singly else len(messages))
 
     def _produce(self, count: int) -> None:
@@ -96,6 +98,7 @@ class KafkaChannel:
                 done += 1
         except KafkaException as error:
             self._broken = error.args[0]
+            self._left = len(self._producer)
         except BufferError:
             pass  # full: what is in the queue goes first, and the rest follows from `wait`
         finally:
@@ -109,8 +112,7 @@ class KafkaChannel:
         if self._broken is None:
             self._serve(timeout_s)
         if self._failure is not None or self._broken is not None:
-            self._learn()
-            return self._failed()
+            return self._failed() if self._told(timeout_s) else None
         if self._left:
             return None
         if self._next < len(self._messages):
@@ -123,20 +125,30 @@ class KafkaChannel:
         try:
             self._left = self._producer.flush(timeout_s)
         except (KafkaException, SystemError) as error:
-            self._broken = _fatal(error)
+            self._broken = fatal_cause(error)
+            self._left = len(self._producer)
 
-    def _learn(self) -> None:
-        """A failure without gaps is told twice, in either order: by a message's report, and by a fatal error.
+    def _told(self, timeout_s: float) -> bool:
+        """Whether the failure's story is complete, or its end does not come; serves the producer for so long.
 
-        Neither is enough: of a batch that is too old the reports say only that its records are invalid.
+        A failure without gaps is told twice, in either order: by a message's report, and by a fatal error. Neither is
+        enough: of a batch that is too old the reports say only that its records are invalid.
         """
-        for _ in range(REPORT_TRIES):
-            if self._failure is not None and self._broken is not None:
-                return
+        now = time.monotonic()
+        if self._told_until is None:
+            self._told_until = now + TOLD_S_MAX
+        end = min(now + timeout_s, self._told_until)
+        while not self._both_told() and (left_s := end - time.monotonic()) > 0:
             try:
-                self._producer.poll(REPORT_S)
+                self._producer.poll(left_s)
             except (KafkaException, SystemError) as error:
-                self._broken = self._broken or _fatal(error)
+                self._broken = self._broken or fatal_cause(error)
+            self._left = len(self._producer)
+        return self._both_told() or time.monotonic() >= self._told_until
+
+    def _both_told(self) -> bool:
+        """Where nothing is left in the producer's queue, no report will come."""
+        return self._broken is not None and (self._failure is not None or not self._left)
 
     def _complete(self) -> Outcome | None:
         return Sent()
@@ -145,8 +157,9 @@ class KafkaChannel:
         """What the first failure means. What is still on its way may yet arrive: only a scan tells."""
         error = self._failure or self._broken
         assert error is not None
-        late = error.code() == KafkaError.INVALID_TIMESTAMP or _TOO_OLD in (self._broken.str() if self._broken else "")
-        if error.code() in REFUSALS and not late:
+        codes = {each.code() for each in (self._failure, self._broken) if each is not None}
+        late = KafkaError.INVALID_TIMESTAMP in codes or _TOO_OLD in (self._broken.str() if self._broken else "")
+        if codes & REFUSALS and not late:
             if self._singly and self._failure is not None:
                 sent = tuple(message.id for message in self._messages[: self._next - 1])
                 return Partly(sent, (Refusal(self._messages[self._next - 1].id, error.str()),))
@@ -157,19 +170,21 @@ class KafkaChannel:
         """Forget what is not acknowledged, and close."""
         self._forget()
         try:
-            self._producer.purge()
+            self._producer.purge(blocking=False)
             self._producer.flush(CLOSE_S_MAX)
         except (KafkaException, SystemError):
             pass  # it is past use; closing it is all that is left
         self._messages = ()
 
 
-def _fatal(error: KafkaException | SystemError) -> KafkaError:
-    """The error inside; a fatal one that met a report on its way is the cause of what was raised."""
-    cause = error if isinstance(error, KafkaException) else error.__cause__
-    if isinstance(cause, KafkaException):
-        failure: KafkaError = cause.args[0]
-        return failure
+def fatal_cause(error: BaseException) -> KafkaError:
+    """The error inside. Each callback that a fatal one met on its way out has wrapped it once more."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KafkaException):
+            failure: KafkaError = cause.args[0]
+            return failure
+        cause = cause.__cause__ or cause.__context__
     return KafkaError(KafkaError._FAIL, str(error))
 
 
@@ -183,8 +198,9 @@ class KafkaTransactionChannel(KafkaChannel):
             self._broken = error.args[0]
         super().start(messages, timestamp_ms=timestamp_ms)
 
-    def _learn(self) -> None:
-        """A transaction that failed can be aborted, and so is no fatal error."""
+    def _both_told(self) -> bool:
+        """A transaction that failed can be aborted, and so is no fatal error: one part is all there is."""
+        return True
 
     def _complete(self) -> Outcome | None:
         try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,14 +16,16 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import common_config
-from tidebook.log.kafka.faults import not_acknowledged, not_sent
-from tidebook.log.kafka.relay_channel import ANY_PARTITION
+from tidebook.log.kafka.faults import kafka_error, not_acknowledged, not_sent
+from tidebook.log.kafka.relay_channel import ANY_PARTITION, fatal_cause
 from tidebook.log.kafka.relay_partition import partition_of
 from tidebook.log.kafka.settings import KafkaSettings
 
 LOGGER = logging.getLogger("tidebook.outbox")
 POLL_S = 0.1
 MESSAGE_BYTES_MAX = 1_000_000_000
+#: What the client may take to report, past the time that it gives a message.
+REPORT_S_MAX = 5.0
 
 
 class Sendable(Protocol):
@@ -38,49 +43,74 @@ class Sendable(Protocol):
     def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
+#: What became of a message. Callbacks only keep it: they may run with a fatal error of the producer on its way out,
+#: when a lock that they took (a logger's, say) would never be let go of.
+Report = tuple[KafkaError | None, Any]
+
+
 class KafkaSender:
     """One idempotent producer for all threads of a process."""
 
     def __init__(self, settings: KafkaSettings, metrics: Metrics) -> None:
-        self._producer = Producer(
-            common_config(settings)
-            | {
-                "enable.idempotence": True,
-                "acks": "all",
-                "partitioner": "murmur2_random",
-                "compression.type": settings.compression,
-                "message.timeout.ms": settings.send_timeout_ms,
-                "message.max.bytes": MESSAGE_BYTES_MAX,
-                "linger.ms": settings.linger_ms,
-            }
-        )
+        self._config = common_config(settings) | {
+            "enable.idempotence": True,
+            "acks": "all",
+            "partitioner": "murmur2_random",
+            "compression.type": settings.compression,
+            "message.timeout.ms": settings.send_timeout_ms,
+            "message.max.bytes": MESSAGE_BYTES_MAX,
+            "linger.ms": settings.linger_ms,
+        }
+        self._producer = Producer(self._config)
+        self._replacing = threading.Lock()
         self._metrics = metrics
         self._timeout_s = settings.send_timeout_ms / 1000
         self._partitions: dict[str, int] = {}
+        self._untold: deque[Report] = deque()
 
     def send(self, messages: Sequence[Sendable], *, wait: bool) -> None:
         """Send in order. With `wait`, the first failure is raised once every outcome is known."""
-        if not wait:
-            for message in messages:
-                self._produce(message, self._told)
-            self._producer.poll(0)
-            return
-        left = threading.Semaphore(0)
-        failures: list[TidebookError] = []
+        producer = self._producer
+        reports: list[Report] = []
+        on_delivery = partial(_keep, reports if wait else self._untold)
         for message in messages:
-            self._produce(message, partial(_acknowledged, left, failures))
-        for _ in messages:
-            while not left.acquire(blocking=False):
-                self._producer.poll(POLL_S)
-        if failures:
-            raise failures[0]
+            self._produce(producer, message, on_delivery)
+        self._serve(producer, 0)
+        if not wait:
+            return
+        # A message that is not acknowledged in time is reported then; this only bounds a client that reports nothing.
+        deadline = time.monotonic() + self._timeout_s + REPORT_S_MAX
+        while len(reports) < len(messages):
+            if time.monotonic() > deadline:
+                raise OutcomeUnknown(f"Kafka's client did not tell what became of {len(messages)} messages in time")
+            self._serve(producer, POLL_S)
+        for error, told in reports:
+            if error is not None:
+                raise _failure(error, told)
 
-    def _produce(self, message: Sendable, on_delivery: Any) -> None:
+    def _serve(self, producer: Producer, timeout_s: float) -> None:
+        """Deliver reports; a producer that has failed for good has told of all it had, and is replaced."""
+        try:
+            producer.poll(timeout_s)
+        except (KafkaException, SystemError) as error:
+            LOGGER.error("outbox: the producer failed and is made anew: %s", fatal_cause(error).str())
+            self._replace(producer)
+        self._tell()
+
+    def _replace(self, failed: Producer) -> None:
+        with self._replacing:
+            if self._producer is not failed:
+                return
+            self._producer = Producer(self._config)
+        with suppress(KafkaException, SystemError):
+            failed.flush(REPORT_S_MAX)  # it sends nothing more, and reports all it had
+
+    def _produce(self, producer: Producer, message: Sendable, on_delivery: Any) -> None:
         chosen, count = message.partition_key, self._count(message.topic)
         partition = ANY_PARTITION if chosen is None else partition_of(chosen, count)
         while True:
             try:
-                self._producer.produce(
+                producer.produce(
                     message.topic,
                     message.payload,
                     message.key,
@@ -90,8 +120,10 @@ class KafkaSender:
                 )
                 return
             except BufferError:
-                self._producer.poll(POLL_S)
+                self._serve(producer, POLL_S)
             except KafkaException as error:
+                if kafka_error(error).code() == KafkaError._FATAL:
+                    self._replace(producer)
                 raise not_sent(error, message.topic, partition) from error
 
     def _count(self, topic: str) -> int:
@@ -107,22 +139,24 @@ class KafkaSender:
             self._partitions[topic] = count = len(found.partitions)
         return count
 
-    def _told(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None:
-            LOGGER.error("outbox: kafka_async: %s", _failure(error, message))
-            self._metrics.count("outbox_kafka_async_failures", topic=message.topic())
+    def _tell(self) -> None:
+        """Say which messages of `kafka_async` failed."""
+        while self._untold:
+            error, message = self._untold.popleft()
+            if error is not None:
+                LOGGER.error("outbox: kafka_async: %s", _failure(error, message))
+                self._metrics.count("outbox_kafka_async_failures", topic=message.topic())
 
     def close(self) -> None:
         """Send what is in the queue."""
-        self._producer.flush(self._timeout_s)
+        deadline = time.monotonic() + self._timeout_s
+        while len(self._producer) and time.monotonic() < deadline:
+            self._serve(self._producer, POLL_S)
+        self._tell()
 
 
-def _acknowledged(
-    left: threading.Semaphore, failures: list[TidebookError], error: KafkaError | None, message: Any
-) -> None:
-    if error is not None:
-        failures.append(_failure(error, message))
-    left.release()
+def _keep(reports: list[Report] | deque[Report], error: KafkaError | None, message: Any) -> None:
+    reports.append((error, message))
 
 
 def _failure(error: KafkaError, message: Any) -> TidebookError:

@@ -141,8 +141,9 @@ class KafkaTarget:
         asked = {TopicPartition(topic.topic, p): which for p in range(topic.partitions)}
 
         def ask() -> dict[int, int]:
+            by = time.monotonic() + REQUEST_S_MAX
             futures = self._admin.list_offsets(asked, request_timeout=REQUEST_S_MAX)
-            return {p.partition: f.result(REQUEST_S_MAX).offset for p, f in futures.items()}
+            return {p.partition: f.result(max(0.0, by - time.monotonic())).offset for p, f in futures.items()}
 
         return self._again(ask, topic.topic)
 
@@ -168,17 +169,19 @@ class KafkaTarget:
 
     def _idempotent(self, topic: TargetTopic) -> Producer:
         """A producer that may send at once: a new one waits for its id, half a second of a batch's short life."""
-        ready = threading.Event()
+        ready = False
 
         def look(statistics: str) -> None:
-            if _HAS_ID in statistics:
-                ready.set()
+            # It may run with a fatal error on its way out, when every call it makes fails: a lock that is taken then
+            # is never let go of.
+            nonlocal ready
+            ready = ready or _HAS_ID in statistics
 
         settings = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": look}
         producer = Producer(self._settings(topic) | settings)
         self._again(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
         deadline = time.monotonic() + REQUEST_S_MAX
-        while not ready.is_set():
+        while not ready:
             if time.monotonic() > deadline:
                 raise Unavailable(f"topic {topic.topic!r}: Kafka gave no producer id for {REQUEST_S_MAX:g} s")
             producer.poll(STATISTICS_MS / 1000)
