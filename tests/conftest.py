@@ -17,13 +17,27 @@ settings.load_profile("tidebook")
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600
+PIPELINE = "tests/pipeline/"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long tests, and every test in its full form")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side go files; those of the pipeline go one after another, and share one Spark session."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Lanes(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return PIPELINE if nodeid.startswith(PIPELINE) else str(super()._split_scope(nodeid))
+
+    return Lanes(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(PIPELINE))  # what takes longest begins first
     for item in items:
         if item.get_closest_marker("long") is None:
             continue

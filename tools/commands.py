@@ -20,6 +20,8 @@ from tools.environment import PYTHON, ROOT, SetupError, say
 HOME = ROOT / ".servers"
 SERVERS = ["-m", "tidebook.testing.servers"]
 SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
+#: Much of a test's time is waiting for a server. `-n 0` turns it off, for a debugger.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def up(arguments: list[str]) -> int:
@@ -66,7 +68,7 @@ def test(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     with server_home([name for name in SERVER_NAMES if name not in without]) as home:
         told = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
-        return _python("-m", "pytest", *rest, variables=environment.variables() | told)
+        return _python("-m", "pytest", *SIDE_BY_SIDE, *rest, variables=environment.variables() | told)
 
 
 @contextlib.contextmanager

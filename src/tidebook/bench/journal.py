@@ -26,10 +26,12 @@ from tidebook.core.event import Event
 from tidebook.core.key import partition_of
 from tidebook.core.record import encode_record
 from tidebook.journal.append import append_action
+from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 from tidebook.wiring.book import Book
 
 WRITERS = 64
+ROUNDS = 4
 #: A prime, so that writers spread over all journals.
 STRIDE = 7_919
 BYTES = b"x" * 200
@@ -66,8 +68,11 @@ class Bench:
 
     def run(self) -> None:
         self.eventsourcing()
-        self.bare()
         asyncio.run(self.tidebook())
+
+    def keep_best(self, name: str, rate: float) -> None:
+        """Of several rounds, in which the sides take turns: a disk is slow for seconds at a time."""
+        self.figures[name] = max(rate, self.figures.get(name, 0.0))
 
     def ratios(self) -> dict[str, float]:
         f = self.figures
@@ -141,7 +146,7 @@ class Bench:
 
     def bare(self) -> None:
         """The records that 64 writers would send: partition, offset, time, key and value, by the cheapest key."""
-        connection = apsw.Connection(str(self.folder / "bare.db"))
+        connection = apsw.Connection(str(self.folder / f"bare-{time.monotonic_ns()}.db"))
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
         connection.execute("CREATE TABLE record(place INTEGER PRIMARY KEY, time_ms INTEGER, key BLOB, value BLOB)")
@@ -153,7 +158,7 @@ class Bench:
         )
         value = encode_record(action, limit_bytes=facts.limit_bytes)
         keys = [id.encode() for id in ids]
-        count = 128_000 // self.scale
+        count = 128_000 // ROUNDS // self.scale // WRITERS * WRITERS
         offset = 0
         with timed("bare SQLite, batches of 64") as watch:
             while offset < count:
@@ -162,14 +167,16 @@ class Bench:
                     rows = [(bases[i] + offset + i, now_ms, keys[i], value) for i in range(WRITERS)]
                     connection.executemany("INSERT INTO record VALUES (?, ?, ?, ?)", rows)
                 offset += WRITERS
-        self.figures["bare_sqlite_batch_64_per_s"] = watch.rate(count)
+        self.keep_best("bare_sqlite_batch_64_per_s", watch.rate(count))
         connection.close()
 
     # ---- ours
 
     async def tidebook(self) -> None:
         async with tidebook.open(self.folder / "book") as book:
-            await self.writers(book)
+            for _ in range(ROUNDS):
+                self.bare()
+                await self.writers(book)
             await self.batches(book)
             await self.replay(book)
             await self.keys(book)
@@ -177,7 +184,7 @@ class Bench:
 
     async def writers(self, book: Book) -> None:
         journal = book.journal("writers")
-        each = 2_000 // self.scale
+        each = 2_000 // ROUNDS // self.scale
         await asyncio.gather(*(journal.append(f"j-{n}", [Event(BYTES)]) for n in range(WRITERS)))
 
         async def writer(n: int) -> None:
@@ -186,7 +193,7 @@ class Bench:
 
         with timed("tidebook, 64 writers") as watch:
             await asyncio.gather(*(writer(n) for n in range(WRITERS)))
-        self.figures["tidebook_writers_64_per_s"] = watch.rate(each * WRITERS)
+        self.keep_best("tidebook_writers_64_per_s", watch.rate(each * WRITERS))
 
     async def batches(self, book: Book) -> None:
         journal = book.journal("batches")
@@ -208,12 +215,12 @@ class Bench:
             journal, "tidebook, replay of 10,000 from the store"
         )
 
-    async def _replay(self, journal: object, what: str) -> float:
+    async def _replay(self, journal: Journal, what: str) -> float:
         best = float("inf")
         for _ in range(5):
             with timed(what) as watch:
                 seen = 0
-                async for _event in journal.read("j"):  # type: ignore[attr-defined]
+                async for _event in journal.read("j"):
                     seen += 1
             assert seen == 10_000
             best = min(best, watch.seconds)
@@ -221,20 +228,26 @@ class Bench:
 
     async def keys(self, book: Book) -> None:
         """Appends over few and over many journals; those of the many are all there already."""
-        appends = 50_000 // self.scale
-        for name, keys in (("1k", 1_000), ("100k", 100_000 // self.scale)):
+        sizes = (("1k", 1_000), ("100k", 100_000 // self.scale))
+        for name, keys in sizes:
             journal = book.journal(f"keys-{name}")
             for start in range(0, keys, 5_000):
                 some = range(start, min(keys, start + 5_000))
                 await journal.append_many([(f"k-{n}", [Event(BYTES)]) for n in some])
+        for _ in range(ROUNDS):
+            for name, keys in sizes:
+                await self._keys(book.journal(f"keys-{name}"), name, keys)
 
-            async def writer(n: int, journal: object = journal, keys: int = keys) -> None:
-                for i in range(n, appends, WRITERS):
-                    await journal.append(f"k-{i * STRIDE % keys}", [Event(BYTES)])  # type: ignore[attr-defined]
+    async def _keys(self, journal: Journal, name: str, keys: int) -> None:
+        appends = 50_000 // ROUNDS // self.scale
 
-            with timed(f"tidebook, 64 writers over {keys:,} journals") as watch:
-                await asyncio.gather(*(writer(n) for n in range(WRITERS)))
-            self.figures[f"tidebook_{name}_keys_per_s"] = watch.rate(appends)
+        async def writer(n: int) -> None:
+            for i in range(n, appends, WRITERS):
+                await journal.append(f"k-{i * STRIDE % keys}", [Event(BYTES)])
+
+        with timed(f"tidebook, 64 writers over {keys:,} journals") as watch:
+            await asyncio.gather(*(writer(n) for n in range(WRITERS)))
+        self.keep_best(f"tidebook_{name}_keys_per_s", watch.rate(appends))
 
     async def memory(self, book: Book) -> None:
         journal = book.journal("long")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -47,7 +48,9 @@ class BadInputCases(JournalSuite):
         assert await plain.pointer("a") is None
 
     @pytest.mark.parametrize(
-        "bad", [[], (), None, "text", b"bytes", Event(1), {"a": 1}, 5, ["x"], [None], iter([Event(1)])], ids=repr
+        "bad",
+        [[], (), None, "text", b"bytes", Event(1), {"a": 1}, 5, ["x"], [None], iter([Event(1)])],
+        ids=lambda bad: "iterator" if isinstance(bad, Iterator) else repr(bad),
     )
     async def test_what_is_no_list_of_events_is_refused(self, plain: Desk, bad: Any) -> None:
         with pytest.raises(InvalidInput):
