@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from tidebook.core.errors import OutcomeUnknown, Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, Unavailable
 
 T = TypeVar("T")
 
@@ -27,10 +27,13 @@ class Portal:
 
     def _lead_to(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        #: The thread that the loop runs in, where it is the portal's own.
+        self._serving: int | None = None
         self._lock = threading.Lock()
         self._closed = False
 
     def _serve(self) -> None:
+        self._serving = threading.get_ident()
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
@@ -44,6 +47,9 @@ class Portal:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end and return its result."""
+        if threading.get_ident() == self._serving:  # it would wait for itself, for ever
+            coroutine.close()
+            raise InvalidInput("a blocking call from within the book's own loop: make it from a thread of your own")
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -55,8 +61,10 @@ class Portal:
             future.cancel()
             raise
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[T], *, ahead_max: int = AHEAD_MAX) -> Iterator[T]:
         """Consume an async iterator, many items a hop between the threads."""
+        if threading.get_ident() == self._serving:
+            raise InvalidInput("a blocking iteration from within the book's own loop: do it in a thread of your own")
         ready: deque[T] = deque()
         news = threading.Condition()
         room = asyncio.Event()
@@ -68,7 +76,7 @@ class Portal:
                     with news:
                         ready.append(item)
                         news.notify()
-                    if len(ready) >= AHEAD_MAX:
+                    if len(ready) >= ahead_max:
                         room.clear()
                         await room.wait()
             finally:

@@ -7,6 +7,7 @@ good snapshots, read back, no longer need it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 
 import msgspec
 
@@ -56,13 +57,15 @@ class Cleaner:
         self._metrics = metrics
         self._labels = labels
         self.on_pinned = on_pinned
-        self._taken_ms = meta.snapshot_ms
+        self._is_offering = False
+        self._taken_ms: int | None = None
         self._taken_bytes = meta.meter.total_bytes
 
     @property
     def snapshot_age_ms(self) -> int | None:
         """How old the last snapshot is that was taken here, or restored; None before the first."""
-        return None if self._taken_ms is None else self._clock.now_ms() - self._taken_ms
+        known = [taken for taken in (self._taken_ms, self._meta.snapshot_ms) if taken is not None]
+        return self._clock.now_ms() - max(known) if known else None
 
     @property
     def is_snapshot_due(self) -> bool:
@@ -104,15 +107,19 @@ class Cleaner:
 
     async def offer_pinned(self) -> None:
         """Offer the tables that hold too much to the flush callback, the oldest first."""
-        if self.on_pinned is None or not self._settings.force_flush_bytes:
+        if self.on_pinned is None or not self._settings.force_flush_bytes or self._is_offering:
             return
-        for pinned in pinned_tables(self._meta):
-            if pinned.held_bytes <= self._settings.force_flush_bytes:
-                break
-            self._metrics.count("wal_forced_flushes", 1, **self._labels)
-            waiting = self.on_pinned(pinned)
-            if waiting is not None:
-                await waiting
+        self._is_offering = True  # a callback that cleans must not be offered the same table by that
+        try:
+            for pinned in pinned_tables(self._meta):
+                if pinned.held_bytes <= self._settings.force_flush_bytes:
+                    break
+                self._metrics.count("wal_forced_flushes", 1, **self._labels)
+                waiting = self.on_pinned(pinned)
+                if waiting is not None and isawaitable(waiting):
+                    await waiting
+        finally:
+            self._is_offering = False
 
     def _publish(self, pinned: list[Pinned]) -> None:
         self._metrics.gauge("wal_held_bytes", self._meta.held_bytes, **self._labels)

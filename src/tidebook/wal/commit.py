@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 
 from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.port import Sent
 from tidebook.wal.entry import Written
 from tidebook.wal.flight import Bundle, Call, Flight, Found
+from tidebook.wal.lookup import lives_of, look_up
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import (
     Claim,
@@ -24,11 +26,10 @@ from tidebook.wal.record import (
     Write,
     encode_control,
     encode_write,
-    join_payloads,
     record_bytes_max,
 )
 from tidebook.wal.settings import WalSettings
-from tidebook.wal.takeover import claim
+from tidebook.wal.takeover import claim, follow
 from tidebook.wal.topics import RegionTopics
 
 
@@ -46,6 +47,7 @@ class Commits:
     ) -> None:
         self.meta = meta
         self.fenced: Fenced | None = None
+        self._closing: Fenced | None = None
         self._topics = topics
         self._term, self._writer = meta.term, meta.writer
         self._settings = settings
@@ -55,6 +57,8 @@ class Commits:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Call | Bundle | Flight] = deque()
         self._pending_bytes = 0
+        #: How many writes, marks and drops were taken so far.
+        self._turn = 0
         self._pending_bytes_max = settings.pending_bytes_max
         self._flights: deque[Flight] = deque()
         #: Numbers that were given out but are not in the meta yet.
@@ -82,9 +86,11 @@ class Commits:
         return answer
 
     def _take(self, call: Call | Bundle) -> None:
-        if self.fenced is not None:
-            call.answer.set_exception(Fenced(str(self.fenced)))
+        refused = self.fenced or self._closing
+        if refused is not None:
+            call.answer.set_exception(Fenced(str(refused)))
             return
+        call.turn = self._turn = self._turn + 1
         self._pending.append(call)
         self._pending_bytes += call.size_bytes
         if not self._scheduled:
@@ -94,7 +100,7 @@ class Commits:
     @property
     def has_room(self) -> bool:
         """Whether the next write may be taken at once."""
-        return self._pending_bytes <= self._pending_bytes_max or self.fenced is not None
+        return self._pending_bytes <= self._pending_bytes_max or (self.fenced or self._closing) is not None
 
     async def room(self) -> None:
         """Wait until there is room."""
@@ -103,29 +109,50 @@ class Commits:
 
     async def control(self, record: Mark | Drop) -> int:
         """Put a mark or a drop into the data topic, behind the writes that were taken before it."""
-        if self.fenced is not None:
-            raise Fenced(str(self.fenced))
+        refused = self.fenced or self._closing
+        if refused is not None:
+            raise Fenced(str(refused))
         answer: asyncio.Future[int] = self._loop.create_future()
-        self._pending.append(Flight(record, 0, [], answer))
+        self._turn += 1
+        self._pending.append(Flight(record, 0, [], answer, turn=self._turn))
         self._flush()
         return await answer
 
     async def settled(self) -> None:
-        """Wait until everything that was taken so far is answered."""
-        while self._pending or self._flights or self._mending:
+        """Wait until everything that was taken so far is answered, whatever comes meanwhile."""
+        turn = self._turn
+        while self._oldest() <= turn:
             await self._change()
+
+    def _oldest(self) -> float:
+        """The turn of the oldest that waits: those on their way went before those that wait to be sent."""
+        if self._flights:
+            return self._flights[0].turn
+        return self._pending[0].turn if self._pending else inf
+
+    async def present(self) -> None:
+        """Fold what the data topic holds now, others' records too; writes go on meanwhile."""
+        end = await self._topics.end()
+        while self.meta.next_offset < end:
+            if self._flights or self._mending is not None:
+                await self._change()  # an answer moves the meta on, or shows that something foreign lies between
+            else:
+                await self.catch_up()
+                return
 
     async def catch_up(self) -> None:
         """Fold what others put into the data topic too, up to its end."""
         self._stale = True
         await self._mend_now(to_end=True)
 
-    def close(self) -> None:
-        """Refuse what comes."""
+    async def close(self) -> None:
+        """Refuse what comes, answer what was taken, and let go."""
+        self._closing = Fenced(f"{self._topics.data}: this region object is closed: open the region again")
+        self._changed.set()  # who waits for room is told
+        while self._pending or self._flights or self._mending:
+            await self._change()
         if self.fenced is None:
-            self.fenced = Fenced(f"{self._topics.data}: this region object is closed: open the region again")
-        if self._mending is not None:
-            self._mending.cancel()
+            self.fenced = self._closing
 
     # Sending
 
@@ -166,36 +193,25 @@ class Commits:
                 calls.append(call)
         if calls:
             write, value = encode_write(self._term, self._writer, self._numbered(calls))
-            self._send(Flight(write, len(value), calls, None), value)
+            self._send(Flight(write, len(value), calls, None, turn=calls[0].turn), value)
         self._changed.set()
 
     def _numbered(self, calls: Sequence[Call | Bundle]) -> list[tuple[int, Payloads]]:
-        """The record's parts: calls of one table are joined, bundles keep their order."""
-        tables: dict[int, list[Call]] = {}
-        bundles: list[Bundle] = []
+        """The record's parts, in the order of the calls."""
+        parts: list[tuple[int, Payloads]] = []
         for call in calls:
             if isinstance(call, Bundle):
-                bundles.append(call)
-            elif (same := tables.get(call.payloads.table)) is not None:
-                same.append(call)
+                call.firsts = [self._number(each) for each in call.payloads]
+                parts += zip(call.firsts, call.payloads, strict=True)
             else:
-                tables[call.payloads.table] = [call]
-        parts: list[tuple[int, Payloads]] = []
-        for table, same in tables.items():
-            following = start = self._next_of(table)
-            for call in same:
-                call.first = following
-                following += len(call.payloads.values)
-            self._next[table] = following
-            parts.append((start, join_payloads([call.payloads for call in same])))
-        for bundle in bundles:
-            bundle.firsts = []
-            for each in bundle.payloads:
-                first = self._next_of(each.table)
-                self._next[each.table] = first + len(each.values)
-                bundle.firsts.append(first)
-                parts.append((first, each))
+                call.first = self._number(call.payloads)
+                parts.append((call.first, call.payloads))
         return parts
+
+    def _number(self, payloads: Payloads) -> int:
+        first = self._next_of(payloads.table)
+        self._next[payloads.table] = first + len(payloads.values)
+        return first
 
     def _next_of(self, table: int) -> int:
         following = self._next.get(table)
@@ -269,11 +285,12 @@ class Commits:
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
         found = Found(self._writer)
+        restored_at, lives = self.meta.restored_at, lives_of(self.meta, self._flights)
         acked = [flight.outcome.offset for flight in self._flights if isinstance(flight.outcome, Sent)]
         stop = max(acked, default=-1) + 1
         if to_end:
-            stop = max(stop, (await self._topics.bounds()).end)
-        await self._topics.scan(self.meta, stop=stop, on_record=found)
+            stop = max(stop, await self._topics.end())
+        await follow(self._topics, self.meta, stop=stop, on_record=found)
         absent = any(found.offset_of(flight) is None for flight in self._flights)
         if self._holds_claim() and (absent or self._must_claim):
             # Only a new claim makes sure that what is absent can never become valid.
@@ -281,8 +298,12 @@ class Commits:
             await claim(self._topics, self.meta, wanted, attempts_max=self._settings.attempts_max, on_record=found)
             self._metrics.count("wal_claims", 1, **self._labels)
             self._holds_claim()
+        unknown: Mapping[Flight, OutcomeUnknown] = {}
+        if self.meta.restored_at != restored_at:
+            found.seen_from = self.meta.restored_at
+            unknown = await look_up(self._topics, self.meta, self._flights, found, lives=lives, writer=self._writer)
         self._must_claim = False
-        self._settle(found)
+        self._settle(found, unknown)
 
     def _holds_claim(self) -> bool:
         if self.meta.writer == self._writer:
@@ -296,7 +317,7 @@ class Commits:
             self._metrics.count("wal_fenced", 1, **self._labels)
         return False
 
-    def _settle(self, found: Found) -> None:
+    def _settle(self, found: Found, unknown: Mapping[Flight, OutcomeUnknown]) -> None:
         flights, self._flights = self._flights, deque()
         self._next = {}
         again: list[Call | Bundle] = []
@@ -304,11 +325,17 @@ class Commits:
             offset = found.offset_of(flight)
             if offset is not None:
                 flight.settle(offset)
+            elif flight in unknown:
+                flight.fail(unknown[flight])
             elif self.fenced is not None:
                 flight.fail(Fenced(str(self.fenced)))
-            elif isinstance(flight.outcome, Sent) or _may_be_tried_again(flight.outcome):
+            elif isinstance(flight.outcome, Sent):
                 again += flight.calls
-                if flight.answer is not None and isinstance(flight.outcome, TidebookError):
+                if flight.answer is not None:
+                    flight.fail(self._gone(flight.outcome, "the log no longer holds it"))
+            elif isinstance(flight.outcome, Unavailable | OutcomeUnknown):
+                again += flight.calls
+                if flight.answer is not None:
                     flight.fail(flight.outcome)
             else:
                 assert isinstance(flight.outcome, TidebookError)
@@ -336,13 +363,16 @@ class Commits:
         for flight in flights:
             match flight.outcome:
                 case Sent() as sent:
-                    unknown = f"{self._topics.data}: acknowledged at offset {sent.offset}, but not verified: {error}"
-                    flight.fail(OutcomeUnknown(unknown, partition=0, offset=sent.offset))
+                    flight.fail(self._gone(sent, f"not verified: {error}"))
                 case TidebookError() as failure:
                     flight.fail(failure)
                 case None:
                     raise AssertionError("every flight has been answered")
         self._refuse_pending(self.fenced or Unavailable(f"{self._topics.data}: {error}"))
+
+    def _gone(self, sent: Sent, why: str) -> OutcomeUnknown:
+        told = f"{self._topics.data}: acknowledged at offset {sent.offset}, but {why}"
+        return OutcomeUnknown(told, partition=0, offset=sent.offset)
 
     def _refuse_pending(self, error: TidebookError) -> None:
         pending, self._pending, self._pending_bytes = self._pending, deque(), 0
@@ -355,7 +385,3 @@ class Commits:
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-
-def _may_be_tried_again(outcome: Sent | TidebookError | None) -> bool:
-    return isinstance(outcome, Unavailable | OutcomeUnknown)

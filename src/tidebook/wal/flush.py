@@ -88,8 +88,9 @@ def plan_marks(meta: RegionMeta, committed: Mapping[Life, int]) -> list[tuple[Li
 async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = None) -> Flushed:
     """Move what a region holds into the sink, then mark it deleted. A crash anywhere loses and doubles nothing."""
     await region.refresh()
-    await _mark(region, await sink.committed())
-    ranges = plan_flush(region.meta, await sink.committed(), entries_max=entries_max)
+    committed = await sink.committed()
+    await _mark(region, committed)
+    ranges = plan_flush(region.meta, committed, entries_max=entries_max)
     if ranges:
         files = await sink.stage(region, ranges)
         await sink.commit(ranges, files)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
+from uuid import uuid4
 
 import msgspec
 
@@ -89,7 +91,7 @@ class FolderManifest(Generic[M]):
     def add(self, commit: M) -> None:
         """Put a manifest in force. Raises Conflict where its number is taken."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        draft = self._folder / f"draft-{os.getpid()}-{commit.number}"
+        draft = self._folder / f"draft-{uuid4().hex}"
         with draft.open("wb") as file:
             file.write(msgspec.json.encode(commit))
             file.flush()
@@ -109,7 +111,9 @@ class FolderManifest(Generic[M]):
             staged, final = self._output / move.staged, self._output / move.final
             if staged.exists():  # else it was published, and may have gone its own way since
                 final.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(staged, final)
+                with suppress(FileNotFoundError):  # another one publishes at the same time, and was quicker
+                    os.replace(staged, final)
+            if final.parent.exists():  # whoever moved it: it must be durable before anything is marked
                 folders.add(final.parent)
         for folder in folders:
             _sync(folder)

@@ -70,6 +70,8 @@ class RegionMeta:
         self.truncated_to = 0
         #: When the snapshot was taken that it was restored from, if it was.
         self.snapshot_ms: int | None = None
+        #: Where that snapshot ends: what lies before was not folded here.
+        self.restored_at = 0
         self.meter = Meter()
 
     @property
@@ -89,9 +91,13 @@ class RegionMeta:
         copy.tables = {table: meta.frozen() for table, meta in self.tables.items()}
         copy.term, copy.writer = self.term, self.writer
         copy.next_offset, copy.truncated_to = self.next_offset, self.truncated_to
-        copy.snapshot_ms = self.snapshot_ms
+        copy.snapshot_ms, copy.restored_at = self.snapshot_ms, self.restored_at
         copy.meter = self.meter.copy()
         return copy
+
+    def become(self, fresh: RegionMeta) -> None:
+        """Take over another fold of the same log: whoever holds this object sees it."""
+        vars(self).update(vars(fresh))
 
 
 class Verdict(Enum):

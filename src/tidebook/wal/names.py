@@ -35,12 +35,12 @@ def namespace_name(value: object) -> str:
 
 def region_id(value: object) -> RegionId:
     """Check a region's id, a whole number from 0."""
-    return RegionId(_whole(value, "a region's id"))
+    return RegionId(whole_number(value, "a region's id"))
 
 
 def table_id(value: object) -> TableId:
     """Check a table's id, a whole number from 0."""
-    return TableId(_whole(value, "a table's id"))
+    return TableId(whole_number(value, "a table's id"))
 
 
 def data_topic(namespace: str, region: RegionId) -> str:
@@ -61,7 +61,8 @@ def region_of(topic: str, namespace: str) -> RegionId | None:
     return RegionId(int(found["region"]))
 
 
-def _whole(value: object, what: str) -> int:
+def whole_number(value: object, what: str) -> int:
+    """Check a number of an argument: from 0, and exact in every JSON reader."""
     if type(value) is not int:
         raise InvalidInput(f"{what} is a whole number, not {type(value).__name__}")
     if not 0 <= value <= ID_MAX:

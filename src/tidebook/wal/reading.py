@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from typing import NamedTuple
 
 from tidebook.core.errors import Corrupt, LogLost, Truncated
 from tidebook.log.port import Record
@@ -16,8 +17,16 @@ from tidebook.wal.topics import RegionTopics
 #: Records of one fetch.
 FETCH_MAX = 1000
 
-
+#: Entries of one table that follow one another in a record.
 Run = list[Entry]
+
+
+class Page(NamedTuple):
+    """What one fetch gave, and how far the read is: offsets done, offsets in all."""
+
+    runs: list[Run]
+    done: int
+    whole: int
 
 
 async def read_region(topics: RegionTopics, meta: RegionMeta, *, from_offset: int = 0) -> AsyncIterator[list[Run]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate, chain, pairwise
 from struct import unpack_from
 from typing import Any, Final
@@ -19,6 +19,7 @@ import msgspec
 from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
 from tidebook.core.frame import HEADER_BYTES, Frame
 from tidebook.core.payload import BYTES, decode_payload, encode_payload
+from tidebook.wal.names import table_id
 
 FRAME: Final = Frame(0x7C, 1, "a write-ahead log record")
 WRITER_BYTES: Final = 16
@@ -26,10 +27,15 @@ WRITER_BYTES: Final = 16
 _HEAD_AT: Final = HEADER_BYTES + 4
 _SIZE_BYTES: Final = 4
 _ALL_BYTES: Final = {bytes}
-_ONE_PAYLOAD: Final = (bytes, bytearray, memoryview, str)
+#: What can be iterated and is yet one payload, or has no order.
+_ONE_PAYLOAD: Final = (bytes, bytearray, memoryview, str, Mapping, Set)
 #: More than the head takes beside its parts, and more than a part takes beside its payloads' sizes.
 _HEAD_BYTES_MAX: Final = 64
 _PART_BYTES_MAX: Final = 48
+
+
+#: Payloads by table, in order.
+Writes = Iterable[tuple[int, Sequence[Any]]] | Mapping[int, Sequence[Any]]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,7 +109,7 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
 
 def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
     """Check payloads and take their size; all of them bytes is the case to be quick about."""
-    if isinstance(payloads, _ONE_PAYLOAD):
+    if type(payloads) is not list and not _is_row(payloads):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
     values: tuple[Any, ...] = tuple(payloads)
     if len(values) == 1 and type(values[0]) is bytes:
@@ -119,6 +125,25 @@ def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
     return Payloads(table, values, kinds, size_bytes)
 
 
+def pack_writes(writes: Writes) -> list[Payloads]:
+    """Check the payloads of several tables."""
+    if not isinstance(writes, Mapping) and not _is_row(writes):
+        raise InvalidInput(f"writes are pairs of table and payloads, or a mapping, not {type(writes).__name__}")
+    packed = []
+    for pair in writes.items() if isinstance(writes, Mapping) else writes:
+        if not _is_row(pair) or len(tuple(pair)) != 2:
+            raise InvalidInput(f"each of writes is a pair of table and payloads, not {type(pair).__name__}")
+        table, payloads = pair
+        packed.append(pack_payloads(table_id(table), payloads))
+    if not packed:
+        raise InvalidInput("writes is empty: give at least one pair of table and payloads")
+    return packed
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, _ONE_PAYLOAD)
+
+
 def record_bytes_max(payloads_bytes: int) -> int:
     """The size that a record does not exceed whose payloads add so much."""
     return _HEAD_AT + _HEAD_BYTES_MAX + payloads_bytes
@@ -130,20 +155,6 @@ def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]
         term, writer, tuple([Part(each.table, first, _packed(each.values), each.kinds) for first, each in parts])
     )
     return write, _seal(write, chain.from_iterable([each.values for _, each in parts]))
-
-
-def join_payloads(several: Sequence[Payloads]) -> Payloads:
-    """The payloads of several writes of one table, one after the other."""
-    if len(several) == 1:
-        return several[0]
-    values: list[bytes] = []
-    size_bytes, typed = 0, b""
-    for each in several:
-        values += each.values
-        size_bytes += each.size_bytes
-        typed = typed or each.kinds
-    kinds = b"".join([each.kinds or bytes([BYTES]) * len(each.values) for each in several]) if typed else b""
-    return Payloads(several[0].table, values, kinds, size_bytes)
 
 
 def encode_control(record: Claim | Mark | Drop) -> bytes:
@@ -223,6 +234,8 @@ def _check_parts(write: Write, body_bytes: int) -> None:
 
 
 def _packed(values: Sequence[bytes]) -> bytes:
+    if len(values) == 1:
+        return len(values[0]).to_bytes(_SIZE_BYTES, "little")
     packed = array("I", map(len, values))
     if sys.byteorder != "little":
         packed.byteswap()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any
 
 import msgspec
 
 from tidebook.core.clock import Clock, Ids
-from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TooLarge
+from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TooLarge, Truncated, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.wal import reading
 from tidebook.wal.cleaner import Cleaned, Cleaner, OnPinned
@@ -19,18 +19,15 @@ from tidebook.wal.cleaning import Pinned, pinned_tables
 from tidebook.wal.commit import Commits
 from tidebook.wal.entry import Entry, Written
 from tidebook.wal.meta import RegionMeta, TableMeta
-from tidebook.wal.names import ID_MAX, RegionId, table_id
-from tidebook.wal.record import Drop, Mark, pack_payloads, record_bytes_max
+from tidebook.wal.names import ID_MAX, RegionId, table_id, whole_number
+from tidebook.wal.reading import Page
+from tidebook.wal.record import Drop, Mark, Writes, pack_payloads, pack_writes, record_bytes_max
+from tidebook.wal.recovery import lost_entries
+from tidebook.wal.replay import Handler, OnProgress, Replay
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.snapshot import Snapshot
-from tidebook.wal.takeover import recover, take_over
+from tidebook.wal.takeover import LOOKS_MAX, follow, recover, take_over
 from tidebook.wal.topics import RegionTopics
-
-#: Payloads by table, in order.
-Writes = Sequence[tuple[int, Sequence[Any]]] | Mapping[int, Sequence[Any]]
-Handler = Callable[[Entry], Awaitable[None] | None]
-#: Told how far a replay is: offsets done, offsets in all.
-OnProgress = Callable[[int, int], None]
 
 
 class RegionStatus(msgspec.Struct, frozen=True):
@@ -163,10 +160,7 @@ class Region:
 
         `writes` are pairs of table and payloads, or a mapping from table to payloads.
         """
-        pairs = writes.items() if isinstance(writes, Mapping) else writes
-        packed = [pack_payloads(table_id(table), payloads) for table, payloads in pairs]
-        if not packed:
-            raise InvalidInput("writes is empty: give at least one pair of table and payloads")
+        packed = pack_writes(writes)
         commits = await self._taking(sum(each.size_bytes for each in packed))
         return await commits.write_many(packed)
 
@@ -184,17 +178,17 @@ class Region:
 
     async def read(self, *, from_offset: int = 0) -> AsyncIterator[Entry]:
         """All entries in the order they were written, those marked deleted left out, as of when the read begins."""
-        meta = await self._frozen()
-        async for runs in reading.read_region(self._topics, meta, from_offset=from_offset):
-            for run in runs:
+        start = whole_number(from_offset, "from_offset")
+        async for page in self._pages(lambda meta: reading.read_region(self._topics, meta, from_offset=start)):
+            for run in page.runs:
                 for entry in run:
                     yield entry
 
     async def read_table(self, table: int, *, start: int = 1) -> AsyncIterator[Entry]:
         """One table's entries from a sequence number on; numbers that were marked deleted are gone."""
-        meta = await self._frozen()
-        async for runs in reading.read_table(self._topics, meta, table=table_id(table), start=start):
-            for run in runs:
+        id, first = table_id(table), whole_number(start, "start")
+        async for page in self._pages(lambda meta: reading.read_table(self._topics, meta, table=id, start=first)):
+            for run in page.runs:
                 for entry in run:
                     yield entry
 
@@ -209,36 +203,64 @@ class Region:
 
         `other` takes the entries of tables that have no handler of their own.
         """
-        meta = await self._frozen()
-        counts: dict[int, int] = {}
-        begin = meta.first_offset
-        async for runs in reading.read_region(self._topics, meta):
-            for run in runs:
-                table = run[0].table
-                handler = handlers.get(table, other)
-                if handler is None:
-                    continue
+        replay = Replay(handlers, other=other, progress=progress)
+        async for page in self.replaying():
+            for handler, run in replay.take(page):
                 for entry in run:
                     waiting = handler(entry)
                     if waiting is not None and isawaitable(waiting):
                         await waiting
-                counts[table] = counts.get(table, 0) + len(run)
-            if progress is not None:
-                progress(runs[-1][-1].offset + 1 - begin, meta.next_offset - begin)
-        return counts
+        return replay.counts
+
+    async def replaying(self) -> AsyncIterator[Page]:
+        """What a replay passes over, page by page; the last one tells that all is done."""
+        whole = 0
+        async for page in self._pages(lambda meta: reading.read_region(self._topics, meta)):
+            whole = page.whole
+            yield page
+        yield Page([], whole, whole)
 
     async def refresh(self) -> None:
         """Fold what others put into the data topic: a reader's view of the present, an owner's of foreign marks."""
         if self._commits is not None and self._commits.fenced is None:
             await self._commits.catch_up()
-            return
-        async with self._one_at_a_time:
-            await self._topics.scan(self._meta, stop=(await self._topics.bounds()).end)
+        else:
+            await self._follow()
 
-    async def _frozen(self) -> RegionMeta:
-        if self._commits is None:
-            await self.refresh()
-        return self._meta.frozen()
+    async def _follow(self, stop: int = 0) -> None:
+        async with self._one_at_a_time:
+            await follow(self._topics, self._meta, stop=stop or await self._topics.end())
+
+    async def _present(self) -> None:
+        """Bring the meta up to now. One that lost its claim looks as a reader does."""
+        if self._commits is not None and self._commits.fenced is None:
+            try:
+                await self._commits.present()
+                return
+            except Fenced:
+                pass
+        await self._follow()
+
+    async def _pages(self, read: Callable[[RegionMeta], AsyncIterator[list[reading.Run]]]) -> AsyncIterator[Page]:
+        """Read as of now. What a cleaner took before anything was given is read anew, unless it was still needed."""
+        for _ in range(LOOKS_MAX):
+            await self._present()
+            meta = self._meta.frozen()
+            begin, is_begun = meta.first_offset, False
+            try:
+                async for runs in read(meta):
+                    is_begun = True
+                    yield Page(runs, runs[-1][-1].offset + 1 - begin, meta.next_offset - begin)
+                return
+            except Truncated:
+                if is_begun:
+                    raise
+                start = await self._topics.start()
+                await self._present()
+                missing = lost_entries(self._meta, start)
+                if missing is not None:
+                    raise self._topics.lost(missing) from None
+        raise Unavailable(f"{self._topics.data}: cleaned {LOOKS_MAX} times in a row while it was read: read again")
 
     # Deleting
 
@@ -248,14 +270,14 @@ class Region:
         With `life`, only of the table as it was made then: NotFound where it was dropped and made again since.
         """
         table = table_id(table)
+        if type(seq) is not int:
+            raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
         for attempt in range(1, self._settings.attempts_max + 1):
-            held = await self._known(table)
+            held = await self._known(table, seq)
             if life is None:
                 life = held.life  # another attempt must not hit a table that was made again meanwhile
             elif held.life != life:
                 raise NotFound(f"region {self.id}: table {table} was dropped and made again")
-            if type(seq) is not int:
-                raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
             if seq > held.next_seq_num:
                 raise InvalidInput(
                     f"table {table}: {seq} is beyond what was written: mark up to {held.next_seq_num}, which means all"
@@ -287,21 +309,27 @@ class Region:
         await self._control(Drop(table, held.life))
         await self.snapshot()
 
-    async def _known(self, table: int) -> TableMeta:
+    async def _known(self, table: int, seq: int | None = None) -> TableMeta:
+        """The table as it is. An owner looks at the log only before it refuses: others mark, drop, and take over."""
         if self._commits is None:
-            await self.refresh()
-        held = self._meta.tables.get(table)
-        if held is None:
+            await self._follow()
+        elif self._commits.fenced is not None:
+            raise Fenced(str(self._commits.fenced))
+        elif (held := self._meta.tables.get(table)) is None or (
+            seq is not None and not held.latest_marked_deleted <= seq <= held.next_seq_num
+        ):
+            await self._commits.present()
+        found = self._meta.tables.get(table)
+        if found is None:
             raise NotFound(f"region {self.id} has no table {table}")
-        return held
+        return found
 
     async def _control(self, record: Mark | Drop) -> None:
         if self._commits is not None:
             await self._commits.control(record)
             return
         sent = await self._topics.append(record)
-        async with self._one_at_a_time:
-            await self._topics.scan(self._meta, stop=max(self._meta.next_offset, sent.offset + 1))
+        await self._follow(sent.offset + 1)
 
     # Snapshots and cleaning
 
@@ -362,5 +390,4 @@ class Region:
             await asyncio.gather(self._cleaning, return_exceptions=True)
             self._cleaning = None
         if self._commits is not None:
-            await self._commits.settled()
-            self._commits.close()
+            await self._commits.close()

@@ -91,7 +91,7 @@ def restore_meta(snapshot: Snapshot) -> RegionMeta:
     meta = RegionMeta()
     meta.term, meta.writer = snapshot.term, snapshot.writer
     meta.next_offset, meta.truncated_to = snapshot.data_offset, snapshot.truncated_to
-    meta.snapshot_ms = snapshot.taken_ms
+    meta.snapshot_ms, meta.restored_at = snapshot.taken_ms, snapshot.data_offset
     meta.meter = Meter(snapshot.meter)
     for held in snapshot.tables:
         meta.tables[held.table] = TableMeta(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from inspect import isawaitable
 from typing import Any
 
 from tidebook.core.portal import Portal
@@ -10,9 +12,14 @@ from tidebook.wal.cleaner import Cleaned, OnPinned
 from tidebook.wal.cleaning import Pinned
 from tidebook.wal.entry import Entry, Written
 from tidebook.wal.meta import RegionMeta
-from tidebook.wal.region import Handler, OnProgress, Region, RegionStatus, Writes
+from tidebook.wal.record import Writes
+from tidebook.wal.region import Region, RegionStatus
+from tidebook.wal.replay import Handler, OnProgress, Replay
 from tidebook.wal.snapshot import Snapshot
 from tidebook.wal.wal import Wal
+
+#: Pages that a replay fetches ahead of its handlers.
+PAGES_AHEAD_MAX = 2
 
 
 class SyncRegion:
@@ -46,8 +53,15 @@ class SyncRegion:
     def replay(
         self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
     ) -> dict[int, int]:
-        """The handlers run in the portal's thread."""
-        return self._portal.run(self._region.replay(handlers, other=other, progress=progress))
+        """The handlers run in the calling thread, and may use the region."""
+        replay = Replay(handlers, other=other, progress=progress)
+        for page in self._portal.iterate(self._region.replaying(), ahead_max=PAGES_AHEAD_MAX):
+            for handler, run in replay.take(page):
+                for entry in run:
+                    waiting = handler(entry)
+                    if waiting is not None and isawaitable(waiting):
+                        self._portal.run(_awaited(waiting))
+        return replay.counts
 
     def refresh(self) -> None:
         self._portal.run(self._region.refresh())
@@ -85,7 +99,9 @@ class SyncWal:
     def open_region(
         self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
     ) -> SyncRegion:
-        opening = self._wal.open_region(id, create=create, writable=writable, on_pinned=on_pinned)
+        """`on_pinned` is called in a thread of its own, and may use the region."""
+        called = None if on_pinned is None else _off_the_loop(on_pinned)
+        opening = self._wal.open_region(id, create=create, writable=writable, on_pinned=called)
         return SyncRegion(self._portal, self._portal.run(opening))
 
     def regions(self) -> list[int]:
@@ -93,3 +109,18 @@ class SyncWal:
 
     def delete_region(self, id: int) -> None:
         self._portal.run(self._wal.delete_region(id))
+
+
+def _off_the_loop(on_pinned: OnPinned) -> OnPinned:
+    """A callback that may block, and may call the region: in the loop's thread that would wait for itself."""
+
+    async def call(pinned: Pinned) -> None:
+        waiting = await asyncio.to_thread(on_pinned, pinned)
+        if waiting is not None and isawaitable(waiting):
+            await waiting
+
+    return call
+
+
+async def _awaited(waiting: Awaitable[None]) -> None:
+    await waiting

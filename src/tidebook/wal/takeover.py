@@ -1,4 +1,4 @@
-"""Recovering a region's meta, and taking the region over."""
+"""Recovering a region's meta, following its log, and taking the region over."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from tidebook.wal.recovery import FullScan, Lost, Resume, lost_entries, plan_rec
 from tidebook.wal.snapshot import restore_meta
 from tidebook.wal.topics import OnRecord, RegionTopics
 
-#: A cleaner may move the log's start on between two looks, so a loss is believed only when it was seen so often.
-LOOKS_MAX = 3
+#: How often a cleaner may be quicker than a recovery before that gives up.
+LOOKS_MAX = 100
 
 
-async def recover(topics: RegionTopics) -> RegionMeta:
-    """The last good snapshot, then a scan of what came after it. Raises LogLost with the range that is missing."""
-    failure: LogLost | None = None
+async def recover(topics: RegionTopics, *, on_record: OnRecord | None = None) -> RegionMeta:
+    """The last good snapshot, then a scan of what came after it. Raises LogLost with the range that is missing.
+
+    A cleaner syncs its snapshots before it cuts. So the log's start is asked for first: what is read after that holds
+    all that this start needs, and only a start past it is a loss. One that moves on later means another look.
+    """
     for _ in range(LOOKS_MAX):
+        start = await topics.start()
         stored = (await topics.snapshots()).stored
-        bounds = await topics.bounds()
-        match plan_recovery(stored, topic_id=topics.topic_id, log_start=bounds.start, log_end=bounds.end):
+        end = await topics.end()
+        match plan_recovery(stored, topic_id=topics.topic_id, log_start=start, log_end=end):
             case Lost() as lost:
-                failure = topics.lost(lost)
-                continue
+                raise topics.lost(lost)
             case Resume(snapshot):
                 meta = restore_meta(snapshot)
             case FullScan():
@@ -32,16 +35,31 @@ async def recover(topics: RegionTopics) -> RegionMeta:
             case other:
                 assert_never(other)
         try:
-            await topics.scan(meta, stop=bounds.end)
-        except LogLost as error:
-            failure = error
+            await topics.scan(meta, stop=end, on_record=on_record)
+        except LogLost:
             continue
-        missing = lost_entries(meta, (await topics.bounds()).start)
-        if missing is None:
-            return meta
-        failure = topics.lost(missing)
-    assert failure is not None
-    raise failure
+        missing = lost_entries(meta, start)
+        if missing is not None:
+            raise topics.lost(missing)
+        return meta
+    raise Unavailable(f"{topics.data}: cleaned {LOOKS_MAX} times in a row while it was recovered: open it again")
+
+
+async def follow(topics: RegionTopics, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
+    """Fold the records from where the meta stands up to `stop`; recover anew where a cleaner has cut them away.
+
+    After that `meta.restored_at` has changed: `on_record` was told of the records from there on, of none before.
+    """
+    for _ in range(LOOKS_MAX):
+        try:
+            await topics.scan(meta, stop=stop, on_record=on_record)
+            return
+        except LogLost as error:
+            fresh = await recover(topics, on_record=on_record)
+            if fresh.next_offset <= meta.next_offset:
+                raise error
+            meta.become(fresh)
+    raise Unavailable(f"{topics.data}: cleaned {LOOKS_MAX} times in a row while it was read: try again")
 
 
 async def take_over(topics: RegionTopics, meta: RegionMeta, writer: bytes, *, attempts_max: int) -> int:
@@ -72,4 +90,4 @@ async def claim(
                 raise
     else:
         raise AssertionError("attempts_max is at least 1")
-    await topics.scan(meta, stop=sent.offset + 1, on_record=on_record)
+    await follow(topics, meta, stop=sent.offset + 1, on_record=on_record)

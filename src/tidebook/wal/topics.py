@@ -56,7 +56,15 @@ class RegionTopics:
 
     async def bounds(self) -> Bounds:
         """Where the data topic begins and ends now."""
-        return Bounds(await self.log.start(self.data, _PARTITION), await self.log.end(self.data, _PARTITION))
+        return Bounds(await self.start(), await self.end())
+
+    async def start(self) -> int:
+        """The first offset that the data topic still holds."""
+        return await self.log.start(self.data, _PARTITION)
+
+    async def end(self) -> int:
+        """The offset that the data topic's next record gets."""
+        return await self.log.end(self.data, _PARTITION)
 
     async def read(self, *, start: int, stop: int, limit: int = 1000) -> tuple[tuple[Record, ...], int]:
         """Records of the data topic, and where to go on."""
@@ -95,8 +103,9 @@ class RegionTopics:
         while start < end:
             try:
                 batch = await self.log.read(self.meta, _PARTITION, start=start, stop=end)
-            except LogLost:  # a cleaner was quicker
+            except LogLost:  # a cleaner was quicker, and what it relies on may lie behind the end of before
                 start = max(start + 1, await self.log.start(self.meta, _PARTITION))
+                end = await self.log.end(self.meta, _PARTITION)
                 continue
             held += [(record.offset, record.value) for record in batch.records]
             start = batch.next_offset

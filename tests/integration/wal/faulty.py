@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidebook.core.errors import LogLost, OutcomeUnknown, TidebookError, Unavailable
@@ -14,7 +14,10 @@ Fault = Callable[[Outgoing], str | None]
 
 
 class FaultyLog:
-    """Sends go wrong as `fault` says of each: "refused", "lost", "unknown" (it lands, nobody is told), or None."""
+    """Sends go wrong as `fault` says of each: "refused", "lost", "unknown" (it lands, nobody is told), or None.
+
+    "held": it lands, and the answer waits for `release`.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -25,6 +28,8 @@ class FaultyLog:
         self._sending: dict[type, asyncio.Event] = {}
         #: Records that were "late": they land when `land` is called.
         self.late: list[Outgoing] = []
+        self._answers: list[tuple[OnSent, Sent | TidebookError]] = []
+        self._answer_came = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
@@ -49,8 +54,28 @@ class FaultyLog:
             case "twice":
                 self._log.send(record, on_sent)
                 self._log.send(record, lambda _: None)
+            case "held":
+                self._log.send(record, lambda outcome: self._hold(on_sent, outcome))
+            case "told and gone":
+                loop.call_soon(on_sent, Sent(0, 10_000, 0))
             case other:
                 raise AssertionError(other)
+
+    def _hold(self, on_sent: OnSent, outcome: Sent | TidebookError) -> None:
+        self._answers.append((on_sent, outcome))
+        self._answer_came.set()
+
+    async def holds(self, count: int) -> None:
+        """Wait until so many answers are held."""
+        while len(self._answers) < count:
+            self._answer_came.clear()
+            await self._answer_came.wait()
+
+    def release(self, told: Sequence[bool]) -> None:
+        """Answer what was held; where `told` says no, say that nobody knows."""
+        answers, self._answers = self._answers, []
+        for (on_sent, outcome), is_told in zip(answers, told, strict=True):
+            on_sent(outcome if is_told else OutcomeUnknown("landed, but untold on purpose"))
 
     async def sends(self, kind: type) -> None:
         """Wait until a record of this type is sent."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.wal.base import RegionBase, contents, entries, facts, held_records, make_wal
+from tests.integration.wal.overtaken_cases import OvertakenCases
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, LogLost, NotFound, TooLarge, Truncated
 from tidebook.log.port import Log, Outgoing
 from tidebook.wal.cleaning import Pinned
@@ -40,6 +41,29 @@ class WritingCases(RegionBase):
         assert len({w.offset for w in written}) == 1
         assert [w.first for w in await region.write_many({1: [b"e"], 3: [b"f"]})] == [3, 1]
         assert (await entries(region.read()))[:4] == [(1, 1, b"a"), (2, 1, b"b"), (2, 2, b"c"), (1, 2, b"d")]
+
+    async def test_calls_that_share_a_record_keep_their_order(self, region: Region) -> None:
+        written = await asyncio.gather(
+            region.write(1, [b"a"]),
+            region.write_many([(1, [b"b"]), (2, [b"c"])]),
+            region.write(1, [b"d"]),
+            region.write(2, [b"e", "text"]),
+            region.write_many({2: [b"f"]}),
+            region.write(1, [b"g"]),
+        )
+        assert len({each.offset for w in written for each in (w if isinstance(w, list) else [w])}) == 1
+        assert await entries(region.read()) == [
+            (1, 1, b"a"),
+            (1, 2, b"b"),
+            (2, 1, b"c"),
+            (1, 3, b"d"),
+            (2, 2, b"e"),
+            (2, 3, "text"),
+            (2, 4, b"f"),
+            (1, 4, b"g"),
+        ]
+        firsts = [[each.first for each in w] if isinstance(w, list) else w.first for w in written]
+        assert firsts == [1, [2, 1], 3, 2, [4], 4]
 
     async def test_writes_that_wait_together_share_records(self, region: Region) -> None:
         written = await asyncio.gather(*(region.write(n % 4, [b"x" * 10]) for n in range(100)))
@@ -94,10 +118,33 @@ class BadInputCases(RegionBase):
         await region.write(1, [b"x" * most])
         assert len((await entries(region.read()))[0][2]) == most
 
-    @pytest.mark.parametrize("payloads", [[], b"one", "text", [object()]])
+    @pytest.mark.parametrize("payloads", [[], b"one", "text", [object()], None, 5, {"n": 1}, {b"a"}])
     async def test_payloads_that_make_no_sense_are_refused(self, region: Region, payloads: Any) -> None:
         with pytest.raises(InvalidInput):
             await region.write(1, payloads)
+
+    @pytest.mark.parametrize(
+        "writes", [[], {}, None, 5, "ab", [5], [(1,)], ["ab"], [(1, None)], [("1", [b"x"])], {1: 5}]
+    )
+    async def test_writes_that_make_no_sense_are_refused(self, region: Region, writes: Any) -> None:
+        with pytest.raises(InvalidInput):
+            await region.write_many(writes)
+        assert region.meta.tables == {}
+
+    @pytest.mark.parametrize("bad", ["x", None, -1, 1.5, True])
+    async def test_where_a_read_begins_is_a_whole_number(self, region: Region, bad: Any) -> None:
+        await region.write(1, [b"a"])
+        for reading in (region.read(from_offset=bad), region.read_table(1, start=bad), region.read_table(bad)):
+            with pytest.raises(InvalidInput):
+                await anext(reading)
+
+    @pytest.mark.parametrize("handlers", [None, 5, [1], {1: None}, {"1": print}])
+    async def test_handlers_that_make_no_sense_are_refused(self, region: Region, handlers: Any) -> None:
+        with pytest.raises(InvalidInput):
+            await region.replay(handlers)
+        for bad in ({"other": 5}, {"progress": 5}):
+            with pytest.raises(InvalidInput, match=next(iter(bad))):
+                await region.replay({}, **bad)  # type: ignore[arg-type]
 
     async def test_a_mark_beyond_what_was_written_is_refused(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
@@ -162,6 +209,21 @@ class ReadingCases(RegionBase):
         assert [e.payload for e in got[1]] == [b"1", b"5", b"9", b"13", b"17"]
         assert len(rest) == 10
         assert steps[-1][0] == steps[-1][1]
+
+    async def test_the_progress_of_a_replay_ends_at_the_whole(self, region: Region) -> None:
+        for n in range(5):
+            await region.write(n, [b"x"])
+        await region.mark_deleted(4, 2)
+        await region.mark_deleted(3, 2)
+        steps: list[tuple[int, int]] = []
+        await region.replay({}, progress=lambda *step: steps.append(step))
+        assert steps[-1][0] == steps[-1][1] > 0
+        await region.drop_table(0)
+        for n in range(1, 3):
+            await region.mark_deleted(n, 2)
+        steps.clear()
+        assert await region.replay({}, progress=lambda *step: steps.append(step)) == {}
+        assert steps == [(0, 0)]
 
     async def test_a_read_is_as_of_when_it_begins(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
@@ -485,5 +547,7 @@ class FencingCases(RegionBase):
         assert facts(third.meta) == facts(second.meta)
 
 
-class RegionCases(WritingCases, BadInputCases, ReadingCases, DeletingCases, RecoveryCases, FencingCases):
+class RegionCases(
+    WritingCases, BadInputCases, ReadingCases, DeletingCases, RecoveryCases, FencingCases, OvertakenCases
+):
     """All of it."""

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.integration.wal.base import make_wal
+from tests.integration.wal.base import held_records, make_wal
 from tests.integration.wal.faulty import FaultyLog
 from tidebook.core.clock import RandomIds
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import Fenced, InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.log.embedded import EmbeddedLog
 from tidebook.wal.cleaning import Pinned
+from tidebook.wal.entry import Written
+from tidebook.wal.region import Region
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.wal import Wal
 
@@ -94,6 +96,55 @@ async def test_a_closed_region_answers_what_it_took_and_refuses_the_rest(log: Fa
     assert [w.first for w in await asyncio.gather(*writes)] == list(range(1, 21))
     with pytest.raises(Exception, match="closed"):
         await region.write(1, [b"late"])
+
+
+async def write_without_rest(region: Region, stop: asyncio.Event) -> None:
+    """There is always a write on its way."""
+
+    async def one() -> None:
+        while not stop.is_set():
+            await region.write(2, [b"x"])
+
+    await asyncio.gather(*(one() for _ in range(4)))
+
+
+async def test_a_drop_does_not_wait_for_writes_that_came_after_it(log: FaultyLog) -> None:
+    region = await make_wal(log, "s", pack_bytes=1, in_flight_max=2).open_region(7, create=True)
+    await region.write(1, [b"x"])
+    stop = asyncio.Event()
+    writing = asyncio.create_task(write_without_rest(region, stop))
+    await region.write(1, [b"y"])
+    await asyncio.wait_for(region.drop_table(1), 10)
+    assert list(region.meta.tables) == [2]
+    stop.set()
+    await writing
+
+
+async def test_closing_does_not_wait_for_writes_that_came_after_it(log: FaultyLog) -> None:
+    region = await make_wal(log, "s", pack_bytes=1, in_flight_max=2).open_region(7, create=True)
+    writing = asyncio.create_task(write_without_rest(region, asyncio.Event()))
+    await region.write(1, [b"y"])
+    await asyncio.wait_for(region.close(), 10)
+    with pytest.raises(Fenced, match="closed"):
+        await writing
+
+
+async def test_closing_tells_those_who_wait_for_room(log: FaultyLog) -> None:
+    region = await make_wal(log, "s", pending_bytes_max=100, in_flight_max=1, pack_bytes=1).open_region(7, create=True)
+    writes = [asyncio.ensure_future(region.write(1, [b"x" * 300])) for _ in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(region.close(), 10)
+    answers = await asyncio.wait_for(asyncio.gather(*writes, return_exceptions=True), 10)
+    written = [answer for answer in answers if isinstance(answer, Written)]
+    assert [w.first for w in written] == list(range(1, len(written) + 1))
+    assert all(isinstance(answer, Written | Fenced) for answer in answers)
+
+
+async def test_writes_of_many_types_that_share_a_record_keep_to_the_limit(log: FaultyLog) -> None:
+    region = await make_wal(log, "l", limit_bytes=2_000, pack_bytes=1_000_000).open_region(7, create=True)
+    await asyncio.gather(*(region.write(1, [b"" if n % 9 else "t"] * 20) for n in range(200)))
+    sizes = [len(record.value or b"") for record in await held_records(log, "wal.l.7.data")]
+    assert 1_000 < max(sizes) <= 2_000
 
 
 async def test_writers_wait_while_too_much_is_pending(log: FaultyLog) -> None:

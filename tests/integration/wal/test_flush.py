@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,45 @@ async def test_a_flush_may_be_bounded(owner: Region, flusher: Wal, output: Path)
     counts = [(await flush_region(reader, FileSink(output), entries_max=4)).entries for _ in range(4)]
     assert counts == [4, 4, 2, 0]
     assert [seq for seq, _ in flushed(output)[1]] == list(range(1, 11))
+
+
+async def test_a_flush_asks_the_manifest_once_before_and_once_after(owner: Region, flusher: Wal, output: Path) -> None:
+    asked: list[str] = []
+
+    class Counted(FileSink):
+        async def committed(self) -> Mapping[Life, int]:
+            asked.append("committed")
+            return await super().committed()
+
+        async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
+            asked.append("stage")
+            return await super().stage(region, ranges)
+
+    await owner.write(1, [b"a"])
+    await flush_region(await flusher.open_region(7, writable=False), Counted(output))
+    assert asked == ["committed", "stage", "committed"]
+
+
+def test_many_may_publish_a_manifest_at_once(output: Path) -> None:
+    moves = tuple(Move(f"_tidebook/staging/{n}", f"table={n % 5}/{n}") for n in range(400))
+    for move in moves:
+        (output / move.staged).parent.mkdir(parents=True, exist_ok=True)
+        (output / move.staged).write_text("x")
+    manifest = FolderManifest(output, "region=7", Commit)
+    manifest.add(Commit(1, 1, moves))
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(FolderManifest(output, "region=7", Commit).publish) for _ in range(8)]:
+            done.result()
+    assert all((output / move.final).exists() for move in moves)
+
+
+def test_only_one_of_many_takes_a_number(output: Path) -> None:
+    def add(_: int) -> bool:
+        try:
+            FolderManifest(output, "region=7", Commit).add(Commit(1, 1))
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(add, range(8))) == 1

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.portal import AHEAD_MAX, Portal
 
 
@@ -194,3 +194,21 @@ def test_a_call_that_a_close_cuts_off_has_an_unknown_outcome() -> None:
     portal.close()
     caller.join(30)
     assert [type(error) for error in errors] == [OutcomeUnknown]
+
+
+def test_a_blocking_call_from_within_the_loop_is_refused_and_does_not_hang() -> None:
+    portal = Portal()
+
+    async def nothing() -> None:
+        pass
+
+    async def blocks() -> None:
+        portal.run(nothing())
+
+    async def iterates() -> None:
+        next(portal.iterate(counting(3)))
+
+    for mistake in (blocks, iterates):
+        with pytest.raises(InvalidInput, match="loop"):
+            portal.run(mistake())
+    portal.close()

@@ -21,7 +21,6 @@ from tidebook.wal.record import (
     decode_record,
     encode_control,
     encode_write,
-    join_payloads,
     pack_payloads,
     payloads_of,
     read_record,
@@ -50,13 +49,6 @@ def test_payloads_come_back_as_what_went_in(parts: list[tuple[int, int, list[Any
 def test_a_record_is_never_larger_than_foretold(parts: list[tuple[int, int, list[Any]]]) -> None:
     packed = [(first, pack_payloads(table, payloads)) for table, first, payloads in parts]
     assert len(encode_write(2**60, A, packed)[1]) <= record_bytes_max(sum(each.size_bytes for _, each in packed))
-
-
-@given(PAYLOADS, PAYLOADS)
-def test_joined_payloads_are_those_of_each(one: list[Any], two: list[Any]) -> None:
-    joined = join_payloads([pack_payloads(1, one), pack_payloads(1, two)])
-    write, value = encode_write(1, A, [(5, joined)])
-    assert [list(payloads) for _, payloads in payloads_of(write, value)] == [one + two]
 
 
 @pytest.mark.parametrize("record", [Claim(4, A), Mark(1, 0, 9), Drop(2, 77)])

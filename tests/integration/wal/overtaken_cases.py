@@ -1,0 +1,168 @@
+"""A region object whose place in the log was cleaned away under it: it recovers anew, or says Fenced."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.integration.wal.base import RegionBase, contents, entries, facts, make_wal
+from tidebook.core.errors import Fenced, LogLost
+from tidebook.log.port import Log
+from tidebook.wal.region import Region
+from tidebook.wal.wal import Wal
+
+
+async def overtake(region: Region, *, tables: tuple[int, ...] = (1,), rounds: int = 3) -> None:
+    """Write, mark all of it, and clean: whoever stood before has nothing to go on from."""
+    for _ in range(rounds):
+        for table in tables:
+            written = await region.write(table, [b"flushed"])
+            await region.mark_deleted(table, written.last + 1)
+        await region.clean()
+
+
+async def flush_all(reader: Region) -> None:
+    """Mark all that there is and clean, without a claim; more than once, so that the cut passes the marks too."""
+    for _ in range(3):
+        await reader.refresh()
+        for table, held in list(reader.meta.tables.items()):
+            if held.latest_marked_deleted < held.next_seq_num:
+                await reader.mark_deleted(table, held.next_seq_num)
+        await reader.clean()
+
+
+class OvertakenCases(RegionBase):
+    async def test_a_reader_that_was_overtaken_recovers_anew(
+        self, log: Log, other: Wal, region: Region, namespace: str
+    ) -> None:
+        await region.write(1, [b"a"])
+        reader = await other.open_region(7, writable=False)
+        await overtake(region)
+        last = await region.write(2, [b"kept"])
+        assert await log.start(f"wal.{namespace}.7.data", 0) > 3
+        assert await contents(reader) == {2: [(1, b"kept")]}
+        assert facts(reader.meta) == facts(region.meta)
+        await reader.mark_deleted(2, last.last + 1)
+        await reader.drop_table(1)
+        await reader.clean()
+        assert (await reader.status()).tables == 1
+
+    async def test_a_reader_of_a_log_that_was_emptied_reads_nothing(self, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a"])
+        reader = await other.open_region(7, writable=False)
+        await overtake(region)
+        await region.clean()
+        assert await contents(reader) == {}
+        assert (await region.write(1, [b"b"])).first == 5
+        assert await contents(reader) == {1: [(5, b"b")]}
+
+    async def test_a_reader_opened_once_more_after_it_was_overtaken_is_up_to_date(
+        self, other: Wal, region: Region
+    ) -> None:
+        await region.write(1, [b"a"])
+        reader = await other.open_region(7, writable=False)
+        await overtake(region)
+        assert await other.open_region(7, writable=False) is reader
+        assert facts(reader.meta) == facts(region.meta)
+
+    async def test_a_zombie_that_was_overtaken_is_fenced(self, wal: Wal, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a"])
+        second = await other.open_region(7)
+        await overtake(second)
+        await second.write(2, [b"kept"])
+        with pytest.raises(Fenced):
+            await region.write(1, [b"late"])
+        with pytest.raises(Fenced):
+            await region.write_many([(2, [b"late"])])
+        with pytest.raises(Fenced):
+            await region.mark_deleted(1, 2)
+        assert await contents(second) == {2: [(1, b"kept")]}
+        again = await wal.open_region(7)
+        assert facts(again.meta) == facts(second.meta)
+
+    async def test_a_zombie_that_was_overtaken_looks_and_is_fenced(self, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a"])
+        await overtake(await other.open_region(7))
+        with pytest.raises(Fenced):
+            await region.refresh()
+        assert not region.writable
+
+    async def test_a_zombie_is_told_so_rather_than_that_its_marks_make_no_sense(
+        self, other: Wal, region: Region
+    ) -> None:
+        await region.write(1, [b"a"])
+        second = await other.open_region(7)
+        await second.write_many([(1, [b"b", b"c"]), (2, [b"d"])])
+        with pytest.raises(Fenced):
+            await region.mark_deleted(1, 4)
+        with pytest.raises(Fenced):
+            await region.drop_table(2)
+
+    async def test_a_zombie_reads_what_there_is_now(self, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a"])
+        second = await other.open_region(7)
+        await overtake(second)
+        await second.write(2, [b"kept"])
+        assert await contents(region) == {2: [(1, b"kept")]}
+        assert not region.writable
+
+    @pytest.mark.parametrize("look", [False, True])
+    async def test_an_owner_whose_log_another_cleaned_writes_on(self, other: Wal, region: Region, look: bool) -> None:
+        await region.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
+        reader = await other.open_region(7, writable=False)
+        await flush_all(reader)
+        if look:
+            await region.refresh()
+        written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]), region.write(3, [b"f"]))
+        assert [w.first for w in written] == [3, 2, 1]
+        assert await contents(region) == {1: [(3, b"d")], 2: [(2, b"e")], 3: [(1, b"f")]}
+        assert region.meta.term == 1
+        assert facts((await other.open_region(7)).meta) == facts(region.meta)
+
+    async def test_an_owner_reads_without_what_others_marked(self, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a", b"b"])
+        reader = await other.open_region(7, writable=False)
+        await reader.mark_deleted(1, 2)
+        assert await contents(region) == {1: [(2, b"b")]}
+
+    async def test_an_owner_reads_on_after_another_cleaned_its_log(self, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a", b"b"])
+        await region.write(2, [b"c"])
+        reader = await other.open_region(7, writable=False)
+        await flush_all(reader)
+        assert await contents(region) == {}
+        assert await entries(region.read_table(1)) == []
+        assert await region.replay({}, other=lambda _: None) == {}
+
+    async def test_entries_that_are_gone_though_nobody_marked_them_are_log_lost_to_who_has_it_open(
+        self, log: Log, other: Wal, region: Region, namespace: str
+    ) -> None:
+        await region.write(1, [b"a"])
+        second = await region.write(1, [b"b"])
+        reader = await other.open_region(7, writable=False)
+        await log.truncate(f"wal.{namespace}.7.data", 0, before=second.offset)
+        for held in (region, reader):
+            with pytest.raises(LogLost) as raised:
+                await contents(held)
+            assert raised.value.first <= raised.value.last < second.offset
+
+    async def test_opening_while_another_cleans_without_rest_is_no_loss(
+        self, open_log: Any, namespace: str, region: Region
+    ) -> None:
+        stop = asyncio.Event()
+
+        async def clean_on() -> None:
+            while not stop.is_set():
+                await overtake(region, rounds=1)
+
+        cleaning = asyncio.create_task(clean_on())
+        try:
+            async with open_log() as log:
+                for _ in range(15):
+                    opened = await make_wal(log, namespace).open_region(7, writable=False)
+                    await opened.refresh()
+        finally:
+            stop.set()
+            await cleaning

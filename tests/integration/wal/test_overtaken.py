@@ -1,0 +1,153 @@
+"""Cleaners that come between two steps of others, and what became of records that they cut away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.wal.base import contents, facts, make_wal
+from tests.integration.wal.faulty import FaultyLog
+from tests.integration.wal.overtaken_cases import overtake
+from tidebook.core.errors import Fenced, OutcomeUnknown
+from tidebook.log.embedded import EmbeddedLog
+from tidebook.wal.record import Drop, Mark, Write, read_record
+from tidebook.wal.wal import Wal
+
+DATA, META = "wal.o.7.data", "wal.o.7.meta"
+
+
+@pytest_asyncio.fixture
+async def inner(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
+    log = EmbeddedLog(tmp_path)
+    yield log
+    await log.close()
+
+
+@pytest.fixture
+def log(inner: EmbeddedLog) -> FaultyLog:
+    """The log of who is overtaken."""
+    return FaultyLog(inner)
+
+
+@pytest_asyncio.fixture
+async def other(inner: EmbeddedLog) -> AsyncIterator[Wal]:
+    """Who overtakes: nothing goes wrong with its log."""
+    other = make_wal(inner, "o")
+    yield other
+    await other.close()
+
+
+@pytest.mark.parametrize("step", ["start", "end", "read"])
+@pytest.mark.parametrize("topic", [DATA, META])
+@pytest.mark.parametrize("writable", [True, False])
+async def test_a_cleaner_between_any_two_steps_of_an_opening_is_no_loss(
+    log: FaultyLog, other: Wal, step: str, topic: str, writable: bool
+) -> None:
+    owner = await other.open_region(7, create=True)
+    await overtake(owner)
+    left = 6
+    ask = getattr(log._log, step)
+
+    async def overtaken(asked: str, partition: int, **named: Any) -> Any:
+        nonlocal left
+        if asked == topic and left:
+            left -= 1
+            with suppress(Fenced):  # the opener has claimed it by now
+                await overtake(owner, rounds=1)
+        return await ask(asked, partition, **named)
+
+    setattr(log, step, overtaken)
+    opened = await make_wal(log, "o").open_region(7, writable=writable)
+    await opened.refresh()
+    reader = await other.open_region(7, writable=False)
+    assert facts(opened.meta) == facts(reader.meta)
+
+
+@pytest.mark.parametrize("told", [(True, True), (False, False), (False, True)])
+async def test_an_owner_learns_of_its_writes_that_lie_where_the_log_was_cut(
+    log: FaultyLog, other: Wal, told: tuple[bool, bool]
+) -> None:
+    region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
+    await region.write(1, [b"a"])
+    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
+    flushed, kept = asyncio.ensure_future(region.write(1, [b"b"])), asyncio.ensure_future(region.write(2, [b"c"]))
+    await log.holds(2)
+    reader = await other.open_region(7, writable=False)
+    await reader.mark_deleted(1, 3)
+    await reader.clean()
+    assert (await reader.status()).log_start > region.meta.next_offset
+    log.fault = lambda _: None
+    log.release(told)
+    assert (await kept).offset == reader.meta.tables[2].mapping[1]
+    if told[0]:
+        assert (await flushed).first == 2
+    else:
+        with pytest.raises(OutcomeUnknown):
+            await flushed
+    written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]))
+    assert [w.first for w in written] == [3, 2]
+    assert await contents(region) == {1: [(3, b"d")], 2: [(1, b"c"), (2, b"e")]}
+    assert facts((await other.open_region(7)).meta) == facts(region.meta)
+
+
+@pytest.mark.parametrize("told", [(True, True, True), (False, False, False), (False, True, True)])
+async def test_a_zombie_learns_of_its_writes_that_lie_where_the_log_was_cut(
+    log: FaultyLog, other: Wal, told: tuple[bool, bool, bool]
+) -> None:
+    region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
+    await region.write(1, [b"a"])
+    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
+    flushed, kept = asyncio.ensure_future(region.write(1, [b"b"])), asyncio.ensure_future(region.write(2, [b"c"]))
+    await log.holds(2)
+    second = await other.open_region(7)
+    late = asyncio.ensure_future(region.write(2, [b"void"]))
+    await log.holds(3)
+    await second.mark_deleted(1, 3)
+    await second.write(2, [b"d"])
+    await second.clean()
+    log.fault = lambda _: None
+    log.release(told)
+    assert (await kept).offset == second.meta.tables[2].mapping[1]
+    if told[0]:
+        assert (await flushed).first == 2
+    else:
+        with pytest.raises(OutcomeUnknown):
+            await flushed
+    with pytest.raises(Fenced):
+        await late
+    assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}
+
+
+async def test_a_write_whose_table_was_dropped_where_the_log_was_cut_is_unknown(log: FaultyLog, other: Wal) -> None:
+    region = await make_wal(log, "o").open_region(7, create=True)
+    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
+    writing = asyncio.ensure_future(region.write(1, [b"a"]))
+    await log.holds(1)
+    reader = await other.open_region(7, writable=False)
+    await reader.drop_table(1)
+    await reader.clean()
+    log.fault = lambda _: None
+    log.release([False])
+    with pytest.raises(OutcomeUnknown):
+        await writing
+    assert (await region.write(1, [b"b"])).first == 1
+    assert await contents(region) == {1: [(1, b"b")]}
+
+
+@pytest.mark.parametrize("kind", [Mark, Drop])
+async def test_a_mark_that_was_acknowledged_and_is_not_in_the_log_is_answered(
+    log: FaultyLog, other: Wal, kind: type
+) -> None:
+    region = await make_wal(log, "o", attempts_max=1).open_region(7, create=True)
+    await region.write(1, [b"a"])
+    log.fault = lambda record: "told and gone" if isinstance(read_record(record.value), kind) else None
+    with pytest.raises(OutcomeUnknown, match="no longer holds"):
+        await asyncio.wait_for(region.mark_deleted(1, 2) if kind is Mark else region.drop_table(1), 10)
+    log.fault = lambda _: None
+    assert (await region.write(1, [b"b"])).first == 2
