@@ -17,6 +17,9 @@ TAGS_BYTES_MAX = 16_384
 #: From here on a warning says that every tag costs a row; there is no limit of their number.
 TAGS_WARN = 10
 
+#: How many events carry each tag, by tag.
+TagCounts = tuple[tuple[str, int], ...]
+
 
 class Event:
     """Something that happened, to be appended.
@@ -123,17 +126,20 @@ def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
     return KeptEvent(payload_type, payload, tags, metadata)
 
 
-def encode_events(events: Sequence[Event]) -> bytes:
-    """`pack_events` of `encode_event` of each, in one pass."""
+def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
+    """`pack_events` of `encode_event` of each, and `count_tags` of them, in one pass."""
     kept: list[KeptEvent | tuple[int, bytes]] = []
+    tagged = False
     for event in events:
         if not isinstance(event, Event):
             raise _no_event(event)
-        if type(event.payload) is bytes and not event.tags and event.metadata is None:
-            kept.append((BYTES, event.payload))
+        payload = event.payload
+        if type(payload) is bytes and not event.tags and event.metadata is None:
+            kept.append((BYTES, payload))
         else:
             kept.append(_kept(event))
-    return _encode(kept)
+            tagged = tagged or bool(event.tags)
+    return _encode(kept), count_tags(events) if tagged else ()
 
 
 def _no_event(given: object) -> InvalidInput:
@@ -157,7 +163,7 @@ def _object(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
 
 
-def count_tags(events: Iterable[Event]) -> tuple[tuple[str, int], ...]:
+def count_tags(events: Iterable[Event]) -> TagCounts:
     """How many of the events carry each tag."""
     counts: dict[str, int] = {}
     for event in events:

@@ -11,7 +11,7 @@ import msgspec
 
 from tidebook.core.action import NEVER, Append
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
-from tidebook.core.event import Event, count_tags, encode_events
+from tidebook.core.event import Event, encode_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST, seq_nr
@@ -36,7 +36,6 @@ def expiry_ms(expire_after: timedelta | int | None) -> int | None:
 
 def append_action(
     events: Sequence[Event],
-    *,
     epoch: int,
     append_id: bytes,
     expected: int | None,
@@ -45,23 +44,38 @@ def append_action(
     floor: int | None,
 ) -> Append:
     """Check what the caller gave and make the action of it."""
-    if type(events) is not list and (isinstance(events, (Event, str, bytes)) or not isinstance(events, Sequence)):
+    if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:
+        _check_events(events)
+    if expected is not None or at is not None:
+        _check_numbers(expected, at, len(events))
+    body, tagged = encode_events(events)
+    expiry = None if expire_after is None else expiry_ms(expire_after)
+    return Append(epoch, append_id, len(events), body, expected, at, expiry, floor, tagged)
+
+
+def _check_events(events: Sequence[Event]) -> None:
+    if isinstance(events, (Event, str, bytes)) or not isinstance(events, Sequence):
         raise InvalidInput("events are a list of tidebook.Event objects")
     if not events:
         raise InvalidInput("an append needs at least one event")
     if len(events) > EVENTS_MAX:
         raise InvalidInput(f"an append takes at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
+
+
+def _check_numbers(expected: int | None, at: int | None, count: int) -> None:
     if expected is not None and at is not None:
         raise InvalidInput("give either expected or at, not both")
     if expected is not None:
         seq_nr(expected, name="expected", least=0)
-    if at is not None and seq_nr(at, name="at") + len(events) - 1 > LAST:
-        raise InvalidInput(f"at {at} leaves no room for {len(events)} events: the last number is {LAST}")
+    if at is not None and seq_nr(at, name="at") + count - 1 > LAST:
+        raise InvalidInput(f"at {at} leaves no room for {count} events: the last number is {LAST}")
+
+
+def check_append_id(append_id: object) -> bytes:
+    """An id that a caller brings along."""
     if type(append_id) is not bytes or len(append_id) != 16:
         raise InvalidInput("append_id must be 16 bytes")
-    body = encode_events(events)
-    expiry = None if expire_after is None else expiry_ms(expire_after)
-    return Append(epoch, append_id, len(events), body, expected, at, expiry, floor, count_tags(events))
+    return append_id
 
 
 def floor_of(retry: OutcomeUnknown, epoch: int) -> int:
@@ -97,6 +111,11 @@ class Pending(msgspec.Struct, gc=False):
             self._settle(self._with_identity(sent))
             return
         cache, action = self.cache, self.action
+        if cache.next_offset < 0 and not self.confirm:  # no tail, so nothing is known but where it lies
+            if sent.offset > cache.seen:
+                cache.seen = sent.offset
+            self._settle(Appended(None, None, sent.partition, sent.offset))
+            return
         change = cache.take_own(sent, self.record, self.id, action)
         if change is None:  # the tail may have met it already
             change = cache.outcome(action.append_id, sent.offset)
@@ -197,8 +216,7 @@ class PendingOfMany(Pending, gc=False):
 
     def _settle(self, outcome: Appended | TidebookError) -> None:
         self.cache.open.pop(self.action.append_id, None)
-        together: Together = self.waiter
-        together.put(self.place, outcome)
+        self.waiter.put(self.place, outcome)
 
 
 _keep: set[asyncio.Task[Any]] = set()

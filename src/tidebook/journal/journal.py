@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from tidebook.core import seq_nr as numbers
@@ -19,7 +20,7 @@ from tidebook.core.payload import encode_payload
 from tidebook.core.record import encode_record
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic import TopicFacts
-from tidebook.journal.append import Pending, PendingOfMany, Together, append_action, floor_of
+from tidebook.journal.append import Pending, PendingOfMany, Together, append_action, check_append_id, floor_of
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import BarrierKind, JournalSettings
@@ -104,10 +105,12 @@ class Journal:
         skipped); with neither, they follow the last. `retry` takes the OutcomeUnknown of an earlier try.
         With `confirm=False` it answers at the log's acknowledgement, with numbers only where they are known by then.
         """
-        given = (events, expected, at, expire_after, append_id, retry)
-        topic = self._open or await self._opened(lambda facts: self._check(facts, id, *given))
+        topic = self._open
+        if topic is None:
+            given = (events, expected, at, expire_after, append_id, retry)
+            topic = await self._opened(partial(self._check, [(id, *given)]))
         partition, raw = topic.address(id)
-        action, value = self._record(topic.facts, *given)
+        action, value = self._record(topic.facts, events, expected, at, expire_after, append_id, retry)
         cache = partition.cache
         if confirm and not cache.known(id):
             await cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
@@ -124,9 +127,7 @@ class Journal:
         Bad input in any of them raises before anything is sent.
         """
         pairs = _pairs(items)
-        topic = self._open or await self._opened(
-            lambda facts: all(self._check(facts, id, events) for id, events in pairs)
-        )
+        topic = self._open or await self._opened(partial(self._check, pairs))
         together = Together(len(pairs))
         pending: list[PendingOfMany] = []
         for place, (id, events) in enumerate(pairs):
@@ -148,10 +149,11 @@ class Journal:
             some = unknown[start : start + HEADS_AT_ONCE]
             await asyncio.gather(*(cache.head(id) for id, cache in some))
 
-    def _check(self, facts: TopicFacts, id: str, *given: Any) -> bool:
+    def _check(self, appends: Iterable[tuple[Any, ...]], facts: TopicFacts) -> None:
         """What would be refused is refused, before there is a topic."""
-        journal_id(id)
-        return bool(self._record(facts, *given))
+        for id, *given in appends:
+            journal_id(id)
+            self._record(facts, *given)
 
     def _record(
         self,
@@ -169,15 +171,8 @@ class Journal:
             if append_id is not None or getattr(retry, "append_id", None) is None:
                 raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
             append_id, floor = retry.append_id, floor_of(retry, facts.epoch)
-        action = append_action(
-            events,
-            epoch=facts.epoch,
-            append_id=append_id if append_id is not None else self._ids.new(),
-            expected=expected,
-            at=at,
-            expire_after=expire_after,
-            floor=floor,
-        )
+        append_id = self._ids.new() if append_id is None else check_append_id(append_id)
+        action = append_action(events, facts.epoch, append_id, expected, at, expire_after, floor)
         return action, encode_record(action, limit_bytes=facts.limit_bytes)
 
     async def delete(self, id: str, *, to: int) -> None:
@@ -357,9 +352,12 @@ class Journal:
 
 def _pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> list[tuple[str, Sequence[Event]]]:
     try:
-        return [(id, events) for id, events in items]
+        pairs = list(items)
+        for _, _ in pairs:
+            pass
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
+    return pairs
 
 
 def _named(key: bytes | None) -> str | None:

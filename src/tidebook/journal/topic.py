@@ -75,7 +75,7 @@ class OpenTopic:
 
     def address(self, id: str) -> Address:
         """Where records of a journal go, its id checked: an id in use is checked and hashed once."""
-        address = self._addresses.get(id)
+        address = self._addresses.get(id) if type(id) is str else None
         if address is None:
             address = self.partition(journal_id(id)), id.encode()
             if len(self._addresses) >= ADDRESSES_MAX:

@@ -2,7 +2,8 @@
 
 `produce()` only queues a record, so the loop's thread calls it itself: at once where nothing is in flight, else once
 a tick for all that was sent in that tick. The producer's own thread does nothing but poll; all acknowledgements of
-one poll cross over in a single call.
+one poll cross over in a single call. Under load, when many come at once, the thread stands still until there are none
+left and the loop polls for itself: each of them needs the interpreter, and two threads would take it from one another.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
@@ -28,10 +30,33 @@ from tidebook.log.port import OnSent, Outgoing, Sent
 _POLL_S = 0.1
 #: One tick of the event loop hands over at most so many records.
 _TICK_RECORDS_MAX = 1000
+#: So many acknowledgements in one poll are load.
+_LOAD_RESULTS = 8
+#: How late a thread that stands still notices that its loop was closed.
+_STANDSTILL_S = 1.0
 _PROBE_S = 1.0
 _FULL_WAIT_S = 0.005
 
-_Result = tuple[OnSent, Sent | TidebookError]
+
+class _Sending(msgspec.Struct, gc=False):
+    """A record on its way, and what the client calls once it was delivered or not."""
+
+    producer: KafkaProducer
+    record: Outgoing
+    on_sent: OnSent
+    #: Should it still wait in this process then, it is given up.
+    give_up_at: float
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        """In whichever thread polls."""
+        if error is None:
+            offset = message.offset()
+            if offset >= 0:
+                done = self.producer.done
+                done.append(self.on_sent)
+                done.append(Sent(self.record.partition, offset, message.timestamp()[1]))
+                return
+        self.producer.undelivered(self, error)
 
 
 class KafkaProducer:
@@ -47,19 +72,23 @@ class KafkaProducer:
         self._client = self._connect()
         #: Clients that failed for good, polled until all their records are answered.
         self._retired: list[Producer] = []
-        #: Not yet handed to the client: (record, callback, when to give up).
-        self._waiting: deque[tuple[Outgoing, OnSent, float]] = deque()
+        #: Not yet handed to the client.
+        self._waiting: deque[_Sending] = deque()
         self._flushing: asyncio.Handle | None = None
         self._in_flight = 0
+        #: The thread stands still: the loop polls, and lets it go on where nothing has come.
+        self._polling = False
+        self._go_on = threading.Lock()
+        self._go_on.acquire()
         #: No broker answers: records wait here, where it is certain that they were not written.
         self._down = False
         #: When what is sent in this tick is given up, should it still wait here then.
         self._give_up_at = 0.0
         #: Set when closing: everything has been answered.
         self._drained: asyncio.Event | None = None
-        self._on_delivery = self._delivered
-        # Owned by the thread:
-        self._done: list[_Result] = []
+        # Owned by the thread, or by the loop while that polls:
+        #: Callbacks and what they are to be told, by turns: pairs would be so many more objects.
+        self.done: list[Any] = []
         self._told_down = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tidebook-kafka-producer", daemon=True)
@@ -69,87 +98,104 @@ class KafkaProducer:
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         """Send a record; the callback comes in a later tick."""
-        if self._in_flight == 0 and not self._waiting and not self._down and self._produce(record, on_sent):
-            return
         if self._flushing is None or self._down:
             self._give_up_at = self._loop.time() + self._timeout_s
-            if self._flushing is None:
-                self._flushing = self._loop.call_soon(self._flush)
-        self._waiting.append((record, on_sent, self._give_up_at))
+        sending = _Sending(self, record, on_sent, self._give_up_at)
+        if self._in_flight == 0 and not self._waiting and not self._down and self._produce(sending):
+            return
+        if self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
+        self._waiting.append(sending)
 
     def _flush(self) -> None:
         self._flushing = None
-        waiting = self._waiting
+        waiting, full = self._waiting, False
         if not self._down:
             for _ in range(min(len(waiting), _TICK_RECORDS_MAX)):
-                item = waiting.popleft()
-                if not self._produce(item[0], item[1]):
-                    waiting.appendleft(item)
-                    self._flushing = self._loop.call_later(_FULL_WAIT_S, self._flush)
+                sending = waiting.popleft()
+                if not self._produce(sending):
+                    waiting.appendleft(sending)
+                    full = True
                     break
         self._give_up()
+        if self._polling:
+            self._poll()
         if waiting and self._flushing is None:
-            if self._down:
-                self._flushing = self._loop.call_at(waiting[0][2], self._flush)
+            if full:
+                self._flushing = self._loop.call_later(_FULL_WAIT_S, self._flush)
+            elif self._down:
+                self._flushing = self._loop.call_at(waiting[0].give_up_at, self._flush)
             else:
                 self._flushing = self._loop.call_soon(self._flush)
+
+    def _poll(self) -> None:
+        """Take what has come meanwhile, in the loop's own thread; if that is nothing, the thread may wait for it."""
+        if not self._retired and not self._told_down:
+            self._client.poll(0)
+            if self.done:
+                done, self.done = self.done, []
+                self._take(done, True)
+                return
+        self._polling = False
+        self._go_on.release()
 
     def _give_up(self) -> None:
         """Fail what has waited too long; none of it was written."""
         now = self._loop.time()
-        while self._waiting and self._waiting[0][2] <= now:
-            record, on_sent, _ = self._waiting.popleft()
+        while self._waiting and self._waiting[0].give_up_at <= now:
+            sending = self._waiting.popleft()
+            record = sending.record
             error = Unavailable(
                 f"sending to {record.topic}/{record.partition}: no Kafka server took it for "
                 f"{self._timeout_s:g} s: nothing was written"
             )
-            self._loop.call_soon(on_sent, error)
+            self._loop.call_soon(sending.on_sent, error)
             self._metrics.count("kafka_send_failed", error="Unavailable")
         self._settle()
 
-    def _produce(self, record: Outgoing, on_sent: OnSent) -> bool:
+    def _produce(self, sending: _Sending) -> bool:
         """Hand a record to the client; False if it takes none now."""
+        record = sending.record
         try:
             if record.headers:
                 headers: list[tuple[str, str | bytes | None]] = list(record.headers)
-                self._client.produce(
-                    record.topic,
-                    record.value,
-                    record.key,
-                    record.partition,
-                    partial(self._on_delivery, on_sent),
-                    headers=headers,
-                )
+                self._client.produce(record.topic, record.value, record.key, record.partition, sending, headers=headers)
             else:
-                self._client.produce(
-                    record.topic, record.value, record.key, record.partition, partial(self._on_delivery, on_sent)
-                )
+                self._client.produce(record.topic, record.value, record.key, record.partition, sending)
         except BufferError:
             return False
         except KafkaException as error:
             if error.args[0].code() == KafkaError._FATAL:
                 self._replace()
                 return False
-            self._loop.call_soon(
-                on_sent, self._refusal(error.args[0], record.topic, record.partition, len(record.value), sent=False)
-            )
+            self._loop.call_soon(sending.on_sent, self._refusal(error.args[0], record, sent=False))
             return True
         except (TypeError, ValueError) as error:
-            self._loop.call_soon(on_sent, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
+            self._loop.call_soon(
+                sending.on_sent, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}")
+            )
             return True
         self._in_flight += 1
         return True
 
-    def _take(self, results: list[_Result]) -> None:
+    def _take(self, done: list[Any], load: bool) -> None:
         """Acknowledgements, in the order in which the broker gave them."""
-        self._in_flight -= len(results)
-        self._metrics.count("kafka_sent", len(results))
-        for on_sent, result in results:
+        count = len(done) // 2
+        self._in_flight -= count
+        self._metrics.count("kafka_sent", count)
+        turns = iter(done)
+        for on_sent, result in zip(turns, turns, strict=True):
             try:
                 on_sent(result)
             except Exception as error:  # one sender's mistake must not cost the others their answers
                 self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
         self._settle()
+        if load:  # after those who were just woken have sent what they want to send
+            self._polling = True
+            if self._flushing is not None:
+                self._flushing.cancel()
+            self._give_up_at = self._loop.time() + self._timeout_s
+            self._flushing = self._loop.call_soon(self._flush)
 
     def _settle(self) -> None:
         if self._drained is not None and self._in_flight == 0 and not self._waiting:
@@ -192,6 +238,10 @@ class KafkaProducer:
         while not self._stopping:
             client = self._client
             client.poll(_POLL_S)
+            if not self._retired and not self._told_down:
+                if self._hand_over(load=len(self.done) >= 2 * _LOAD_RESULTS):
+                    self._stand_still()
+                continue
             self._hand_over()
             for retired in list(self._retired):
                 retired.purge(in_queue=True, in_flight=True, blocking=False)
@@ -206,35 +256,39 @@ class KafkaProducer:
             client.flush(1)
         self._hand_over()
 
-    def _hand_over(self) -> None:
-        if self._done:
-            results, self._done = self._done, []
-            self._tell(self._take, results)
+    def _hand_over(self, *, load: bool = False) -> bool:
+        if self.done:
+            done, self.done = self.done, []
+            self._tell(self._take, done, load)
+        return load
 
-    def _delivered(self, on_sent: OnSent, error: KafkaError | None, message: Message) -> None:
-        partition = message.partition()
-        if error is None:
-            offset = message.offset()
-            if offset >= 0:
-                self._done.append((on_sent, Sent(partition, offset, message.timestamp()[1])))
+    def _stand_still(self) -> None:
+        """Touch nothing until the loop has polled in vain."""
+        while not self._go_on.acquire(timeout=_STANDSTILL_S):
+            if self._loop.is_closed():
+                self._stopping = True
                 return
-            # A repeated batch that the broker knows, but no longer where.
-            unknown = OutcomeUnknown(
-                f"sending to {message.topic()}/{partition}: written, but the broker forgot where", partition=partition
-            )
-            self._done.append((on_sent, unknown))
-            return
-        refused = self._refusal(error, message.topic(), partition, len(message.value() or b""), sent=True)
-        self._done.append((on_sent, refused))
 
-    def _refusal(self, error: KafkaError, topic: str, partition: int, size_bytes: int, *, sent: bool) -> TidebookError:
+    def undelivered(self, sending: _Sending, error: KafkaError | None) -> None:
+        """The client's bad news, in whichever thread polls."""
+        record = sending.record
+        if error is None:  # a repeated batch that the broker knows, but no longer where
+            told: TidebookError = OutcomeUnknown(
+                f"sending to {record.topic}/{record.partition}: written, but the broker forgot where",
+                partition=record.partition,
+            )
+        else:
+            told = self._refusal(error, record, sent=True)
+        self.done += (sending.on_sent, told)
+
+    def _refusal(self, error: KafkaError, record: Outgoing, *, sent: bool) -> TidebookError:
         if error.code() in TOO_LARGE:
             limit_bytes = self._config["batch.size"]
-            refused: TidebookError = TooLarge("the record", size_bytes=size_bytes, limit_bytes=limit_bytes)
+            refused: TidebookError = TooLarge("the record", size_bytes=len(record.value), limit_bytes=limit_bytes)
         elif sent:
-            refused = not_acknowledged(error, topic, partition)
+            refused = not_acknowledged(error, record.topic, record.partition)
         else:
-            refused = not_sent(error, topic, partition)
+            refused = not_sent(error, record.topic, record.partition)
         self._metrics.count("kafka_send_failed", error=type(refused).__name__)
         return refused
 
