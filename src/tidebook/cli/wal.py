@@ -15,6 +15,7 @@ from tidebook.cli import output
 from tidebook.cli.journal import payload_of, shown_payload
 from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.wal.entry import Entry
+from tidebook.wal.names import table_id
 from tidebook.wal.region import Region
 
 app = typer.Typer(help="Write-ahead logs: regions that many tables share.", no_args_is_help=True)
@@ -47,6 +48,7 @@ def write(
     values = [payload_of(each) for each in payloads]
 
     async def go() -> None:
+        table_id(table)  # before anybody is fenced
         async with opened(book, namespace, region, create=create, writable=True) as held:
             done = await held.write(table, values)
         output.emit(msgspec.to_builtins(done), f"wrote {done.first} to {done.last} at offset {done.offset}")

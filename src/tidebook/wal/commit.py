@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.errors import Fenced, NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.port import Sent
 from tidebook.wal.entry import Written
@@ -133,6 +133,8 @@ class Commits:
     async def present(self) -> None:
         """Fold what the data topic holds now, others' records too; writes go on meanwhile."""
         end = await self._topics.end()
+        if end < self.meta.next_offset and not self._flights:
+            await self.catch_up()  # it ends before what was folded: another life of the topic, as the look will tell
         while self.meta.next_offset < end:
             if self._flights or self._mending is not None:
                 await self._change()  # an answer moves the meta on, or shows that something foreign lies between
@@ -284,6 +286,7 @@ class Commits:
     async def _resolve(self, *, to_end: bool) -> None:
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
+        await self._check_life()
         found = Found(self._writer)
         restored_at, lives = self.meta.restored_at, lives_of(self.meta, self._flights)
         acked = [flight.outcome.offset for flight in self._flights if isinstance(flight.outcome, Sent)]
@@ -304,6 +307,13 @@ class Commits:
             unknown = await look_up(self._topics, self.meta, self._flights, found, lives=lives, writer=self._writer)
         self._must_claim = False
         self._settle(found, unknown)
+
+    async def _check_life(self) -> None:
+        try:
+            await self._topics.check_life()
+        except NotFound as error:
+            self.fenced = Fenced(str(error))
+            raise self.fenced from error
 
     def _holds_claim(self) -> bool:
         if self.meta.writer == self._writer:
@@ -362,6 +372,8 @@ class Commits:
         self._must_claim = True
         for flight in flights:
             match flight.outcome:
+                case Sent() if isinstance(error, Fenced):
+                    flight.fail(error)
                 case Sent() as sent:
                     flight.fail(self._gone(sent, f"not verified: {error}"))
                 case TidebookError() as failure:

@@ -129,6 +129,10 @@ class Region:
         if self._commits is None:
             await self.refresh()
 
+    async def is_there(self) -> bool:
+        """Whether the region was not deleted since, nor deleted and made again."""
+        return await self._topics.is_same()
+
     @property
     def meta(self) -> RegionMeta:
         """What is known of the tables: verified, never ahead of the log."""
@@ -229,6 +233,8 @@ class Region:
 
     async def _follow(self, stop: int = 0) -> None:
         async with self._one_at_a_time:
+            if not stop:
+                await self._topics.check_life()
             await follow(self._topics, self._meta, stop=stop or await self._topics.end())
 
     async def _present(self) -> None:

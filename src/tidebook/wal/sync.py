@@ -66,8 +66,8 @@ class SyncRegion:
     def refresh(self) -> None:
         self._portal.run(self._region.refresh())
 
-    def mark_deleted(self, table: int, seq: int) -> None:
-        self._portal.run(self._region.mark_deleted(table, seq))
+    def mark_deleted(self, table: int, seq: int, *, life: int | None = None) -> None:
+        self._portal.run(self._region.mark_deleted(table, seq, life=life))
 
     def drop_table(self, table: int) -> None:
         self._portal.run(self._region.drop_table(table))
@@ -100,7 +100,7 @@ class SyncWal:
         self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
     ) -> SyncRegion:
         """`on_pinned` is called in a thread of its own, and may use the region."""
-        called = None if on_pinned is None else _off_the_loop(on_pinned)
+        called = _off_the_loop(on_pinned) if callable(on_pinned) else on_pinned
         opening = self._wal.open_region(id, create=create, writable=writable, on_pinned=called)
         return SyncRegion(self._portal, self._portal.run(opening))
 

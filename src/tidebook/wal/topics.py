@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidebook.core.errors import LogLost, NotFound
+from tidebook.core.errors import InvalidInput, LogLost, NotFound
 from tidebook.log.port import Log, Outgoing, Record, Sent, TopicState
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.names import RegionId, data_topic, meta_topic
@@ -46,13 +46,27 @@ class RegionTopics:
         self.topic_id = state.topic_id
         return True
 
+    async def is_same(self) -> bool:
+        """Whether the data topic is still the one that was found: offsets of another life mean nothing here."""
+        state = await self.log.topic(self.data)
+        return state is not None and state.topic_id == self.topic_id
+
+    async def check_life(self) -> None:
+        """Raise NotFound where the data topic was deleted and made again: its offsets would be taken for ours."""
+        state = await self.log.topic(self.data)
+        if state is not None and state.topic_id != self.topic_id:
+            raise NotFound(f"{self.data}: the region was deleted and made again: open it again")
+
     async def create(self) -> None:
         """Make both topics, or find and check them. The data topic comes last: with it the region is there."""
         await self._create(self.meta)
         self.topic_id = (await self._create(self.data)).topic_id
 
     async def _create(self, topic: str) -> TopicState:
-        return await self.log.create_topic(topic, 1, limit_bytes=self.limit_bytes, keep_forever=True)
+        made = await self.log.create_topic(topic, 1, limit_bytes=self.limit_bytes, keep_forever=True)
+        if made.partitions != 1:
+            raise InvalidInput(f"topic {topic} has {made.partitions} partitions: a region's topics have one each")
+        return made
 
     async def bounds(self) -> Bounds:
         """Where the data topic begins and ends now."""

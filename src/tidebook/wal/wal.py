@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 
 from tidebook.core.clock import Clock, Ids
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.metrics import Metrics
 from tidebook.log.port import Log
 from tidebook.wal.cleaner import OnPinned
@@ -49,9 +49,11 @@ class Wal:
         ...     return await book.wal("metrics").open_region(7, create=True)
         """
         region = region_id(id)
+        if on_pinned is not None and not callable(on_pinned):
+            raise InvalidInput(f"on_pinned is something to call, not {type(on_pinned).__name__}")
         async with self._opening[region]:
             known = self._open.get((region, writable))
-            if known is not None and (not writable or known.writable):
+            if known is not None and (not writable or known.writable) and await known.is_there():
                 await known.reopen(on_pinned)
                 return known
             opened = await self._find(region, create=create, writable=writable, on_pinned=on_pinned)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.wal.base import RegionBase, contents, entries, facts, make_wal
-from tidebook.core.errors import Fenced, LogLost
+from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound
 from tidebook.log.port import Log
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
@@ -147,6 +147,38 @@ class OvertakenCases(RegionBase):
             with pytest.raises(LogLost) as raised:
                 await contents(held)
             assert raised.value.first <= raised.value.last < second.offset
+
+    async def test_a_region_deleted_and_made_again_is_another_to_who_had_it_open(
+        self, wal: Wal, other: Wal, region: Region
+    ) -> None:
+        await region.write_many([(1, [b"a"]), (2, [b"b"])])
+        reader = await other.open_region(7, writable=False)
+        await other.delete_region(7)
+        again = await other.open_region(7, create=True)
+        await again.write(3, [b"new"])
+        await again.write(3, [b"newer"])
+        with pytest.raises(NotFound, match="made again"):
+            await contents(reader)
+        with pytest.raises(Fenced, match="made again"):
+            await region.write(1, [b"late"])
+        assert (await again.write(3, [b"newest"])).first == 3
+        assert await contents(await other.open_region(7, writable=False)) == await contents(again)
+        mine = await wal.open_region(7)
+        assert mine is not region
+        assert (await mine.write(3, [b"mine"])).first == 4
+
+    async def test_a_region_deleted_by_another_can_be_made_again(self, wal: Wal, other: Wal, region: Region) -> None:
+        await region.write(1, [b"a"])
+        await other.delete_region(7)
+        with pytest.raises(NotFound):
+            await wal.open_region(7)
+        again = await wal.open_region(7, create=True)
+        assert (await again.write(1, [b"new"])).first == 1
+
+    async def test_topics_of_several_partitions_are_refused(self, log: Log, wal: Wal, namespace: str) -> None:
+        await log.create_topic(f"wal.{namespace}.8.data", 2, keep_forever=True)
+        with pytest.raises(InvalidInput, match="2 partitions"):
+            await wal.open_region(8, create=True)
 
     async def test_opening_while_another_cleans_without_rest_is_no_loss(
         self, open_log: Any, namespace: str, region: Region

@@ -104,6 +104,10 @@ class BadInputCases(RegionBase):
         with pytest.raises(InvalidInput):
             await wal.open_region(bad)
 
+    async def test_a_flush_callback_is_something_to_call(self, wal: Wal) -> None:
+        with pytest.raises(InvalidInput, match="on_pinned"):
+            await wal.open_region(7, create=True, on_pinned=5)  # type: ignore[arg-type]
+
     async def test_a_write_over_the_limit_names_the_limit_and_writes_nothing(self, wal: Wal, region: Region) -> None:
         with pytest.raises(TooLarge, match="1,000,000") as raised:
             await region.write(1, [b"x" * 600_000, b"y" * 600_000])

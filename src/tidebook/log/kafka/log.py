@@ -82,7 +82,9 @@ class KafkaLog:
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:
         made = await self._topics().create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
-        return self._learn(topic, made, warm=True).state
+        known = self._learn(topic, made, warm=True)
+        await self._producer(known).learn(topic)
+        return known.state
 
     async def topic(self, topic: str) -> TopicState | None:
         found = await self._topics().find(topic)

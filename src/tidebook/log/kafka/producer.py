@@ -197,6 +197,13 @@ class KafkaProducer:
             self._give_up_at = self._loop.time() + self._timeout_s
             self._flushing = self._loop.call_soon(self._flush)
 
+    async def learn(self, topic: str) -> None:
+        """Look at a topic anew: one that was sent to while it was gone would stay unknown for minutes."""
+        try:
+            await asyncio.to_thread(self._client.list_topics, topic, timeout=self._timeout_s)
+        except KafkaException:
+            LOGGER.warning("the producer could not look at topic %s", topic)
+
     def _settle(self) -> None:
         if self._drained is not None and self._in_flight == 0 and not self._waiting:
             self._drained.set()
