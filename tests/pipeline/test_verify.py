@@ -16,6 +16,7 @@ from tidebook.core.key import Key, partition_of
 from tidebook.core.mend import Mend
 from tidebook.core.portal import Portal
 from tidebook.core.position import Position
+from tidebook.core.replication import TagRow
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -128,9 +129,39 @@ def test_a_missing_tag_row_is_told_and_mended(spark: SparkSession, embedded: Boo
     again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
     assert list(again) == list(rows)
     portal.run(book.store.mend(spoil))
-    assert rebuild_tags(spark, book, portal, topic) == 3
+    done = rebuild_tags(spark, book, portal, topic)
+    assert (done.written, done.removed) == (3, 0)
     again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
     assert list(again) == list(rows)
+
+
+def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
+    spark: SparkSession, book: Book, portal: Portal, topic: str
+) -> None:
+    """A row of a tag that its event does not carry, and one of a journal that is not there."""
+    from tidebook.pipeline.jobs.rebuild import rebuild_tags
+
+    tag, stale = f"tag-{topic}", f"stale-{topic}"
+    portal.run(book.journal(topic).append("a", [Event(1, tags={tag})]))
+    portal.run(replicate_here(book, book.store, topic))
+
+    def rows(of: str) -> list[TagRow]:
+        return list(portal.run(book.store.tag_rows(of, after=None, from_ms=0, until_ms=2**62, limit=10)))
+
+    [true] = rows(tag)
+    pointer = portal.run(book.store.pointer(topic, true.place.partition))
+    assert pointer is not None
+    wrong = (msgspec.structs.replace(true, tag=stale), msgspec.structs.replace(true, index=1, seq_nr=2, tag_seq_nr=2))
+    head = portal.run(_head(book, Key(topic, "a")))
+    mend = Mend(
+        key=Key(topic, "a"), partition=true.place.partition, pointer=pointer, rev=0, head=head, tags=wrong
+    )  # fmt: skip
+    portal.run(book.store.mend(mend))
+    assert (len(rows(tag)), len(rows(stale))) == (2, 1)
+    done = rebuild_tags(spark, book, portal, topic)
+    assert (done.written, done.removed) == (1, 2)
+    assert (rows(tag), rows(stale)) == ([true], [])
+    assert rebuild_tags(spark, book, portal, topic).removed == 0
 
 
 def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(

@@ -44,8 +44,11 @@ def rebuild(
         from tidebook.pipeline.jobs.rebuild import rebuild_tags
 
         if tags:
-            written = rebuild_tags(spark, each, portal, topic)
-            output.emit({"topic": topic, "tag_rows": written}, f"{topic}: {written:,} tag rows written")
+            tagged = rebuild_tags(spark, each, portal, topic)
+            output.emit(
+                {"topic": topic, "tag_rows": tagged.written, "removed": tagged.removed},
+                f"{topic}: {tagged.written:,} tag rows written, {tagged.removed:,} removed",
+            )
             return
         done = job(spark, each, portal, topic, tell=_show)
     _finish(done)

@@ -85,7 +85,7 @@ async def _in_view(store: StoreWriter, gap: Gap) -> list[TagRow]:
 
 
 async def _in_journal(store: StoreWriter, gap: Gap) -> list[TagRow] | None:
-    """The missing ones by the journal; those it has no more were deleted. None: the journal is behind the tag view.
+    """The missing ones by the journal; those it has no more were deleted. None: it is behind the tag view, or moved.
 
     Deletes take events from the front, so those that remain are numbered from the end.
     """
@@ -104,6 +104,10 @@ async def _in_journal(store: StoreWriter, gap: Gap) -> list[TagRow] | None:
     while rows := await store.events(key, head, after=after, to=head.seq_nr, limit=PAGE_EVENTS):
         tagged += (row for row in rows if tag in event_tags(row.kept))
         after = rows[-1].seq_nr
+    now = await store.head(key)
+    if now is None or (now.live, now.incarnation, now.delete_to) != (True, head.incarnation, head.delete_to):
+        # A head tells of a delete or a purge before rows go: what was read may have a hole, or be another life's.
+        return None
     first = count - len(tagged) + 1
     made = (tag_row(tag, key, gap.row.partition, life.incarnation, first + n, event) for n, event in enumerate(tagged))
     return [row for row in made if gap.wants(row)]

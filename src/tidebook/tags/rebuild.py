@@ -50,6 +50,14 @@ async def rebuild_tag(store: StoreWriter, tag: str, topics: Iterable[str] | None
     return Rebuilt(tag, journals, written, removed)
 
 
+async def remove_stale(store: StoreWriter, tag: str, topic: str, *, rev: int, clear: bool) -> int:
+    """Remove the rows of a tag in a topic that no journal speaks of; how many. See `rebuild_tag`."""
+    facts = await store.facts(topic)
+    if facts is None:
+        raise NotFound(f"topic {topic}: the store has nothing of it")
+    return await _Topic(store, tag, topic, facts, rev, clear=clear).remove_others()
+
+
 class _Topic:
     """A tag's rows of one topic."""
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tidebook.core.action import NEVER
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event
-from tidebook.log.kafka.relay_channel import fatal_cause
 from tidebook.log.kafka.relay_partition import murmur2, partition_of
+from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
 from tidebook.outbox.journal_message import append_id, journal_message, read_journal_message
 from tidebook.outbox.stop import Stop
 from tidebook.outbox.wake import Wake, nudge
@@ -107,8 +107,11 @@ def test_a_fatal_error_is_found_however_often_callbacks_wrapped_it(wrapped: int)
         outer = SystemError("returned a result with an exception set")
         outer.__cause__ = error
         error = outer
-    assert fatal_cause(error).str() == "Invalid timestamp"
+    assert fatal_cause(error, RelayProducer({})).str() == "Invalid timestamp"
 
 
-def test_an_error_without_one_is_told_as_it_is() -> None:
-    assert fatal_cause(SystemError("odd")).str() == "odd"
+def test_a_fatal_error_that_was_lost_is_told_by_what_the_client_said() -> None:
+    producer = RelayProducer({})
+    producer.log(50, "%s [%s] %s", "FATAL", "producer-1", "[thrd:main]: Fatal error: Invalid timestamp")
+    assert fatal_cause(SystemError("returned NULL"), producer).str() == "Invalid timestamp"
+    assert fatal_cause(SystemError("odd"), RelayProducer({})).str() == "odd"

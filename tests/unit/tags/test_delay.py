@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tidebook import Event, MissingTaggedEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
-from tidebook.core.replication import TagPlace, TagRow
+from tidebook.core.replication import EventRow, TagPlace, TagRow
 from tidebook.tags.settings import TagSettings
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
@@ -34,6 +34,8 @@ class Lagging:
         self.hidden: Callable[[TagRow], bool] = lambda row: False
         self.headless = False
         self.waited = 0
+        #: Awaited after the first page of a journal's events was read.
+        self.on_events: Callable[[], Awaitable[None]] | None = None
         self.on_wait: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
@@ -41,6 +43,13 @@ class Lagging:
 
     async def head(self, key: Key) -> Head | None:
         return None if self.headless else await self._store.head(key)
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        rows: Sequence[EventRow] = await self._store.events(key, head, after=after, to=to, limit=min(limit, 2))
+        if self.on_events is not None:
+            happens, self.on_events = self.on_events, None
+            await happens()
+        return rows
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         self.waited += 1
@@ -224,3 +233,34 @@ async def test_a_purged_life_is_no_gap_of_the_next(world: World) -> None:
     await world.append("a", 3, 4)
     world.clock.advance(60_000)
     assert await world.read() == [3, 4]
+
+
+async def test_deletes_while_a_gap_is_looked_for_do_not_shift_the_numbers(world: World) -> None:
+    """Two of the journal's pages, and between them a delete of what both hold."""
+    await world.append("a", 1, 2, 3, 4, 5, 6)
+    world.clock.advance(60_000)
+    world.store.hidden = lambda row: row.tag_seq_nr in (2, 3, 4, 5)
+
+    async def delete() -> None:
+        await world.book.journal("t").delete("a", to=4)
+        await replicate(world.book.log, world.book.store, "t")
+
+    world.store.on_events = delete
+    assert await world.read() == [1, 5, 6]
+    assert world.store.waited == 1
+
+
+async def test_a_life_that_begins_while_a_gap_of_the_last_one_is_looked_for_is_not_taken_for_it(world: World) -> None:
+    await world.append("a", 1, 2, 3, 4)
+    world.clock.advance(60_000)
+    world.store.hidden = lambda row: row.tag_seq_nr in (2, 3)
+
+    async def begin_anew() -> None:
+        await world.book.journal("t").purge("a")
+        await world.append("a", "x", "y", "z")
+        world.store.hidden = lambda row: False
+
+    world.store.on_events = begin_anew
+    assert await world.read() == [1, 4]
+    world.clock.advance(60_000)
+    assert await world.read() == ["x", "y", "z"]

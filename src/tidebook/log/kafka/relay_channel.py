@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from tidebook.log.kafka.relay_partition import partition_of
+from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
 from tidebook.log.relay_port import Outcome, Partly, Refusal, Relayed, Sent, TargetTopic, Unsure
 
 #: What a broker says of a message that it will never take, whoever sends it and whenever.
@@ -62,7 +63,7 @@ class KafkaChannel:
     """
 
     def __init__(
-        self, producer: Producer, topic: TargetTopic, forget: Callable[[], None], *, singly: bool = False
+        self, producer: RelayProducer, topic: TargetTopic, forget: Callable[[], None], *, singly: bool = False
     ) -> None:
         self.topic = topic
         self._producer = producer
@@ -125,7 +126,7 @@ class KafkaChannel:
         try:
             self._left = self._producer.flush(timeout_s)
         except (KafkaException, SystemError) as error:
-            self._broken = fatal_cause(error)
+            self._broken = fatal_cause(error, self._producer)
             self._left = len(self._producer)
 
     def _told(self, timeout_s: float) -> bool:
@@ -142,7 +143,7 @@ class KafkaChannel:
             try:
                 self._producer.poll(left_s)
             except (KafkaException, SystemError) as error:
-                self._broken = self._broken or fatal_cause(error)
+                self._broken = self._broken or fatal_cause(error, self._producer)
             self._left = len(self._producer)
         return self._both_told() or time.monotonic() >= self._told_until
 
@@ -174,18 +175,8 @@ class KafkaChannel:
             self._producer.flush(CLOSE_S_MAX)
         except (KafkaException, SystemError):
             pass  # it is past use; closing it is all that is left
+        self._producer.tell()
         self._messages = ()
-
-
-def fatal_cause(error: BaseException) -> KafkaError:
-    """The error inside. Each callback that a fatal one met on its way out has wrapped it once more."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, KafkaException):
-            failure: KafkaError = cause.args[0]
-            return failure
-        cause = cause.__cause__ or cause.__context__
-    return KafkaError(KafkaError._FAIL, str(error))
 
 
 class KafkaTransactionChannel(KafkaChannel):

@@ -11,14 +11,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import common_config
 from tidebook.log.kafka.faults import kafka_error, not_acknowledged, not_sent
-from tidebook.log.kafka.relay_channel import ANY_PARTITION, fatal_cause
+from tidebook.log.kafka.relay_channel import ANY_PARTITION
 from tidebook.log.kafka.relay_partition import partition_of
+from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
 from tidebook.log.kafka.settings import KafkaSettings
 
 LOGGER = logging.getLogger("tidebook.outbox")
@@ -61,7 +62,7 @@ class KafkaSender:
             "message.max.bytes": MESSAGE_BYTES_MAX,
             "linger.ms": settings.linger_ms,
         }
-        self._producer = Producer(self._config)
+        self._producer = RelayProducer(self._config)
         self._replacing = threading.Lock()
         self._metrics = metrics
         self._timeout_s = settings.send_timeout_ms / 1000
@@ -88,24 +89,24 @@ class KafkaSender:
             if error is not None:
                 raise _failure(error, told)
 
-    def _serve(self, producer: Producer, timeout_s: float) -> None:
+    def _serve(self, producer: RelayProducer, timeout_s: float) -> None:
         """Deliver reports; a producer that has failed for good has told of all it had, and is replaced."""
         try:
             producer.poll(timeout_s)
         except (KafkaException, SystemError) as error:
-            LOGGER.error("outbox: the producer failed and is made anew: %s", fatal_cause(error).str())
+            LOGGER.error("outbox: the producer failed and is made anew: %s", fatal_cause(error, producer).str())
             self._replace(producer)
         self._tell()
 
-    def _replace(self, failed: Producer) -> None:
+    def _replace(self, failed: RelayProducer) -> None:
         with self._replacing:
             if self._producer is not failed:
                 return
-            self._producer = Producer(self._config)
+            self._producer = RelayProducer(self._config)
         with suppress(KafkaException, SystemError):
             failed.flush(REPORT_S_MAX)  # it sends nothing more, and reports all it had
 
-    def _produce(self, producer: Producer, message: Sendable, on_delivery: Any) -> None:
+    def _produce(self, producer: RelayProducer, message: Sendable, on_delivery: Any) -> None:
         chosen, count = message.partition_key, self._count(message.topic)
         partition = ANY_PARTITION if chosen is None else partition_of(chosen, count)
         while True:
@@ -140,7 +141,8 @@ class KafkaSender:
         return count
 
     def _tell(self) -> None:
-        """Say which messages of `kafka_async` failed."""
+        """Say what the client says, and which messages of `kafka_async` failed."""
+        self._producer.tell()
         while self._untold:
             error, message = self._untold.popleft()
             if error is not None:

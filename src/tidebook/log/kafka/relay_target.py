@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -26,6 +26,7 @@ from tidebook.log.kafka.relay_channel import (
     producer_settings,
     transaction_settings,
 )
+from tidebook.log.kafka.relay_producer import RelayProducer
 from tidebook.log.kafka.relay_scan import scan_range
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.relay_port import Found, Scan, TargetTopic
@@ -167,7 +168,7 @@ class KafkaTarget:
     def _settings(self, topic: TargetTopic) -> dict[str, Any]:
         return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
 
-    def _idempotent(self, topic: TargetTopic) -> Producer:
+    def _idempotent(self, topic: TargetTopic) -> RelayProducer:
         """A producer that may send at once: a new one waits for its id, half a second of a batch's short life."""
         ready = False
 
@@ -178,7 +179,7 @@ class KafkaTarget:
             ready = ready or _HAS_ID in statistics
 
         settings = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": look}
-        producer = Producer(self._settings(topic) | settings)
+        producer = RelayProducer(self._settings(topic) | settings)
         self._again(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
         deadline = time.monotonic() + REQUEST_S_MAX
         while not ready:
@@ -187,16 +188,16 @@ class KafkaTarget:
             producer.poll(STATISTICS_MS / 1000)
         return producer
 
-    def _transactional(self, topic: TargetTopic) -> Producer:
+    def _transactional(self, topic: TargetTopic) -> RelayProducer:
         """Fences every older producer of the topic, and ends what it had begun, before it returns."""
         name = f"tidebook-outbox-{self._outbox.hex()}-{topic.topic}"
         settings = transaction_settings(name, timeout_ms=max(TRANSACTION_MS_LEAST, self._fence_ms_most))
-        producer = Producer(self._settings(topic) | settings)
+        producer = RelayProducer(self._settings(topic) | settings)
         self._again(lambda: producer.init_transactions(REQUEST_S_MAX), topic.topic)
         return producer
 
-    def _producers(self) -> dict[str, Producer]:
-        found: dict[str, Producer] | None = getattr(self._mine, "producers", None)
+    def _producers(self) -> dict[str, RelayProducer]:
+        found: dict[str, RelayProducer] | None = getattr(self._mine, "producers", None)
         if found is None:
             found = self._mine.producers = {}
         return found
@@ -241,5 +242,5 @@ class KafkaTarget:
         raise Unavailable(f"topic {topic!r}: its leader is on the move")
 
 
-def _forget(producers: dict[str, Producer], name: str) -> None:
+def _forget(producers: dict[str, RelayProducer], name: str) -> None:
     producers.pop(name, None)

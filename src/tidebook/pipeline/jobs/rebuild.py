@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tidebook.core.errors import Fenced, LogLost, NotFound, UnknownVersion
 from tidebook.core.event import event_tags
@@ -24,6 +24,8 @@ from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.worker import Worker
 from tidebook.store.port import Split, StoreWriter
 from tidebook.store.revision import next_rev
+from tidebook.tags.rebuild import remove_stale
+from tidebook.tags.settings import TagSettings
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import options_as, settings_to_json
 
@@ -31,6 +33,7 @@ PAGE = 1_000
 TRIES_MAX = 20
 
 Batches = Iterable[pa.RecordBatch]
+Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 
 def rebuild(
@@ -105,20 +108,62 @@ def epochs(batches: Batches) -> Iterator[pa.RecordBatch]:
 # ---- tag views
 
 
-def rebuild_tags(spark: SparkSession, book: Book, portal: Portal, topic: str) -> int:
-    """Write the tag rows of a topic again from its journals in the store; returns how many."""
+class RebuiltTags(msgspec.Struct, frozen=True):
+    """How many tag rows a rebuild wrote, and how many it took away."""
+
+    written: int
+    removed: int
+
+
+def rebuild_tags(spark: SparkSession, book: Book, portal: Portal, topic: str) -> RebuiltTags:
+    """Write the tag rows of a topic again from its journals in the store, and remove those that no journal speaks of.
+
+    As `book.tags.rebuild` does for one tag: rows of deleted and purged events stay where the settings keep them.
+    """
     facts = portal.run(book.store.facts(topic))
     if facts is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
     rev = portal.run(next_rev(book.store, [topic]))
-    splits = portal.run(book.store.splits(topic, count=spark.sparkContext.defaultParallelism * SPLITS_PER_CORE))
-    rows = spark.sparkContext.parallelize([(each.low, each.high) for each in splits], len(splits))
-    task = tag_task(settings_to_json(book.settings), topic, facts, rev)
-    done = spark.createDataFrame(rows, "low string, high string").mapInArrow(task, "tags long").collect()
-    return sum(int(row["tags"]) for row in done)
+    tasks = spark.sparkContext.defaultParallelism * SPLITS_PER_CORE
+    splits = portal.run(book.store.splits(topic, count=tasks))
+    settings = settings_to_json(book.settings)
+    parts = spark.sparkContext.parallelize([(each.low, each.high) for each in splits], len(splits))
+    written = _summed(spark.createDataFrame(parts, "low string, high string"), tag_task(settings, topic, facts, rev))
+    tags = portal.run(_listed(book.store))
+    if not tags:
+        return RebuiltTags(written, 0)
+    clear = options_as(book.settings.section("tags"), "tags", TagSettings).deletes == "follow"
+    names = spark.sparkContext.parallelize([(tag,) for tag in tags], min(tasks, len(tags)))
+    removed = _summed(spark.createDataFrame(names, "tag string"), stale_task(settings, topic, rev, clear=clear))
+    return RebuiltTags(written, removed)
 
 
-def tag_task(settings: str, topic: str, facts: TopicFacts, rev: int) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+async def _listed(store: StoreWriter) -> list[str]:
+    return [tag async for tag in store.tags()]
+
+
+def _summed(rows: DataFrame, task: Task) -> int:
+    return sum(int(row["rows"]) for row in rows.mapInArrow(task, "rows long").collect())
+
+
+def stale_task(settings: str, topic: str, rev: int, *, clear: bool) -> Task:
+    """A function for `mapInArrow` over (tag): removes the tags' rows that no journal of the topic speaks of."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        worker = Worker.of(settings)
+        removed = 0
+        for batch in batches:
+            for tag in batch.column("tag").to_pylist():
+                removed += worker.run(_remove(worker, tag))
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([removed], pa.int64())})
+
+    async def _remove(worker: Worker, tag: str) -> int:
+        return await remove_stale(await worker.store(), tag, topic, rev=rev, clear=clear)
+
+    return run
+
+
+def tag_task(settings: str, topic: str, facts: TopicFacts, rev: int) -> Task:
     """A function for `mapInArrow` over (low, high): writes the tag rows of parts of the store."""
     sent = msgspec.json.encode(facts)
 
@@ -130,7 +175,7 @@ def tag_task(settings: str, topic: str, facts: TopicFacts, rev: int) -> Callable
             for row in batch.to_pylist():
                 split = Split(row["low"], row["high"])
                 written += worker.run(_write_tags(worker, topic, known, split, rev))
-        yield pa.RecordBatch.from_pydict({"tags": pa.array([written], pa.int64())})
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([written], pa.int64())})
 
     return run
 
