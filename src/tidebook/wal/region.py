@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any
 
-import msgspec
-
 from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TooLarge, Truncated, Unavailable
 from tidebook.core.metrics import Metrics
@@ -26,23 +24,9 @@ from tidebook.wal.recovery import lost_entries
 from tidebook.wal.replay import Handler, OnProgress, Replay
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.snapshot import Snapshot
+from tidebook.wal.status import RegionStatus
 from tidebook.wal.takeover import LOOKS_MAX, follow, recover, take_over
 from tidebook.wal.topics import RegionTopics
-
-
-class RegionStatus(msgspec.Struct, frozen=True):
-    """A region at a glance."""
-
-    region: int
-    term: int
-    tables: int
-    log_start: int
-    log_end: int
-    held_bytes: int
-    pinned_by: int | None
-    snapshot_age_ms: int | None
-    recovery_s: float
-    cleaner_error: str | None
 
 
 class Region:
@@ -311,8 +295,14 @@ class Region:
         table = table_id(table)
         if self._commits is not None:
             await self._commits.settled()
-        held = await self._known(table)
-        await self._control(Drop(table, held.life))
+        life = (await self._known(table)).life
+        for attempt in range(1, self._settings.attempts_max + 1):
+            try:
+                await self._control(Drop(table, life))
+                break
+            except OutcomeUnknown:  # it names the life, so a second one does no harm
+                if attempt == self._settings.attempts_max:
+                    raise
         await self.snapshot()
 
     async def _known(self, table: int, seq: int | None = None) -> TableMeta:

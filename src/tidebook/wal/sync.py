@@ -13,9 +13,10 @@ from tidebook.wal.cleaning import Pinned
 from tidebook.wal.entry import Entry, Written
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.record import Writes
-from tidebook.wal.region import Region, RegionStatus
+from tidebook.wal.region import Region
 from tidebook.wal.replay import Handler, OnProgress, Replay
 from tidebook.wal.snapshot import Snapshot
+from tidebook.wal.status import RegionStatus
 from tidebook.wal.wal import Wal
 
 #: Pages that a replay fetches ahead of its handlers.

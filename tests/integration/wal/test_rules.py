@@ -332,6 +332,19 @@ async def test_rule_39_a_mark_of_unknown_outcome_is_made_certain(
     assert await contents(await other.open_region(7)) == {1: [(2, b"b")]}
 
 
+@pytest.mark.parametrize("kind", ["unknown", "lost", "late"])
+@pytest.mark.parametrize("writable", [True, False])
+async def test_rule_39_a_drop_of_unknown_outcome_is_made_certain(
+    log: FaultyLog, wal: Wal, region: Region, other: Wal, kind: str, writable: bool
+) -> None:
+    await region.write_many([(1, [b"a"]), (2, [b"b"])])
+    once(log, kind, of=Drop)
+    await (await wal.open_region(7, writable=writable)).drop_table(1)
+    assert (await region.write(1, [b"new"])).first == 1
+    await log.land()
+    assert await contents(await other.open_region(7)) == {1: [(1, b"new")], 2: [(1, b"b")]}
+
+
 async def test_rule_39_a_late_drop_never_hits_the_table_made_again(log: FaultyLog, region: Region, other: Wal) -> None:
     await region.write(1, [b"old"])
     life = region.meta.tables[1].life
