@@ -20,8 +20,10 @@ from tidebook.core.replication import EventRow, Pointer
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.page import Page
 from tidebook.journal.reader import Reader, View
 from tidebook.journal.settings import BarrierKind, JournalSettings
+from tidebook.journal.stored import Stored
 from tidebook.log.port import Batch
 
 KEY = KEYS[0]
@@ -86,6 +88,41 @@ class BarrierLast(Reader):
     async def view(self, key: Key, kind: BarrierKind) -> View:
         stored = await self._cache.stored(key)
         return await self._view(key, await self._barriers.fix(kind), stored)
+
+
+class HeadKnown(Reader):
+    """A reader that has read this journal before: it asks for the first page with the head of then.
+
+    The head of then is asked for at any time before the read; page and pointer in this order, which is the other one
+    too, since nothing depends on it; the mark is slow.
+    """
+
+    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> tuple[View, Page | None]:
+        known = await self._store.head(key)
+        if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
+            stored = await self._cache.stored(key)
+            return await self._view(key, await self._barriers.fix(kind), stored), None
+        after, to = max(after, known.delete_to), min(to, known.seq_nr)
+        page = await self._page(key, known, after, to)
+        pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
+        view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
+        return view, page if self._stands(view, known, head, after) else None
+
+
+class MarkFirst(HeadKnown):
+    """The same with a mark that is acknowledged before anything else is answered, but not before the head of then."""
+
+    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> tuple[View, Page | None]:
+        known = await self._store.head(key)
+        barrier = await self._barriers.fix(kind)
+        if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
+            return await self._view(key, barrier, await self._cache.stored(key)), None
+        after, to = max(after, known.delete_to), min(to, known.seq_nr)
+        pointer = await self._store.pointer(key.topic, 0)
+        page = await self._page(key, known, after, to)
+        head = await self._store.head(key)
+        view = await self._view(key, barrier, Stored(pointer, head, FACTS.epoch))
+        return view, page if self._stands(view, known, head, after) else None
 
 
 class Node(NamedTuple):
@@ -193,6 +230,8 @@ class Reading:
 
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
         """All that the suspended reader will still use of what it has learned."""
+        if issubclass(self._reader, HeadKnown):
+            return tuple(asked)
         kept = reading.ag_frame.f_locals
         carried = (kept.get("done"), kept.get("life"), kept["to"])
         began = max((i for i, (what, _) in enumerate(asked) if what == self._begins_with), default=0)

@@ -100,7 +100,7 @@ _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 _SHORT_ARRAYS = [bytes([0x90 | count]) for count in range(16)]
-_NO_TAGS: frozenset[str] = frozenset()
+NO_TAGS: frozenset[str] = frozenset()
 
 
 def encode_event(event: Event) -> bytes:
@@ -246,7 +246,7 @@ def read_event(kept: bytes, seq_nr: int, timestamp_ms: int, partition: int, offs
     return ReadEvent(
         seq_nr,
         decode_payload(event.payload_type, event.payload),
-        frozenset(event.tags) if event.tags else _NO_TAGS,
+        frozenset(event.tags) if event.tags else NO_TAGS,
         None if event.metadata is None else decode_payload(JSON, event.metadata),
         timestamp_ms,
         partition,

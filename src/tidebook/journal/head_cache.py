@@ -149,7 +149,9 @@ class HeadCache:
         dropped_at = time.monotonic()
         while time.monotonic() - self._used_at < self._settings.follow_s:
             try:
-                if await self._log.wait(self.topic, self.partition, offset=self.next_offset, timeout_s=DROP_EVERY_S):
+                waited = self.next_offset
+                news = await self._log.wait(self.topic, self.partition, offset=waited, timeout_s=DROP_EVERY_S)
+                if news and self.next_offset == waited:  # else it was this process's own, and is taken
                     await self._take_up_to(await self._log.end(self.topic, self.partition) - 1)
                 if time.monotonic() - dropped_at > DROP_EVERY_S:
                     await self._drop_replicated()

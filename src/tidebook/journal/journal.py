@@ -208,7 +208,10 @@ class Journal:
         """The journal's events with start ≤ seq_nr ≤ end, in order, as of a moment after this call began."""
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
-        return self._read(journal_id(id), start, end, self._kind(barrier))
+        if self._open is None:
+            return self._read(journal_id(id), start, end, self._kind(barrier))
+        reader = self._open.partition(journal_id(id)).reader
+        return reader.events(Key(self.topic, id), start=start, to=end, kind=self._kind(barrier))
 
     async def _read(self, id: str, start: int, end: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
         key, partition = await self._at(id)

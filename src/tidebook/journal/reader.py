@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from tidebook.core.errors import Corrupt, LogLost, Truncated, Unavailable
-from tidebook.core.event import ReadEvent, read_event
+from tidebook.core.errors import LogLost, Truncated, Unavailable
+from tidebook.core.event import ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.page import Page
 from tidebook.journal.plan import Nothing, StoreOnly, TailOnly, may_go_on, page_stands, plan_read
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.stored import Stored
@@ -25,6 +25,9 @@ from tidebook.store.port import StoreReader
 
 #: How often a read plans again when what it was reading is deleted under it, before it gives up.
 PLANS_MAX = 100
+#: Heads of earlier reads, a partition; one that counts many tags is large and not kept.
+KNOWN_HEADS_MAX = 4096
+KNOWN_TAGS_MAX = 100
 
 
 class View:
@@ -60,6 +63,8 @@ class Reader:
         self._barriers = barriers
         self._settings = settings
         self._metrics = metrics
+        #: Heads that the store gave to earlier reads: what a page is asked for with, before the head is asked for.
+        self._known: dict[str, Head] = {}
 
     async def view(self, key: Key, kind: BarrierKind) -> View:
         """The journal as of a barrier fixed now; the store is asked while the barrier is on its way."""
@@ -123,7 +128,11 @@ class Reader:
         """The events from `start` up to `to`, in order, a page at a time; with `life`, only while that one lives on."""
         done: int | None = None  # the last number that was yielded
         for _ in range(PLANS_MAX):
-            view = await self.view(key, kind)
+            first = None
+            if done is None:
+                view, first = await self.begin(key, kind, after=start - 1, to=to)
+            else:
+                view = await self.view(key, kind)
             # Nothing of an earlier plan is carried over until something is yielded: that journal may be gone.
             after = start - 1 if done is None else done
             if life is not None and not may_go_on(life, view.head, after):
@@ -140,17 +149,15 @@ class Reader:
                 return
             if not isinstance(plan, TailOnly):
                 whole = True
-                async for page in self._pages(key, view, plan.after, plan.to):
+                async for page in self._pages(key, view, plan.after, plan.to, first):
                     if page is None:
                         whole = False
                         break
                     if page and done is None:
                         life, to = view.head.incarnation, _bound(to, view.head)
-                    for row in page:
-                        done = row.seq_nr
-                        yield read_event(
-                            row.kept, row.seq_nr, row.timestamp_ms, self._cache.partition, row.position.offset
-                        )
+                    for event in page:
+                        done = event.seq_nr
+                        yield event
                 if not whole:
                     self._metrics.count("read_planned_again")
                     continue
@@ -168,33 +175,92 @@ class Reader:
                 self._metrics.count("read_planned_again")  # replicated and cut meanwhile: the store has it now
         raise Truncated(f"{key}: the journal changes faster than it can be read: start the read again")
 
-    async def _pages(self, key: Key, view: View, after: int, to: int) -> AsyncIterator[list[EventRow] | None]:
-        """Pages of rows that were still whole after they were read; None where one was not, and it ends there."""
+    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> tuple[View, Page | None]:
+        """The view of a read, and its first page where that could be asked for at the same time.
+
+        A head that an earlier read was given is no worse to ask with: its rows were there when it was written. The
+        page then stands or falls, as every page does, by the head that is read after it; and that one is the view's,
+        read after the pointer too.
+        """
+        known = None if self._log.end_is_linearizable else self._known.get(key.id)
+        if known is None or max(after, known.delete_to) >= min(to, known.seq_nr):
+            view, page = await self.view(key, kind), None
+        else:
+            view, page = await self._view_and_page(key, kind, known, max(after, known.delete_to), min(to, known.seq_nr))
+        head = view.stored.head
+        if head is not None and not self._log.end_is_linearizable:
+            self._know(key, head)
+        return view, page
+
+    async def _view_and_page(
+        self, key: Key, kind: BarrierKind, known: Head, after: int, to: int
+    ) -> tuple[View, Page | None]:
+        fixing = asyncio.ensure_future(self._barriers.fix(kind))
+        try:
+            pointer, rows = await asyncio.gather(
+                self._store.pointer(key.topic, self._cache.partition),
+                self._store.events(key, known, after=after, to=to, limit=self._settings.page_events),
+            )
+            asking = asyncio.ensure_future(self._store.head(key))
+            try:
+                page = Page(rows, self._cache.partition, to=to)
+            finally:
+                head = await asking
+        except Unavailable as error:
+            return await self._view_without_store(key, await fixing, error), None
+        except BaseException:
+            fixing.cancel()
+            raise
+        view = await self._view(key, await fixing, Stored(pointer, head, self._cache.facts.epoch))
+        return view, page if self._stands(view, known, head, after) else None
+
+    def _stands(self, view: View, known: Head, head: Head | None, after: int) -> bool:
+        """Whether a page that was asked for with `known` is one of this view; `head` was read after it."""
+        stands = view.stored.head is head and page_stands(known, head, after)
+        self._metrics.count("read_page_with_view" if stands else "read_page_in_vain")
+        return stands
+
+    def _know(self, key: Key, head: Head) -> None:
+        self._known.pop(key.id, None)
+        if head.live and len(head.tag_counts) <= KNOWN_TAGS_MAX:
+            if len(self._known) >= KNOWN_HEADS_MAX:
+                del self._known[next(iter(self._known))]
+            self._known[key.id] = head
+
+    async def _pages(
+        self, key: Key, view: View, after: int, to: int, first: Page | None
+    ) -> AsyncIterator[list[ReadEvent] | None]:
+        """Pages of events that were still whole after they were read; None where one was not, and it ends there.
+
+        `first` is one that is known to be whole.
+        """
         head = view.stored.head
         assert head is not None
-        limit = self._settings.page_events
-        ahead: asyncio.Task[list[EventRow]] | None = None
+        ahead: asyncio.Task[Page] | None = None
         try:
             while after < to:
-                rows = await ahead if ahead is not None else await self._page(key, head, after, to, limit)
-                ahead = None
-                reached = rows[-1].seq_nr if rows else to
-                if rows and reached < to and not self._log.end_is_linearizable:
-                    ahead = asyncio.create_task(self._page(key, head, reached, to, limit))
-                if not page_stands(head, await self._store.head(key), after):
+                whole = first is not None and first.reached > after
+                if first is not None and whole:
+                    page = first.cut(after=after, to=to)
+                else:
+                    page = await ahead if ahead is not None else await self._page(key, head, after, to)
+                first = ahead = None
+                if page.reached < to and not self._log.end_is_linearizable:
+                    ahead = asyncio.create_task(self._page(key, head, page.reached, to))
+                if not whole and not page_stands(head, await self._store.head(key), after):
                     yield None
                     return
-                if rows:
-                    _check_rows(head, rows)
-                yield rows
-                after = reached
+                page.check(head)
+                yield page.events
+                after = page.reached
                 await asyncio.sleep(0)  # a store on this machine answers at once: others want their turn too
         finally:
             if ahead is not None:
                 ahead.cancel()
 
-    async def _page(self, key: Key, head: Head, after: int, to: int, limit: int) -> list[EventRow]:
-        return list(await self._store.events(key, head, after=after, to=to, limit=limit))
+    async def _page(self, key: Key, head: Head, after: int, to: int) -> Page:
+        rows = await self._store.events(key, head, after=after, to=to, limit=self._settings.page_events)
+        return Page(rows, self._cache.partition, to=to)
 
     async def _tail_events(self, key: Key, view: View, *, after: int, to: int) -> AsyncIterator[ReadEvent]:
         tail, partition = view.tail, self._cache.partition
@@ -230,13 +296,3 @@ def _before_life(head: Head) -> Head:
 def _bound(to: int, head: Head) -> int:
     """A read that has begun to yield keeps to the moment of that plan: from a later one it takes nothing newer."""
     return min(to, head.seq_nr)
-
-
-def _check_rows(head: Head, rows: list[EventRow]) -> None:
-    """An alarm, which no order of events should ever set off: a row of another life, or newer than its head."""
-    for row in (rows[0], rows[-1]):
-        if not head.incarnation <= row.position <= head.position:
-            raise Corrupt(
-                f"event {row.seq_nr} was written at {row.position}, outside the life of its journal, from "
-                f"{head.incarnation} to {head.position}: run 'tidebook pipeline verify'"
-            )
