@@ -143,7 +143,7 @@ class Pending(msgspec.Struct, gc=False):
         cache, append_id = self.cache, self.action.append_id
         position = self._position(sent)
         try:
-            await cache.reach(sent.offset)
+            await cache.reach(sent.offset, follow=cache.meets_others())
             change = cache.outcome(append_id, sent.offset)
             if change is None:
                 head = await cache.head(self.id)

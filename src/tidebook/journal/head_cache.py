@@ -8,6 +8,7 @@ read again from the store or the log; nothing here is ever the only copy.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from array import array
 from collections import OrderedDict
@@ -76,6 +77,7 @@ class HeadCache:
         self._reaching: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
         self._used_at = 0.0
+        self._met_at = -math.inf
         self._began = asyncio.Lock()
 
     # ---- the tail
@@ -94,8 +96,8 @@ class HeadCache:
             self._base = self.next_offset = first
             self.seen = max(self.seen, first - 1)
 
-    async def reach(self, offset: int) -> None:
-        """Take every record up to and including `offset`."""
+    async def reach(self, offset: int, *, follow: bool = True) -> None:
+        """Take every record up to and including `offset`; from then on, stay at the log's end for a while."""
         self._used_at = time.monotonic()
         if self.next_offset < 0:
             await self.begin()
@@ -108,11 +110,20 @@ class HeadCache:
             else:
                 await self._take_up_to(offset)
             return
-        self._follow()
+        if follow:
+            self._follow()
         while self.next_offset <= offset:
             if self._reaching is None or self._reaching.done():
                 self._reaching = asyncio.create_task(self._take_up_to(offset))
             await asyncio.shield(self._reaching)
+
+    def meets_others(self) -> bool:
+        """Another's record lay before one of ours: whether that was so a while ago, too.
+
+        Once alone is not worth following, for whoever follows is sent all of its own records as well.
+        """
+        before, self._met_at = self._met_at, time.monotonic()
+        return self._met_at - before < self._settings.follow_s
 
     def _forget(self, next_offset: int) -> None:
         self._heads.clear()
