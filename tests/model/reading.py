@@ -28,6 +28,7 @@ from tidebook.log.port import Batch
 
 KEY = KEYS[0]
 T = TypeVar("T")
+Begun = tuple[View, Page | None]
 
 
 class Question(NamedTuple):
@@ -93,16 +94,24 @@ class BarrierLast(Reader):
 class HeadKnown(Reader):
     """A reader that has read this journal before: it asks for the first page with the head of then.
 
-    The head of then is asked for at any time before the read; page and pointer in this order, which is the other one
-    too, since nothing depends on it; the mark is slow.
+    The head of then is asked for at any time before the read; the mark is slow.
     """
 
-    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> tuple[View, Page | None]:
+    #: What was asked and answered so far, and from where on it belongs to a view in the making.
+    asked: list[tuple[str, Any]]
+    since: int | None = None
+
+    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> Begun:
+        self.since = len(self.asked)
         known = await self._store.head(key)
         if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
-            stored = await self._cache.stored(key)
-            return await self._view(key, await self._barriers.fix(kind), stored), None
-        after, to = max(after, known.delete_to), min(to, known.seq_nr)
+            begun: Begun = await self.view(key, kind), None
+        else:
+            begun = await self._with_page(key, kind, known, max(after, known.delete_to), min(to, known.seq_nr))
+        self.since = None
+        return begun
+
+    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
         page = await self._page(key, known, after, to)
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
         view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
@@ -110,16 +119,11 @@ class HeadKnown(Reader):
 
 
 class MarkFirst(HeadKnown):
-    """The same with a mark that is acknowledged before anything else is answered, but not before the head of then."""
+    """The same with a quick mark, and a pointer that is answered before the page."""
 
-    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> tuple[View, Page | None]:
-        known = await self._store.head(key)
+    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
         barrier = await self._barriers.fix(kind)
-        if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
-            return await self._view(key, barrier, await self._cache.stored(key)), None
-        after, to = max(after, known.delete_to), min(to, known.seq_nr)
-        pointer = await self._store.pointer(key.topic, 0)
-        page = await self._page(key, known, after, to)
+        pointer, page = await self._store.pointer(key.topic, 0), await self._page(key, known, after, to)
         head = await self._store.head(key)
         view = await self._view(key, barrier, Stored(pointer, head, FACTS.epoch))
         return view, page if self._stands(view, known, head, after) else None
@@ -172,6 +176,8 @@ class Reading:
         events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
         left, barriers_given, yielded, offsets = list(answers), [], [], []
         asked: list[tuple[str, Any]] = []
+        if isinstance(reader, HeadKnown):
+            reader.asked = asked
         memory: tuple[Any, ...] = ()
         question, end = None, ""
         while not end and question is None:
@@ -230,10 +236,11 @@ class Reading:
 
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
         """All that the suspended reader will still use of what it has learned."""
-        if issubclass(self._reader, HeadKnown):
-            return tuple(asked)
         kept = reading.ag_frame.f_locals
         carried = (kept.get("done"), kept.get("life"), kept["to"])
+        reader = kept["self"]
+        if isinstance(reader, HeadKnown) and reader.since is not None:
+            return (*carried, *asked[reader.since :])
         began = max((i for i, (what, _) in enumerate(asked) if what == self._begins_with), default=0)
         if all(what != "events" for what, _ in asked[began:]) and question.what != "events":
             return (*carried, *(answer for _, answer in asked[began:]))  # in the midst of a view

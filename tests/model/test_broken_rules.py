@@ -11,7 +11,7 @@ from tests.model.concrete import Concrete
 from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
 from tests.model.lww import land_by_arrival
-from tests.model.reading import BarrierLast, Reading
+from tests.model.reading import BarrierLast, Begun, HeadKnown, MarkFirst, Reading
 from tests.model.world import FACTS, Expander, Planner, Step, World, in_stages
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -20,6 +20,7 @@ from tidebook.core.seq_nr import LAST
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_stands, plan_read
 from tidebook.journal.reader import Reader
+from tidebook.journal.settings import BarrierKind
 from tidebook.journal.stored import Stored
 from tidebook.testing.histories import LETTERS, append, histories, purge
 
@@ -112,11 +113,18 @@ def test_the_rules_as_they_are_hold_step_by_step_too() -> None:
 # ---- the reader
 
 
-def read_is_wrong(names: Sequence[str], lengths: Iterable[int], *, page: int = 1, start: int = 1) -> bool:
+def read_is_wrong(
+    names: Sequence[str],
+    lengths: Iterable[int],
+    *,
+    page: int = 1,
+    start: int = 1,
+    readers: Sequence[type[Reader]] = (Reader, BarrierLast),
+) -> bool:
     for log in logs(names, lengths):
         world = World(log)
         lattice = Lattice(world)
-        for reader in (Reader, BarrierLast):
+        for reader in readers:
             if violation(lattice, world, Reading(world, page_events=page, start=start, reader=reader)) is not None:
                 return True
     return False
@@ -125,7 +133,7 @@ def read_is_wrong(names: Sequence[str], lengths: Iterable[int], *, page: int = 1
 def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q5]"""
     monkeypatch.setattr("tidebook.journal.reader.page_stands", lambda *_: True)
-    monkeypatch.setattr("tidebook.journal.reader._check_rows", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
     assert read_is_wrong(SMALL, (2, 3))
 
 
@@ -144,7 +152,7 @@ def test_a_reader_that_looks_only_at_the_deletes_is_found(monkeypatch: pytest.Mo
         "tidebook.journal.reader.page_stands",
         lambda _, now, cursor: now is not None and now.live and now.delete_to <= cursor,
     )
-    monkeypatch.setattr("tidebook.journal.reader._check_rows", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
     assert read_is_wrong(["next x1", "next x2", "purge"], (2, 3))
 
 
@@ -166,6 +174,43 @@ def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (1, 2, 3))
+
+
+class PageUnasked(HeadKnown):
+    """It asks for the first page before it knows any head."""
+
+    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
+        page = await self._page(key, known, after, to)
+        pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
+        view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
+        return view, page if head is not None and self._stands(view, head, head, after) else None
+
+    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> Begun:
+        self.since = len(self.asked)
+        begun = await self._with_page(key, kind, None, after, 2)  # type: ignore[arg-type]
+        self.since = None
+        return begun
+
+
+class PointerLast(HeadKnown):
+    """With an earlier head's page, it asks for the pointer behind the head."""
+
+    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
+        page, head = await self._page(key, known, after, to), await self._store.head(key)
+        pointer = await self._store.pointer(key.topic, 0)
+        view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
+        return view, page if self._stands(view, known, head, after) else None
+
+
+@pytest.mark.parametrize("reader", [PageUnasked, PointerLast])
+def test_a_first_page_that_is_asked_for_in_the_wrong_order_is_found(reader: type[Reader]) -> None:
+    assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[reader])
+
+
+def test_a_first_page_that_is_taken_without_its_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "_stands", lambda *_: True)
+    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
+    assert read_is_wrong(SMALL, (2, 3), page=2, readers=[HeadKnown, MarkFirst])
 
 
 def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +240,7 @@ def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkey
                 return plan
 
     monkeypatch.setattr("tidebook.journal.reader.plan_read", unbounded)
-    monkeypatch.setattr("tidebook.journal.reader._check_rows", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
     assert read_is_wrong(SMALL, (1, 2, 3))
 
 
