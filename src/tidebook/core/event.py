@@ -128,6 +128,10 @@ def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
 
 def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
     """`pack_events` of `encode_event` of each, and `count_tags` of them, in one pass."""
+    if len(events) == 1 and type(events[0]) is Event:
+        event = events[0]
+        if type(event.payload) is bytes and not event.tags and event.metadata is None:
+            return _encode(((BYTES, event.payload),)), ()
     kept: list[KeptEvent | tuple[int, bytes]] = []
     tagged = False
     for event in events:

@@ -102,7 +102,8 @@ class Pending(msgspec.Struct, gc=False):
         cache, action = self.cache, self.action
         # What this process has seen of the log lies before anything that it has yet to send.
         self.floor = cache.seen + 1 if action.floor is None else action.floor
-        cache.open[action.append_id] = None
+        if self.confirm or cache.next_offset >= 0:  # else there is no tail that could meet it
+            cache.open[action.append_id] = None
         log.send(self.record, self)
 
     def __call__(self, sent: Sent | TidebookError) -> None:
@@ -192,31 +193,44 @@ _NOT_YET = Appended(None, None, -1, -1)
 class Together:
     """What came of the appends of one call, each in its place, for one waiter."""
 
-    __slots__ = ("_left", "future", "outcomes")
+    __slots__ = ("future", "left", "outcomes")
 
     def __init__(self, count: int) -> None:
         self.outcomes: list[Appended | TidebookError] = [_NOT_YET] * count
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left = count
+        self.left = count
         if not count:
-            self.future.set_result(None)
-
-    def put(self, place: int, outcome: Appended | TidebookError) -> None:
-        """One of them is known."""
-        self.outcomes[place] = outcome
-        self._left -= 1
-        if not self._left and not self.future.done():
             self.future.set_result(None)
 
 
 class PendingOfMany(Pending, gc=False):
     """One of the appends of a call."""
 
+    waiter: Together
     place: int = 0
+
+    def __call__(self, sent: Sent | TidebookError) -> None:
+        cache = self.cache
+        if cache.next_offset >= 0 or self.confirm or isinstance(sent, TidebookError):
+            Pending.__call__(self, sent)
+            return
+        # As above, with as few steps as can be: there are thousands of them, and only their places are known.
+        offset = sent.offset
+        if offset > cache.seen:
+            cache.seen = offset
+        together = self.waiter
+        together.outcomes[self.place] = Appended(None, None, sent.partition, offset)
+        together.left -= 1
+        if not together.left and not together.future.done():
+            together.future.set_result(None)
 
     def _settle(self, outcome: Appended | TidebookError) -> None:
         self.cache.open.pop(self.action.append_id, None)
-        self.waiter.put(self.place, outcome)
+        together = self.waiter
+        together.outcomes[self.place] = outcome
+        together.left -= 1
+        if not together.left and not together.future.done():
+            together.future.set_result(None)
 
 
 _keep: set[asyncio.Task[Any]] = set()

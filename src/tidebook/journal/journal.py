@@ -128,13 +128,14 @@ class Journal:
         """
         pairs = _pairs(items)
         topic = self._open or await self._opened(partial(self._check, pairs))
-        together = Together(len(pairs))
+        together, facts, new_id = Together(len(pairs)), topic.facts, self._ids.new
         pending: list[PendingOfMany] = []
         for place, (id, events) in enumerate(pairs):
             partition, raw = topic.address(id)
-            action, value = self._record(topic.facts, events)
+            action = append_action(events, facts.epoch, new_id(), None, None, None, None)
+            value = encode_record(action, limit_bytes=facts.limit_bytes)
             record = Outgoing(self.topic, partition.number, raw, value)
-            pending.append(PendingOfMany(partition.cache, id, action, record, confirm, together, place=place))
+            pending.append(PendingOfMany(partition.cache, id, action, record, confirm, together, -1, place))
         if confirm:
             await self._resolve({each.id: each.cache for each in pending})
         for each in pending:

@@ -215,8 +215,12 @@ class Reader:
         return view, page if self._stands(view, known, head, after) else None
 
     def _stands(self, view: View, known: Head, head: Head | None, after: int) -> bool:
-        """Whether a page that was asked for with `known` is one of this view; `head` was read after it."""
-        stands = view.stored.head is head and page_stands(known, head, after)
+        """Whether a page that was asked for with `known` is one of this view; `head` was read after it.
+
+        A head that was on its way may be seen once and then not for a while: what it counts is not of this view.
+        """
+        stands = head is not None and view.stored.head is head and known.position <= head.position
+        stands = stands and page_stands(known, head, after)
         self._metrics.count("read_page_with_view" if stands else "read_page_in_vain")
         return stands
 
