@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.core.number import told_number
 
 JSON: Final = 0
 TEXT: Final = 1
@@ -75,10 +76,8 @@ def _check(value: object, what: str, depth: int) -> None:
         return
     if kind is int:
         if not _INT_LEAST <= value <= _INT_MOST:  # type: ignore[operator]
-            # Python refuses to write out numbers of thousands of digits.
-            bits: int = value.bit_length()  # type: ignore[attr-defined]
-            told = value if bits <= 128 else f"of {bits:,} bits"
-            raise InvalidInput(f"{what} holds the number {told}, which does not fit in 64 bits: send it as text")
+            told = told_number(value)  # type: ignore[arg-type]
+            raise InvalidInput(f"{what} holds {told}, which does not fit in 64 bits: send it as text")
     elif kind is float:
         if not isfinite(value):  # type: ignore[arg-type]
             raise InvalidInput(f"{what} holds {value}, which is no JSON value")

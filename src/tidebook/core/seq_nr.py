@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NewType
 
 from tidebook.core.errors import InvalidInput
+from tidebook.core.number import told_number
 
 SeqNr = NewType("SeqNr", int)
 
@@ -22,7 +23,5 @@ def seq_nr(value: object, *, name: str = "seq_nr", least: int = FIRST) -> SeqNr:
     if type(value) is not int:
         raise InvalidInput(f"{name} must be a whole number, not {type(value).__name__}")
     if not least <= value <= LAST:
-        # Python refuses to write out numbers of thousands of digits.
-        told = value if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
-        raise InvalidInput(f"{name} must be from {least} to {LAST}, not {told}")
+        raise InvalidInput(f"{name} must be from {least} to {LAST}, not {told_number(value)}")
     return SeqNr(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.queue.backends import where as where
 from tidebook.testing.servers import Postgres
 
 
@@ -26,12 +27,4 @@ def settings_file(tmp_path: Path, own_postgres: Postgres) -> Path:
     file = tmp_path / "tidebook.toml"
     schema = f"q_{tmp_path.name.lower().replace('-', '_')}"[:40].rstrip("_")
     file.write_text(f'folder = "data"\n[sql]\nurl = "{own_postgres.url}"\n[queue]\nschema = "{schema}"\n')
-    return file
-
-
-@pytest.fixture(params=["postgres", "embedded"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "embedded":
-        return tmp_path / "data"
-    file: Path = request.getfixturevalue("settings_file")
     return file

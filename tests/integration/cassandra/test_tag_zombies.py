@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from uuid import uuid4
-
 import pytest
 
-from tests.integration.cassandra.test_zombies import (
-    CHOSEN,
-    PARTITIONS,
-    SEGMENT_SIZE,
-    Held,
-    OpenStore,
-    Trial,
-    apply_through,
-    histories,
-    steps_of,
-)
+from tests.integration.cassandra.held import PARTITIONS, OpenStore, Stage, Trial, run_trials
+from tests.integration.cassandra.held import facts as facts
+from tests.integration.cassandra.test_zombies import CHOSEN, histories, steps_of
 from tidebook.core.action import Action, Append
 from tidebook.core.event import Event, count_tags, encode_event, event_tags, pack_events, unpack_events
 from tidebook.core.fold import Appended, Deleted, Purged, fold
@@ -27,8 +15,6 @@ from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, TagRow, tag_row
 from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.slice import plan_slice, replicate_slice
-from tidebook.store.cassandra import CassandraStore
 from tidebook.testing.conformance.journal_records import Step, records_of
 
 pytestmark = pytest.mark.cassandra
@@ -86,63 +72,20 @@ def truth(steps: list[Step], facts: TopicFacts, key: Key, tag: str) -> list[TagR
     return rows
 
 
-@pytest.fixture
-async def facts(open_store: OpenStore) -> tuple[str, TopicFacts]:
-    topic = f"t-{uuid4().hex}"
-    wanted = TopicFacts(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
-    return topic, await (await open_store()).set_facts(topic, wanted, expected=None)
-
-
-async def hold_one(store: CassandraStore, zombie: CassandraStore, topic: str, facts: TopicFacts, trial: Trial) -> bool:
-    """Run one trial; False where the held replicator had not that many writes."""
-    id, tag = f"{trial}", f"{topic}-{trial.history}-{trial.start}-{trial.stop}-{trial.held_at}-{trial.whole}"
-    steps = tagged_steps(trial, id, tag)
-    partition, records = partition_of(id, PARTITIONS), records_of(steps)
-    for record in records[: trial.start]:
-        await replicate_slice(store, topic, partition, [record], facts)
-    plan = await plan_slice(zombie, topic, partition, records[trial.start : trial.stop], facts)
-    assert plan.writes is not None
-    held = Held(zombie, trial.held_at)
-    applying = asyncio.create_task(apply_through(zombie, plan.writes, held))
-    reaching = asyncio.create_task(held.reached.wait())
-    await asyncio.wait([applying, reaching], return_when=asyncio.FIRST_COMPLETED)
-    reaching.cancel()
-    for part in [records] if trial.whole else [[record] for record in records]:
-        await replicate_slice(store, topic, partition, part, facts)
-    held.let_go.set()
-    await applying
-    found = await store.tag_rows(tag, after=None, from_ms=0, until_ms=END_MS, limit=100)
-    assert list(found) == truth(steps, facts, Key(topic, id), tag), trial
-    return held.reached.is_set()
-
-
-def ranges(chosen: list[str]) -> Iterator[tuple[str, int, int, bool]]:
-    for history in chosen:
-        length = len(history.split())
-        for start in range(length):
-            for stop in range(start + 1, length + 1):
-                yield history, start, stop, True
-                yield history, start, stop, False
-
-
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_no_tag_row(
     open_store: OpenStore, facts: tuple[str, TopicFacts], long_form: bool
 ) -> None:
     topic, of_topic = facts
-    store, zombie = await open_store(), await open_store()
+    stage = Stage(await open_store(), await open_store(), topic, of_topic)
     chosen = [*histories((1, 2, 3)), *CHOSEN] if long_form else ["3 del2", "3 purge", "1 3", *CHOSEN[:2]]
-    waiting = ranges(chosen)
-    done = 0
 
-    async def work() -> None:
-        nonlocal done
-        for history, start, stop, whole in waiting:
-            held_at, reached = 0, True
-            while reached:
-                held_at += 1
-                reached = await hold_one(store, zombie, topic, of_topic, Trial(history, start, stop, held_at, whole))
-                done += 1
+    async def hold_one(trial: Trial) -> bool:
+        id, tag = f"{trial}", f"{topic}-{trial.history}-{trial.start}-{trial.stop}-{trial.held_at}-{trial.whole}"
+        steps = tagged_steps(trial, id, tag)
+        reached = await stage.hold(trial, id, steps)
+        found = await stage.store.tag_rows(tag, after=None, from_ms=0, until_ms=END_MS, limit=100)
+        assert list(found) == truth(steps, of_topic, Key(topic, id), tag), trial
+        return reached
 
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    assert done > 10 * len(chosen)
+    assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
-from uuid import uuid4
 
 import pytest
 
+from tests.integration.cassandra.held import (
+    PARTITIONS,
+    SEGMENT_SIZE,
+    OpenStore,
+    Stage,
+    Trial,
+    apply_through,
+    run_trials,
+)
+from tests.integration.cassandra.held import facts as facts
 from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
@@ -26,11 +33,6 @@ from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append,
 
 pytestmark = pytest.mark.cassandra
 
-OpenStore = Callable[[], Awaitable[CassandraStore]]
-#: Segments of two events: every action of these histories crosses their borders.
-SEGMENT_SIZE = 2
-#: So many that every trial has a log partition, and a pointer, of its own.
-PARTITIONS = 2**31 - 1
 AT_ONCE = 100
 #: Above every number that the histories reach: what should be gone is looked for there too.
 NUMBERS_MAX = 24
@@ -46,16 +48,6 @@ ACTIONS: dict[str, Action] = {
 CHOSEN = ["3 purge 1 purge", "3 del2 purge 1", "del2 purge 3 del2", "3 purge at5 del2", "1 at5 purge 3"]
 
 
-class Trial(NamedTuple):
-    """A history, and a replicator that took records `start` to `stop` and is held at its write number `held_at`."""
-
-    history: str
-    start: int
-    stop: int
-    held_at: int
-    whole: bool
-
-
 def histories(lengths: Sequence[int]) -> Iterator[str]:
     for length in lengths:
         for names in product(ACTIONS, repeat=length):
@@ -65,61 +57,6 @@ def histories(lengths: Sequence[int]) -> Iterator[str]:
 
 def steps_of(history: str, id: str) -> list[Step]:
     return [(id, ACTIONS[name]) for name in history.split()]
-
-
-class Held:
-    """Stands before a store's single writes and lets all pass but one, which waits until it is let go."""
-
-    def __init__(self, store: CassandraStore, held_at: int) -> None:
-        self._pass_on = store.write
-        self._held_at = held_at
-        self._count = 0
-        self.reached = asyncio.Event()
-        self.let_go = asyncio.Event()
-
-    async def __call__(self, batch: Batch) -> None:
-        self._count += 1
-        if self._count == self._held_at:
-            self.reached.set()
-            await self.let_go.wait()
-        await self._pass_on(batch)
-
-
-@pytest.fixture
-async def facts(open_store: OpenStore) -> tuple[str, TopicFacts]:
-    topic = f"t-{uuid4().hex}"
-    wanted = TopicFacts(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
-    return topic, await (await open_store()).set_facts(topic, wanted, expected=None)
-
-
-async def hold_one(
-    store: CassandraStore, topic: str, facts: TopicFacts, trial: Trial, id: str, zombie: CassandraStore
-) -> bool:
-    """Run one trial; False where the held replicator had not that many writes."""
-    steps = steps_of(trial.history, id)
-    partition, records = partition_of(id, PARTITIONS), records_of(steps)
-    for record in records[: trial.start]:
-        await replicate_slice(store, topic, partition, [record], facts)
-    plan = await plan_slice(zombie, topic, partition, records[trial.start : trial.stop], facts)
-    assert plan.writes is not None
-    held = Held(zombie, trial.held_at)
-    applying = asyncio.create_task(apply_through(zombie, plan.writes, held))
-    reaching = asyncio.create_task(held.reached.wait())
-    await asyncio.wait([applying, reaching], return_when=asyncio.FIRST_COMPLETED)
-    reaching.cancel()
-    for part in [records] if trial.whole else [[record] for record in records]:
-        await replicate_slice(store, topic, partition, part, facts)
-    held.let_go.set()
-    await applying
-    await assert_rows(store, topic, facts, id, steps, trial)
-    return held.reached.is_set()
-
-
-async def apply_through(store: CassandraStore, writes: SliceWrites, write: Callable[[Batch], Awaitable[None]]) -> None:
-    """Apply a slice on a store whose single writes go another way; other slices of the store do not notice."""
-    twin = copy(store)
-    twin.write = write
-    await twin.apply(writes)
 
 
 async def assert_rows(
@@ -138,42 +75,21 @@ async def assert_rows(
     assert tuple(rows) == truth.rows, why
 
 
-async def run_trials(
-    store: CassandraStore, zombie: CassandraStore, topic: str, facts: TopicFacts, chosen: Sequence[str]
-) -> int:
-    """Every range of records, every single write of it, and both ways for the other replicator."""
-    waiting = iter(
-        (history, start, stop, whole)
-        for history in chosen
-        for start in range(len(history.split()))
-        for stop in range(start + 1, len(history.split()) + 1)
-        for whole in (True, False)
-    )
-    done = 0
-
-    async def work() -> None:
-        nonlocal done
-        for history, start, stop, whole in waiting:
-            held_at = 0
-            reached = True
-            while reached:
-                held_at += 1
-                trial = Trial(history, start, stop, held_at, whole)
-                reached = await hold_one(store, topic, facts, trial, f"{trial}", zombie)
-                done += 1
-
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    return done
-
-
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
     open_store: OpenStore, facts: tuple[str, TopicFacts], long_form: bool
 ) -> None:
     topic, of_topic = facts
+    stage = Stage(await open_store(), await open_store(), topic, of_topic)
     chosen = [*histories((1, 2, 3, 4) if long_form else (1, 2)), *CHOSEN]
-    trials = await run_trials(await open_store(), await open_store(), topic, of_topic, chosen)
-    assert trials > 10 * len(chosen)
+
+    async def hold_one(trial: Trial) -> bool:
+        steps = steps_of(trial.history, f"{trial}")
+        reached = await stage.hold(trial, f"{trial}", steps)
+        await assert_rows(stage.store, topic, of_topic, f"{trial}", steps, trial)
+        return reached
+
+    assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)
 
 
 @pytest.mark.timeout(300)

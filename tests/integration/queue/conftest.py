@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 import tidebook
+from tests.integration.queue.backends import where as where
 from tidebook.sql.postgres.queue import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, new_queue
 
@@ -41,15 +42,6 @@ def settings_file(tmp_path: Path, postgres_url: str, schema: str) -> Path:
     """A book whose queues are on PostgreSQL."""
     file = tmp_path / "tidebook.toml"
     file.write_text(f'folder = "data"\n[sql]\nurl = "{postgres_url}"\n[queue]\nschema = "{schema}"\n')
-    return file
-
-
-@pytest.fixture(params=["postgres", "embedded"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A book on either backend."""
-    if request.param == "embedded":
-        return tmp_path / "data"
-    file: Path = request.getfixturevalue("settings_file")
     return file
 
 

@@ -1,0 +1,119 @@
+"""A replicator that is held at one of its writes while another does all the work, and then goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
+from typing import NamedTuple
+from uuid import uuid4
+
+import pytest
+
+from tidebook.core.key import partition_of
+from tidebook.core.replication import SliceWrites
+from tidebook.core.topic import TopicFacts
+from tidebook.pipeline.slice import plan_slice, replicate_slice
+from tidebook.store.cassandra import CassandraStore
+from tidebook.store.cassandra.mutations import Batch
+from tidebook.testing.conformance.journal_records import Step, records_of
+
+OpenStore = Callable[[], Awaitable[CassandraStore]]
+#: Segments of two events: every action of these histories crosses their borders.
+SEGMENT_SIZE = 2
+#: So many that every trial has a log partition, and a pointer, of its own.
+PARTITIONS = 2**31 - 1
+
+
+class Trial(NamedTuple):
+    """A history, and a replicator that took records `start` to `stop` and is held at its write number `held_at`."""
+
+    history: str
+    start: int
+    stop: int
+    held_at: int
+    whole: bool
+
+
+class Held:
+    """Stands before a store's single writes and lets all pass but one, which waits until it is let go."""
+
+    def __init__(self, store: CassandraStore, held_at: int) -> None:
+        self._pass_on = store.write
+        self._held_at = held_at
+        self._count = 0
+        self.reached = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def __call__(self, batch: Batch) -> None:
+        self._count += 1
+        if self._count == self._held_at:
+            self.reached.set()
+            await self.let_go.wait()
+        await self._pass_on(batch)
+
+
+@pytest.fixture
+async def facts(open_store: OpenStore) -> tuple[str, TopicFacts]:
+    topic = f"t-{uuid4().hex}"
+    wanted = TopicFacts(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
+    return topic, await (await open_store()).set_facts(topic, wanted, expected=None)
+
+
+async def apply_through(store: CassandraStore, writes: SliceWrites, write: Callable[[Batch], Awaitable[None]]) -> None:
+    """Apply a slice on a store whose single writes go another way; other slices of the store do not notice."""
+    twin = copy(store)
+    twin.write = write
+    await twin.apply(writes)
+
+
+class Stage(NamedTuple):
+    """Two replicators of a topic: one that works, and one that is held."""
+
+    store: CassandraStore
+    zombie: CassandraStore
+    topic: str
+    facts: TopicFacts
+
+    async def hold(self, trial: Trial, id: str, steps: Sequence[Step]) -> bool:
+        """Run one trial; False where the held replicator had not that many writes."""
+        store, zombie, topic, facts = self
+        partition, records = partition_of(id, PARTITIONS), records_of(steps)
+        for record in records[: trial.start]:
+            await replicate_slice(store, topic, partition, [record], facts)
+        plan = await plan_slice(zombie, topic, partition, records[trial.start : trial.stop], facts)
+        assert plan.writes is not None
+        held = Held(zombie, trial.held_at)
+        applying = asyncio.create_task(apply_through(zombie, plan.writes, held))
+        reaching = asyncio.create_task(held.reached.wait())
+        await asyncio.wait([applying, reaching], return_when=asyncio.FIRST_COMPLETED)
+        reaching.cancel()
+        for part in [records] if trial.whole else [[record] for record in records]:
+            await replicate_slice(store, topic, partition, part, facts)
+        held.let_go.set()
+        await applying
+        return held.reached.is_set()
+
+
+async def run_trials(hold_one: Callable[[Trial], Awaitable[bool]], chosen: Sequence[str], *, at_once: int) -> int:
+    """Every range of records, every single write of it, and both ways for the other replicator."""
+    waiting = iter(
+        (history, start, stop, whole)
+        for history in chosen
+        for start in range(len(history.split()))
+        for stop in range(start + 1, len(history.split()) + 1)
+        for whole in (True, False)
+    )
+    done = 0
+
+    async def work() -> None:
+        nonlocal done
+        for history, start, stop, whole in waiting:
+            held_at, reached = 0, True
+            while reached:
+                held_at += 1
+                reached = await hold_one(Trial(history, start, stop, held_at, whole))
+                done += 1
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+    return done
