@@ -198,3 +198,45 @@ class OvertakenCases(RegionBase):
         finally:
             stop.set()
             await cleaning
+
+    async def test_owners_that_take_over_and_a_flusher_that_cleans_lose_and_double_nothing(
+        self, open_log: Any, namespace: str, wal: Wal
+    ) -> None:
+        told: dict[tuple[int, int], bytes] = {}
+        flushed: list[tuple[int, int, bytes]] = []
+        over, turn = asyncio.Event(), asyncio.Lock()
+
+        async def write(name: bytes) -> None:
+            async with open_log() as log:
+                mine = make_wal(log, namespace)
+                region = await mine.open_region(7, create=True)
+                for n in range(0, 60, 10):
+                    async with turn:  # the other one had it meanwhile, so this one is a zombie by now
+                        for m in range(n, n + 10):
+                            table, payload = m % 3, b"%s%d" % (name, m)
+                            try:
+                                written = await region.write(table, [payload])
+                            except Fenced:
+                                region = await mine.open_region(7)
+                                written = await region.write(table, [payload])
+                            told[table, written.first] = payload
+                await mine.close()
+
+        async def flush() -> None:
+            async with open_log() as log:
+                reader = await make_wal(log, namespace).open_region(7, create=True, writable=False)
+                while not over.is_set():
+                    held = await entries(reader.read())
+                    for table, seq in {table: seq for table, seq, _ in held}.items():
+                        await reader.mark_deleted(table, seq + 1)
+                    flushed.extend(held)
+                    await reader.clean()
+                    await asyncio.sleep(0)  # embedded reads never wait
+
+        flushing = asyncio.create_task(flush())
+        await asyncio.gather(write(b"a"), write(b"b"))
+        over.set()
+        await flushing
+        left = await entries((await wal.open_region(7, writable=False)).read())
+        assert {(table, seq): payload for table, seq, payload in [*flushed, *left]} == told
+        assert len(flushed) + len(left) == len(told) == 120
