@@ -51,5 +51,5 @@ def read_rows(rows: Sequence[EventRow], partition: int) -> list[ReadEvent]:
             partition,
             row.position.offset,
         )
-        for row, event in zip(rows, decode_events(row.kept for row in rows), strict=True)
+        for row, event in zip(rows, decode_events([row.kept for row in rows]), strict=True)
     ]
