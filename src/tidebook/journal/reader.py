@@ -252,7 +252,8 @@ class Reader:
                 first = ahead = None
                 if page.reached < to and not self._log.end_is_linearizable:
                     ahead = asyncio.create_task(self._page(key, head, page.reached, to))
-                    await asyncio.sleep(0)  # it is asked for now, not when this page is used up
+                    if whole:
+                        await asyncio.sleep(0)  # it is asked for now, not when this page is used up
                 if not whole and not page_stands(head, await self._store.head(key), after):
                     yield None
                     return
