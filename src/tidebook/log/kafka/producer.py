@@ -12,6 +12,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -91,6 +93,7 @@ class KafkaProducer:
         self.done: list[Any] = []
         self._told_down = False
         self._stopping = False
+        self._looking = ThreadPoolExecutor(1, "tidebook-kafka-looking")
         self._thread = threading.Thread(target=self._run, name="tidebook-kafka-producer", daemon=True)
         self._thread.start()
 
@@ -199,8 +202,10 @@ class KafkaProducer:
 
     async def learn(self, topic: str) -> None:
         """Look at a topic anew: one that was sent to while it was gone would stay unknown for minutes."""
+        # Not in the event loop's own threads: all of them may wait, without a loop, for an append to this topic.
+        looking = partial(self._client.list_topics, topic, timeout=self._timeout_s)
         try:
-            await asyncio.to_thread(self._client.list_topics, topic, timeout=self._timeout_s)
+            await self._loop.run_in_executor(self._looking, looking)
         except KafkaException:
             LOGGER.warning("the producer could not look at topic %s", topic)
 
@@ -237,6 +242,7 @@ class KafkaProducer:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
+        self._looking.shutdown(wait=False)
         self._crossing.close()
 
     # ---- in the producer's thread
