@@ -242,7 +242,7 @@ class KafkaProducer:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
-        self._looking.shutdown(wait=False)
+        await asyncio.to_thread(self._looking.shutdown)
         self._crossing.close()
 
     # ---- in the producer's thread
