@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,19 +19,6 @@ from tidebook.wal.record import Drop, Mark, Write, read_record
 from tidebook.wal.wal import Wal
 
 DATA, META = "wal.o.7.data", "wal.o.7.meta"
-
-
-@pytest_asyncio.fixture
-async def inner(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
-    log = EmbeddedLog(tmp_path)
-    yield log
-    await log.close()
-
-
-@pytest.fixture
-def log(inner: EmbeddedLog) -> FaultyLog:
-    """The log of who is overtaken."""
-    return FaultyLog(inner)
 
 
 @pytest_asyncio.fixture

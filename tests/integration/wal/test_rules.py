@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,25 +11,12 @@ import pytest_asyncio
 from tests.integration.wal.base import contents, facts, held_records, make_wal
 from tests.integration.wal.faulty import FaultyLog
 from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, TooLarge, Unavailable
-from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import Outgoing
 from tidebook.wal.record import Claim, Drop, Mark, Write, encode_control, encode_write, pack_payloads, read_record
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
 DATA, META = "wal.rules.7.data", "wal.rules.7.meta"
-
-
-@pytest_asyncio.fixture
-async def inner(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
-    log = EmbeddedLog(tmp_path)
-    yield log
-    await log.close()
-
-
-@pytest.fixture
-def log(inner: EmbeddedLog) -> FaultyLog:
-    return FaultyLog(inner)
 
 
 @pytest_asyncio.fixture
