@@ -100,7 +100,7 @@ _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 _SHORT_ARRAYS = [bytes([0x90 | count]) for count in range(16)]
-NO_TAGS: frozenset[str] = frozenset()
+_NO_TAGS: frozenset[str] = frozenset()
 
 
 def encode_event(event: Event) -> bytes:
@@ -128,10 +128,6 @@ def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
 
 def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
     """`pack_events` of `encode_event` of each, and `count_tags` of them, in one pass."""
-    if len(events) == 1 and type(events[0]) is Event:
-        event = events[0]
-        if type(event.payload) is bytes and not event.tags and event.metadata is None:
-            return _encode(((BYTES, event.payload),)), ()
     kept: list[KeptEvent | tuple[int, bytes]] = []
     tagged = False
     for event in events:
@@ -246,11 +242,15 @@ def unpack_events(body: bytes) -> list[bytes]:
 
 def read_event(kept: bytes, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
     """Decode one kept event for a reader."""
-    event = decode_event(kept)
+    return read_kept(decode_event(kept), seq_nr, timestamp_ms, partition, offset)
+
+
+def read_kept(event: KeptEvent, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
+    """A kept event as readers get it."""
     return ReadEvent(
         seq_nr,
         decode_payload(event.payload_type, event.payload),
-        frozenset(event.tags) if event.tags else NO_TAGS,
+        frozenset(event.tags) if event.tags else _NO_TAGS,
         None if event.metadata is None else decode_payload(JSON, event.metadata),
         timestamp_ms,
         partition,

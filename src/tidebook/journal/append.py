@@ -15,6 +15,7 @@ from tidebook.core.event import Event, encode_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST, seq_nr
+from tidebook.core.settle import settle
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended, answer, answer_from_head
 from tidebook.log.port import Log, Outgoing, Sent
@@ -131,13 +132,7 @@ class Pending(msgspec.Struct, gc=False):
 
     def _settle(self, outcome: Appended | TidebookError) -> None:
         self.cache.open.pop(self.action.append_id, None)
-        future: asyncio.Future[Appended] = self.waiter
-        if future.done():  # its caller was cancelled; the write goes on
-            return
-        if isinstance(outcome, Appended):
-            future.set_result(outcome)
-        else:
-            future.set_exception(outcome)
+        settle(self.waiter, outcome)  # unless its caller was cancelled; the write goes on
 
     async def _learn(self, sent: Sent) -> None:
         """Others wrote in between, or the head is not at hand: read up to the record, then fold."""
@@ -202,6 +197,13 @@ class Together:
         if not count:
             self.future.set_result(None)
 
+    def take(self, place: int, outcome: Appended | TidebookError) -> None:
+        """What came of the append in this place."""
+        self.outcomes[place] = outcome
+        self.left -= 1
+        if not self.left and not self.future.done():
+            self.future.set_result(None)
+
 
 class PendingOfMany(Pending, gc=False):
     """One of the appends of a call."""
@@ -218,19 +220,11 @@ class PendingOfMany(Pending, gc=False):
         offset = sent.offset
         if offset > cache.seen:
             cache.seen = offset
-        together = self.waiter
-        together.outcomes[self.place] = Appended(None, None, sent.partition, offset)
-        together.left -= 1
-        if not together.left and not together.future.done():
-            together.future.set_result(None)
+        self.waiter.take(self.place, Appended(None, None, sent.partition, offset))
 
     def _settle(self, outcome: Appended | TidebookError) -> None:
         self.cache.open.pop(self.action.append_id, None)
-        together = self.waiter
-        together.outcomes[self.place] = outcome
-        together.left -= 1
-        if not together.left and not together.future.done():
-            together.future.set_result(None)
+        self.waiter.take(self.place, outcome)
 
 
 _keep: set[asyncio.Task[Any]] = set()

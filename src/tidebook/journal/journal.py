@@ -356,12 +356,9 @@ class Journal:
 
 def _pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> list[tuple[str, Sequence[Event]]]:
     try:
-        pairs = list(items)
-        for _, _ in pairs:
-            pass
+        return [(id, events) for id, events in items]
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
-    return pairs
 
 
 def _named(key: bytes | None) -> str | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidebook.core.errors import Corrupt
-from tidebook.core.event import NO_TAGS, ReadEvent, decode_events
+from tidebook.core.event import ReadEvent, decode_events, read_kept
 from tidebook.core.head import Head
-from tidebook.core.payload import BYTES, JSON, decode_payload
 from tidebook.core.replication import EventRow
 
 
@@ -42,14 +41,6 @@ class Page:
 def read_rows(rows: Sequence[EventRow], partition: int) -> list[ReadEvent]:
     """The events of rows, as readers get them."""
     return [
-        ReadEvent(
-            row.seq_nr,
-            event.payload if event.payload_type == BYTES else decode_payload(event.payload_type, event.payload),
-            frozenset(event.tags) if event.tags else NO_TAGS,
-            None if event.metadata is None else decode_payload(JSON, event.metadata),
-            row.timestamp_ms,
-            partition,
-            row.position.offset,
-        )
+        read_kept(event, row.seq_nr, row.timestamp_ms, partition, row.position.offset)
         for row, event in zip(rows, decode_events([row.kept for row in rows]), strict=True)
     ]

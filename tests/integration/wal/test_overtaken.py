@@ -15,7 +15,9 @@ from tests.integration.wal.faulty import FaultyLog
 from tests.integration.wal.overtaken_cases import overtake
 from tidebook.core.errors import Fenced, OutcomeUnknown
 from tidebook.log.embedded import EmbeddedLog
+from tidebook.wal.entry import Written
 from tidebook.wal.record import Drop, Mark, Write, read_record
+from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
 DATA, META = "wal.o.7.data", "wal.o.7.meta"
@@ -27,6 +29,25 @@ async def other(inner: EmbeddedLog) -> AsyncIterator[Wal]:
     other = make_wal(inner, "o")
     yield other
     await other.close()
+
+
+async def two_on_their_way(log: FaultyLog) -> tuple[Region, asyncio.Future[Written], asyncio.Future[Written]]:
+    """A region with a write to table 1 behind it, and one to each of tables 1 and 2 that the log holds back."""
+    region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
+    await region.write(1, [b"a"])
+    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
+    first, second = asyncio.ensure_future(region.write(1, [b"b"])), asyncio.ensure_future(region.write(2, [b"c"]))
+    await log.holds(2)
+    return region, first, second
+
+
+async def answered_as(flushed: asyncio.Future[Written], told: bool) -> None:
+    """Who was told where it lies knows its number, though it is cut away; who was not cannot know."""
+    if told:
+        assert (await flushed).first == 2
+    else:
+        with pytest.raises(OutcomeUnknown):
+            await flushed
 
 
 @pytest.mark.parametrize("step", ["start", "end", "read"])
@@ -59,11 +80,7 @@ async def test_a_cleaner_between_any_two_steps_of_an_opening_is_no_loss(
 async def test_an_owner_learns_of_its_writes_that_lie_where_the_log_was_cut(
     log: FaultyLog, other: Wal, told: tuple[bool, bool]
 ) -> None:
-    region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
-    await region.write(1, [b"a"])
-    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
-    flushed, kept = asyncio.ensure_future(region.write(1, [b"b"])), asyncio.ensure_future(region.write(2, [b"c"]))
-    await log.holds(2)
+    region, flushed, kept = await two_on_their_way(log)
     reader = await other.open_region(7, writable=False)
     await reader.mark_deleted(1, 3)
     await reader.clean()
@@ -71,11 +88,7 @@ async def test_an_owner_learns_of_its_writes_that_lie_where_the_log_was_cut(
     log.fault = lambda _: None
     log.release(told)
     assert (await kept).offset == reader.meta.tables[2].mapping[1]
-    if told[0]:
-        assert (await flushed).first == 2
-    else:
-        with pytest.raises(OutcomeUnknown):
-            await flushed
+    await answered_as(flushed, told[0])
     written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]))
     assert [w.first for w in written] == [3, 2]
     assert await contents(region) == {1: [(3, b"d")], 2: [(1, b"c"), (2, b"e")]}
@@ -86,11 +99,7 @@ async def test_an_owner_learns_of_its_writes_that_lie_where_the_log_was_cut(
 async def test_a_zombie_learns_of_its_writes_that_lie_where_the_log_was_cut(
     log: FaultyLog, other: Wal, told: tuple[bool, bool, bool]
 ) -> None:
-    region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
-    await region.write(1, [b"a"])
-    log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
-    flushed, kept = asyncio.ensure_future(region.write(1, [b"b"])), asyncio.ensure_future(region.write(2, [b"c"]))
-    await log.holds(2)
+    region, flushed, kept = await two_on_their_way(log)
     second = await other.open_region(7)
     late = asyncio.ensure_future(region.write(2, [b"void"]))
     await log.holds(3)
@@ -100,11 +109,7 @@ async def test_a_zombie_learns_of_its_writes_that_lie_where_the_log_was_cut(
     log.fault = lambda _: None
     log.release(told)
     assert (await kept).offset == second.meta.tables[2].mapping[1]
-    if told[0]:
-        assert (await flushed).first == 2
-    else:
-        with pytest.raises(OutcomeUnknown):
-            await flushed
+    await answered_as(flushed, told[0])
     with pytest.raises(Fenced):
         await late
     assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}
