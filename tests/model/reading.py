@@ -103,13 +103,16 @@ class HeadKnown(Reader):
 
     async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> Begun:
         self.since = len(self.asked)
-        known = await self._store.head(key)
+        known = await self._earlier(key)
         if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
             begun: Begun = await self.view(key, kind), None
         else:
             begun = await self._with_page(key, kind, known, max(after, known.delete_to), min(to, known.seq_nr))
         self.since = None
         return begun
+
+    async def _earlier(self, key: Key) -> Head | None:
+        return await self._store.head(key)
 
     async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
         page = await self._page(key, known, after, to)
@@ -126,6 +129,22 @@ class MarkFirst(HeadKnown):
         pointer, page = await self._store.pointer(key.topic, 0), await self._page(key, known, after, to)
         head = await self._store.head(key)
         view = await self._view(key, barrier, Stored(pointer, head, FACTS.epoch))
+        return view, page if self._stands(view, known, head, after) else None
+
+
+class PointerKnown(HeadKnown):
+    """It has the pointer of an earlier read, too, which may be older than that head."""
+
+    pointer: Pointer | None
+
+    async def _earlier(self, key: Key) -> Head | None:
+        self.pointer = await self._store.pointer(key.topic, 0)
+        return await self._store.head(key)
+
+    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
+        barrier = await self._barriers.fix(kind)
+        page, head = await self._page(key, known, after, to), await self._store.head(key)
+        view = await self._view(key, barrier, Stored(self.pointer, head, FACTS.epoch))
         return view, page if self._stands(view, known, head, after) else None
 
 

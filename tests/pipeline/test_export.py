@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.workloads import replicate_here, write_history
+from tests.pipeline.workloads import lose_log, replicate_here, write_history
 from tidebook.core.errors import Conflict
 from tidebook.core.event import Event
 from tidebook.core.portal import Portal
@@ -123,6 +123,26 @@ def test_of_two_exports_at_once_one_changes_nothing(
     assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
 
 
+def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    from tidebook.pipeline.jobs.export import DeltaTarget
+
+    output = tmp_path / "lake"
+    portal.run(more(embedded, topic, 1))
+    slow = DeltaTarget(spark, str(output))
+    export(spark, embedded, portal, output, topic, "delta")
+    before = exported(spark, output, "delta")
+    with pytest.raises(Conflict):
+        slow.add(spark.read.format("delta").load(str(output)), {"another": {"0": 7}})
+    assert exported(spark, output, "delta") == before == portal.run(numbers(embedded, topic))
+    # A scan that has found no events still says how far it came.
+    target = DeltaTarget(spark, str(output))
+    target.add(spark.read.format("delta").load(str(output)).limit(0), {"another": {"epoch": 2, "0": 7}})
+    assert DeltaTarget(spark, str(output)).reached() == target.reached()
+    assert target.reached()["another"] == {"epoch": 2, "0": 7}
+
+
 def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
     spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
 ) -> None:
@@ -135,3 +155,35 @@ def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
         portal.run(embedded.log.truncate(topic, number, before=end))
     export(spark, embedded, portal, output, topic)
     assert exported(spark, output, "parquet") == portal.run(numbers(embedded, topic))
+
+
+def test_an_adopted_topic_is_exported_over_its_epochs(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    """Its offsets start over: one export had reached higher ones, the other begins only now."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for n in range(8):
+        portal.run(more(embedded, topic, n))
+    export(spark, embedded, portal, old, topic)
+    portal.run(more(embedded, topic, 8))
+    portal.run(lose_log(embedded, topic))
+    assert portal.run(embedded.journal(topic).adopt()).epoch == 2
+    portal.run(more(embedded, topic, 9))
+    # What the old epoch had left, and the new one.
+    assert export(spark, embedded, portal, old, topic).events == 6
+    assert export(spark, embedded, portal, new, topic).events == 30
+    portal.run(more(embedded, topic, 10))
+    assert export(spark, embedded, portal, old, topic).events == 3
+    assert exported(spark, old, "parquet") == portal.run(numbers(embedded, topic))
+    assert len(exported(spark, new, "parquet")) == 30
+
+
+def test_a_log_that_was_lost_and_not_adopted_yet_is_exported_from_the_store(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "the lake"  # Spark must not take the space for %20
+    portal.run(more(embedded, topic, 1))
+    export(spark, embedded, portal, output, topic)
+    portal.run(more(embedded, topic, 2))
+    portal.run(lose_log(embedded, topic))
+    assert export(spark, embedded, portal, output, topic).events == 3

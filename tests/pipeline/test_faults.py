@@ -14,6 +14,7 @@ import pytest
 
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.faults import AwayAtFirst, KillAround
+from tests.pipeline.gate import TcpGate
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
 from tidebook.core.portal import Portal
@@ -22,7 +23,7 @@ from tidebook.wiring.book import Book
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidebook.pipeline.jobs.replicate import Replication
+    from tidebook.pipeline.jobs.replicate import Progress, Replication
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,11 +51,8 @@ def run_until_done(job: Replication, portal: Portal, timeout_s: float = 600) -> 
 def assert_as_expected(book: Book, portal: Portal, topic: str, open_book: OpenBook) -> None:
     fresh = open_book("fresh")
     found, expected = portal.run(rows_of(book.store, topic)), portal.run(expected_rows(book, fresh, topic))
-    assert (found["heads"], found["events"], found["parked"]) == (
-        expected["heads"],
-        expected["events"],
-        expected["parked"],
-    )
+    for what in ("heads", "graves", "events", "tags", "parked"):
+        assert found[what] == expected[what], what
 
 
 def test_a_worker_that_is_killed_before_and_after_its_slices(
@@ -180,3 +178,62 @@ def test_a_driver_that_is_killed(
     portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
     replication(spark, embedded, portal, topic).run(once=True)
     assert_as_expected(embedded, portal, topic, open_book)
+
+
+@pytest.mark.kafka
+@pytest.mark.cassandra
+def test_a_driver_that_is_killed_between_rows_and_pointer(
+    spark: SparkSession, servers_toml: Path, portal: Portal, topic: str, open_book: OpenBook
+) -> None:
+    """Behind the first of the statements that a slice makes on Cassandra."""
+    with opened(portal, servers_toml) as book:
+        portal.run(write_history(book, topic, steps=80))
+        killed(servers_toml, topic, "within")
+        before = portal.run(book.store.pointers(topic))
+        assert len(before) < 4
+        replication(spark, book, portal, topic).run(once=True)
+        assert_as_expected(book, portal, topic, open_book)
+
+
+@pytest.mark.kafka
+@pytest.mark.cassandra
+def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
+    spark: SparkSession,
+    servers_toml: Path,
+    cassandra_address: str,
+    portal: Portal,
+    topic: str,
+    tmp_path: Path,
+    open_book: OpenBook,
+) -> None:
+    """A gate stands before Cassandra. While it is shut the job says what it waits for, and goes on unaided."""
+    with TcpGate(cassandra_address) as gate, opened(portal, servers_toml) as book:
+        portal.run(write_history(book, topic, steps=60))
+        gated = tmp_path / "gated.toml"
+        text = servers_toml.read_text().replace(cassandra_address, gate.address)
+        gated.write_text(f"{text}[pipeline]\nrecords_max = 20\nwait_s = 1\nlook_every_s = 0.5\n")
+        waited, done = threading.Event(), threading.Event()
+
+        def tell(progress: Progress) -> None:
+            if progress.waiting is not None:
+                waited.set()
+                gate.open()
+            elif waited.is_set() and progress.lag == 0:
+                done.set()
+
+        def on_batch(number: int, tasks: object) -> None:
+            if not waited.is_set():
+                gate.shut()
+
+        with opened(portal, gated) as through:
+            job = replication(spark, through, portal, topic, tell=tell, on_batch=on_batch)
+            thread = threading.Thread(target=job.run)
+            thread.start()
+            try:
+                assert waited.wait(120)
+                assert done.wait(120)
+            finally:
+                gate.open()
+                job.stop()
+                thread.join(120)
+        assert_as_expected(book, portal, topic, open_book)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tidebook
@@ -74,3 +75,43 @@ async def test_replaying_again_adds_nothing(book: Book) -> None:
     await replay_parked(book, found, raw=True)
     await replay_parked(book, found, raw=True)
     assert await payloads(book, "o-1") == [7]
+
+
+async def test_a_record_that_was_kept_in_part_is_replayed_whole_or_not_at_all(book: Book) -> None:
+    """Cassandra keeps the first bytes of a large one: the rest is in the log, as long as that has it."""
+    offset = await write_garbage(book, TOPIC, "o-1", value=b'"a long text"')
+    [found] = await parked(book)
+    cut = msgspec.structs.replace(found, value=found.value[:6], whole_bytes=len(found.value))
+    await replay_parked(book, cut, raw=True)
+    assert await payloads(book, "o-1") == ["a long text"]
+    await write_garbage(book, TOPIC, "o-1", value=b'"another text"')
+    [found] = await parked(book)
+    cut = msgspec.structs.replace(found, value=found.value[:6], whole_bytes=len(found.value))
+    await book.log.truncate(TOPIC, cut.partition, before=cut.position.offset + 1)
+    done = await replay_parked(book, cut, raw=True)
+    assert done.error is not None
+    assert "the log no longer has it" in done.error
+    assert offset < cut.position.offset
+    assert await payloads(book, "o-1") == ["a long text"]
+    assert len(await parked(book)) == 1
+
+
+async def test_a_replay_that_died_before_its_end_is_not_taken_twice_though_the_journal_has_forgotten_it(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal remembers its last appends alone."""
+
+    async def dying(parked: object) -> None:
+        raise RuntimeError("died here")
+
+    await write_garbage(book, TOPIC, "o-1", value=b"7")
+    [found] = await parked(book)
+    with monkeypatch.context() as patch:
+        patch.setattr(book.store, "unpark", dying)
+        with pytest.raises(RuntimeError, match="died here"):
+            await replay_parked(book, found, raw=True)
+    for n in range(40):
+        await book.journal(TOPIC).append("o-1", [Event(n)])
+    done = await replay_parked(book, found, raw=True)
+    assert done.error is not None
+    assert await payloads(book, "o-1") == [7, *range(40)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.workloads import replicate_here, write_history
+from tests.pipeline.workloads import lose_log, replicate_here, write_history
 from tidebook.core.event import Event
 from tidebook.core.portal import Portal
 from tidebook.wiring.book import Book
@@ -125,4 +125,41 @@ def test_a_stream_that_retention_has_overtaken_fails_loudly(
     portal.run(embedded.log.truncate(topic, 0, before=end))
     starts = f'{{"{topic}": {{"0": 0, "1": 0, "2": 0, "3": 0}}}}'
     with pytest.raises(Exception, match="the log lost offsets 0 to"):
+        stream(spark, embedded, topic, tmp_path / "c", startingOffsets=starts)
+
+
+def test_over_an_adopt_a_table_has_everything_and_a_stream_says_that_it_cannot_go_on(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    """Offsets start over: those that the stream has kept mean other records now."""
+    zero = f'{{"{topic}": {{"0": 0, "1": 0, "2": 0, "3": 0}}}}'
+    for n in range(30):
+        portal.run(embedded.journal(topic).append(f"o-{n % 5}", [Event({"step": n})]))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    assert len(stream(spark, embedded, topic, tmp_path / "old")) == 30
+    portal.run(lose_log(embedded, topic))
+    with pytest.raises(Exception, match="does not hold the life of it that the store was filled from"):
+        stream(spark, embedded, topic, tmp_path / "old")
+    portal.run(embedded.journal(topic).adopt())
+    for n in range(30, 35):
+        portal.run(embedded.journal(topic).append(f"o-{n % 5}", [Event({"step": n})]))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    expected = portal.run(everything(embedded, topic))
+    assert len(expected) == 35
+    assert as_set(table(spark, embedded, topic)) == expected
+    assert as_set(table(spark, embedded, topic, startingOffsets=zero)) == expected
+    epoch_2 = zero.replace('"0": 0', '"epoch": 2, "0": 0')
+    assert table(spark, embedded, topic, startingOffsets=epoch_2).count() == 5
+    with pytest.raises(Exception, match="the topic is in epoch 2: it was adopted since"):
+        stream(spark, embedded, topic, tmp_path / "old")
+    assert len(stream(spark, embedded, topic, tmp_path / "new")) == 5
+
+
+def test_a_stream_that_stands_behind_the_logs_end_fails_loudly(
+    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+) -> None:
+    portal.run(embedded.journal(topic).append("a", [Event({"step": 1})]))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    starts = f'{{"{topic}": {{"0": 0, "1": 0, "2": 0, "3": 50}}}}'
+    with pytest.raises(Exception, match="and the stream stands at 50"):
         stream(spark, embedded, topic, tmp_path / "c", startingOffsets=starts)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.conftest import SERVERS, opened
 from tidebook.core.event import Event
 from tidebook.core.portal import Portal
 from tidebook.tags.event import TaggedEvent
@@ -54,6 +57,24 @@ def test_a_follower_sees_what_a_running_job_replicates_and_idle_topics_are_not_t
         portal.run(stream.aclose())  # type: ignore[attr-defined]
         resting = _rests(book, portal, topic)
     assert resting, "ticks went on though nothing came behind them"
+
+
+@pytest.mark.parametrize("kind", ["embedded", SERVERS])
+def test_an_event_is_shown_without_waiting_for_another_micro_batch(
+    spark: SparkSession, portal: Portal, topic: str, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    toml = request.getfixturevalue("servers_toml") if kind == "servers" else tmp_path / "tidebook.toml"
+    with toml.open("a") as settings:  # the first micro-batch comes at once, the second after the test
+        settings.write("[pipeline]\ntrigger_s = 3600\n")
+    tag = f"tag-{topic}"
+    with opened(portal, toml) as book:
+        portal.run(book.journal(topic).append("a", [Event(0, tags={tag})]))
+        stream = book.tags.read(tag, follow=True, topics=[topic])
+        with running(Replication(spark, book, portal, topics=[topic])):
+            assert portal.run(asyncio.wait_for(_next(stream), PATIENCE_S)).payload == 0
+            portal.run(stream.aclose())  # type: ignore[attr-defined]
 
 
 async def _next(stream: AsyncIterator[TaggedEvent]) -> TaggedEvent:

@@ -12,11 +12,13 @@ from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.record import MAGIC
-from tidebook.core.replication import EventRow
+from tidebook.core.replication import EventRow, TagPlace, TagRow
 from tidebook.log.port import Outgoing, read_all
 from tidebook.pipeline.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.book import Book
+
+TAG = "paid"
 
 
 async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 300, seed: int = 1) -> None:
@@ -27,7 +29,7 @@ async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 3
         id = f"o-{draw.randrange(ids)}"
         kind = draw.random()
         if kind < 0.85:
-            tags = {"paid"} if draw.random() < 0.2 else ()
+            tags = {TAG} if draw.random() < 0.2 else ()
             events = [Event({"step": step, "i": i}, tags=tags) for i in range(draw.choice([1, 1, 1, 3]))]
             await journal.append(id, events)
         elif kind < 0.95:
@@ -52,7 +54,7 @@ def newer_record() -> bytes:
 
 
 async def rows_of(store: StoreWriter, topic: str) -> dict[str, Any]:
-    """All that replication writes, in a form that compares: pointers, heads, events, parked records."""
+    """All that replication writes, in a form that compares: pointers, heads, graves, events, tags, parked records."""
     facts = await store.facts(topic)
     assert facts is not None
     heads: dict[str, Head] = {}
@@ -64,9 +66,29 @@ async def rows_of(store: StoreWriter, topic: str) -> dict[str, Any]:
     return {
         "pointers": [await store.pointer(topic, number) for number in range(facts.partitions)],
         "heads": heads,
+        "graves": await _graves(store, topic),
         "events": events,
+        "tags": await _tag_rows(store, topic),
         "parked": [each async for each in store.parked(topic)],
     }
+
+
+async def _graves(store: StoreWriter, topic: str) -> dict[str, Head]:
+    found: dict[str, Head] = {}
+    for split in await store.splits(topic, count=1):
+        async for page in store.heads_in(topic, split):
+            found |= {id: head for id, head in page if not head.live}
+    return found
+
+
+async def _tag_rows(store: StoreWriter, topic: str) -> list[TagRow]:
+    """Of the tag that histories use; on the real servers other topics have it as well."""
+    found: list[TagRow] = []
+    after: TagPlace | None = None
+    while page := await store.tag_rows(TAG, after=after, from_ms=0, until_ms=2**62, limit=5_000):
+        found += [row for row in page if row.topic == topic]
+        after = page[-1].place
+    return found
 
 
 async def _head(store: StoreWriter, key: Key) -> Head:
@@ -94,3 +116,13 @@ async def replicate_here(book: Book, store: StoreWriter, topic: str) -> None:
         end = await book.log.end(topic, number)
         records = await read_all(book.log, topic, number, start=start, stop=end)
         await replicate_slice(store, topic, number, records, facts, start=start, stop=end)
+
+
+async def lose_log(book: Book, topic: str) -> None:
+    """The log is lost, and an empty one takes its place; nobody has adopted it yet."""
+    facts = await book.store.facts(topic)
+    assert facts is not None
+    await book.log.delete_topic(topic)
+    await book.log.create_topic(topic, facts.partitions)
+    await book.__aexit__(None, None, None)
+    await book.__aenter__()

@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tidebook
 from tidebook.bench.servers import running
-from tidebook.bench.timing import report, timed
+from tidebook.bench.timing import Rounds, report, timed
 from tidebook.core.portal import Portal
 from tidebook.wiring.book import Book
 
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 PARTITIONS = 8
 #: What the warm-up writes, by either job: enough for Cassandra's compiler too, or who comes first is the slower one.
 WARM_UP = 50_000
+#: Each side of a ratio is run so often, in turn with the others, and its median counts.
+ROUNDS = 3
+#: No round begins that would end later, unless it is the first.
+ROUNDS_S_MAX = 420.0
+#: As long as the JVMs need until they have compiled what a micro-batch uses.
+STEADY_WARM_UP_S = 60
 TARGETS = {
     "cassandra_vs_bare": 0.7,
     "embedded_vs_bare": 1.0,
@@ -46,6 +53,7 @@ def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten and embedded")
     parser.add_argument(
         "--only", help="parts, separated by commas: replicate, ten, many, embedded, steady, source, start"
     )
@@ -54,7 +62,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         bench = Bench(Path(folder), servers["kafka"]["address"], servers["cassandra"]["address"], quick=options.quick)
         try:
-            bench.run(set(options.only.split(",")) if options.only else None)
+            bench.run(set(options.only.split(",")) if options.only else None, rounds=options.rounds)
         finally:
             bench.close()
     figures = {name: round(value, 3) for name, value in bench.figures.items()}
@@ -71,6 +79,7 @@ class Bench:
         self.count = 50_000 if quick else 500_000
         self.folder = folder
         self.books: list[Book] = []
+        self.filled: set[tuple[Book, str]] = set()
         self.cassandra = cassandra
         self.name = uuid.uuid4().hex[:8]
         self.keyspace = f"tidebook_bench_{self.name}"
@@ -85,6 +94,7 @@ class Bench:
         self.book = self._open(self.toml)
         self.embedded = self._open(folder / "embedded.toml")
         self.spark: SparkSession = job_session("tidebook bench", self.book.settings)
+        self.rounds = Rounds()
         self.figures: dict[str, float] = {}
 
     def _open(self, where: Path) -> Book:
@@ -103,22 +113,33 @@ class Bench:
             self.portal.run(drop(self.cassandra, keyspace))
         self.portal.close()
 
-    def run(self, only: set[str] | None) -> None:
-        parts = {
-            "replicate": self.replicate,
-            "ten": self.ten,
-            "many": self.many,
-            "embedded": self.into_embedded,
-            "steady": self.steady,
-            "source": self.source,
-            "start": self.start,
+    def run(self, only: set[str] | None, *, rounds: int) -> None:
+        parts = {"many": self.many, "steady": self.steady, "source": self.source, "start": self.start}
+        in_turn = {
+            "replicate": (self.bare, self.into_cassandra),
+            "ten": (self.ten,),
+            "embedded": (self.into_embedded,),
         }
-        chosen = parts.keys() if only is None else only
-        if chosen & {"replicate", "ten", "many", "embedded"}:
-            self._warm_up()
+        chosen = in_turn.keys() | parts.keys() if only is None else only
+        sides = [side for name, some in in_turn.items() if name in chosen for side in some]
+        if sides or "many" in chosen:
+            self._warm_up(self.book)
+        if self.into_embedded in sides:
+            self._warm_up(self.embedded)
+        self._in_turn(sides, rounds)
         for name, part in parts.items():
             if name in chosen:
                 part()
+
+    def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
+        """Every other round the other way round: what one leaves behind, a node compacts at the cost of the next."""
+        began = time.monotonic()
+        for number in range(rounds):
+            if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
+                break
+            for side in sides[::-1] if number % 2 else sides:
+                side(number)
+        self.figures |= self.rounds.medians()
 
     def ratios(self) -> dict[str, float]:
         """What the figures of this run come to, as far as its parts were run."""
@@ -137,13 +158,18 @@ class Bench:
             if name in f:
                 found[name] = f[name]
         if "first_batch_s" in f:
+            # Beyond a streaming job that only counts, and beyond the bare session.
             found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
+            found["start_beyond_session_s"] = f["first_batch_s"] - f["session_s"]
         return found
 
     def _fill(self, book: Book, what: str, *, appends: int, journals: int, events: int = 1) -> str:
         from tidebook.bench.pipeline_parts.workload import fill
 
         topic = f"{what}-{self.name}"
+        if (book, topic) in self.filled:
+            return topic
+        self.filled.add((book, topic))
         with timed(f"filling {topic} with {appends:,} appends of {journals:,} journals"):
             self.portal.run(fill(book, topic, appends=appends, journals=journals, events=events))
         return topic
@@ -153,12 +179,13 @@ class Bench:
 
         return Replication(self.spark, book, self.portal, topics=[topic])
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, book: Book) -> None:
         """Class loading, Python workers and connections are paid for before anything is timed."""
-        topic = self._fill(self.book, "warm", appends=WARM_UP, journals=10_000)
+        topic = self._fill(book, "warm", appends=WARM_UP, journals=10_000)
         with timed("warming up"):
-            self._job(self.book, topic).run(once=True)
-            self._bare(topic)
+            self._job(book, topic).run(once=True)
+            if book is self.book:
+                self._bare(topic)
 
     def _bare(self, topic: str) -> int:
         from tidebook.bench.pipeline_parts.bare import bare_task
@@ -170,22 +197,37 @@ class Bench:
         task = bare_task(self.cassandra, self.keyspace, f"bare-{topic}")
         return sum(int(row["rows"]) for row in records.mapInArrow(task, "rows long").collect())
 
-    def replicate(self) -> None:
-        """Single-event appends of 10,000 journals, by the bare job and by ours."""
-        topic = self._fill(self.book, "single", appends=self.count, journals=10_000)
+    def _single(self, book: Book, number: int) -> str:
+        """Single-event appends of 10,000 journals."""
+        return self._fill(book, f"single-{number}", appends=self.count, journals=10_000)
+
+    def bare(self, number: int) -> None:
+        """Their rows, written by the bare job."""
+        topic = self._single(self.book, number)
         with timed("the bare job") as watch:
             rows = self._bare(topic)
-        self.figures["bare_rows_per_s"] = watch.rate(rows)
+        self.rounds.add("bare_rows_per_s", watch.rate(rows))
+
+    def into_cassandra(self, number: int) -> None:
+        """The same appends, replicated."""
+        topic = self._single(self.book, number)
         with timed("replicating to Cassandra") as watch:
             self._job(self.book, topic).run(once=True)
-        self.figures["cassandra_events_per_s"] = watch.rate(self.count)
+        self.rounds.add("cassandra_events_per_s", watch.rate(self.count))
 
-    def ten(self) -> None:
+    def ten(self, number: int) -> None:
         """Appends of ten events each."""
-        topic = self._fill(self.book, "ten", appends=self.count // 5, journals=10_000, events=10)
+        topic = self._fill(self.book, f"ten-{number}", appends=self.count // 5, journals=10_000, events=10)
         with timed("replicating appends of ten events") as watch:
             self._job(self.book, topic).run(once=True)
-        self.figures["ten_events_per_s"] = watch.rate(self.count * 2)
+        self.rounds.add("ten_events_per_s", watch.rate(self.count * 2))
+
+    def into_embedded(self, number: int) -> None:
+        """The same work within one folder."""
+        topic = self._single(self.embedded, number)
+        with timed("replicating to the embedded store") as watch:
+            self._job(self.embedded, topic).run(once=True)
+        self.rounds.add("embedded_events_per_s", watch.rate(self.count))
 
     def many(self) -> None:
         """As many journals as appends."""
@@ -193,13 +235,6 @@ class Bench:
         with timed("replicating as many journals as appends") as watch:
             self._job(self.book, topic).run(once=True)
         self.figures["many_journals_events_per_s"] = watch.rate(self.count)
-
-    def into_embedded(self) -> None:
-        """The same work within one folder."""
-        topic = self._fill(self.embedded, "single", appends=self.count, journals=10_000)
-        with timed("replicating to the embedded store") as watch:
-            self._job(self.embedded, topic).run(once=True)
-        self.figures["embedded_events_per_s"] = watch.rate(self.count)
 
     def steady(self) -> None:
         """1,000 appends a second while the job runs."""
@@ -214,7 +249,8 @@ class Bench:
                 time.sleep(0.1)
             before = self._steps()
             with timed("1,000 appends a second"):
-                self.figures |= self.portal.run(steady(self.book, topic, per_s=1000, seconds=30))
+                work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=STEADY_WARM_UP_S)
+                self.figures |= self.portal.run(work)
         finally:
             job.stop()
             thread.join()
@@ -272,9 +308,14 @@ class Bench:
         return reader.option("topic", topic).load()
 
     def start(self) -> None:
-        """A fresh process up to its first batch."""
+        """A fresh process up to its first batch, beside one whose streaming job only counts the same records."""
         topic = self._fill(self.book, "start", appends=1000, journals=100)
-        with timed("a fresh process"):
-            command = [sys.executable, "-m", "tidebook.bench.pipeline_parts.start", str(self.toml), topic]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-        self.figures |= json.loads(done.stdout.strip().splitlines()[-1])
+        for kind, spark_s, first_s in (
+            ("bare", "bare_session_s", "spark_start_s"),
+            ("replicate", "session_s", "first_batch_s"),
+        ):
+            with timed(f"a fresh process: {kind}"):
+                command = [sys.executable, "-m", "tidebook.bench.pipeline_parts.start", kind, str(self.toml), topic]
+                done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+            found = json.loads(done.stdout.strip().splitlines()[-1])
+            self.figures |= {spark_s: found["session_s"], first_s: found["first_batch_s"]}

@@ -31,7 +31,8 @@ RATIOS = {
     "idle_p50_vs_pgqueuer": ("tidebook_idle_p50_ms", "pgqueuer_idle_p50_ms"),
     "timer_p50_ms": ("timer_p50_ms", None),
     "timer_p99_ms": ("timer_p99_ms", None),
-    "embedded_vs_huey": ("embedded_singles_per_s", "huey_drain_per_s"),
+    "embedded_vs_huey": ("embedded_drain_per_s", "huey_drain_per_s"),
+    "embedded_singles_vs_huey": ("embedded_singles_per_s", "huey_drain_per_s"),
     "claim_many_vs_few": ("claim_many_ms", "claim_few_ms"),
     "claim_churned_vs_fresh": ("claim_churned_ms", "claim_fresh_ms"),
 }

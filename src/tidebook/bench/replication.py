@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from tidebook.pipeline.slice import replicate_slice
+from tidebook.pipeline.slice import next_offset, replicate_slice
 from tidebook.wiring.book import Book
 
 
 async def replicate(book: Book, topic: str) -> None:
-    """Bring the whole log of a topic into the store."""
+    """Bring what the store lacks of a topic's log into it."""
     facts = await book.store.facts(topic)
     assert facts is not None
     for partition in range(facts.partitions):
-        start, end = 0, await book.log.end(topic, partition)
+        start = next_offset(await book.store.pointer(topic, partition), topic, partition, facts)
+        end = await book.log.end(topic, partition)
         while start < end:
             batch = await book.log.read(topic, partition, start=start, stop=end, limit=10_000)
             stop = batch.next_offset

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 
@@ -31,6 +32,21 @@ def timed(what: str) -> Iterator[Stopwatch]:
     finally:
         watch.seconds = time.perf_counter() - began
         print(f" {watch.seconds:.3f} s", file=sys.stderr)
+
+
+class Rounds:
+    """Rates of several rounds by name. Of every side of a ratio the median counts, so that no side has the luck."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, list[float]] = {}
+
+    def add(self, name: str, rate: float) -> None:
+        """The rate of one more round."""
+        self._rates.setdefault(name, []).append(rate)
+
+    def medians(self) -> dict[str, float]:
+        """What counts of each, as soon as it has a round."""
+        return {name: median(rates) for name, rates in self._rates.items()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +18,19 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption, chosen
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.outbox.message import Message, message
 from tidebook.outbox.outbox import Outbox
+from tidebook.pipeline.exposition import serving
 from tidebook.sql.migrate.outbox import script
 from tidebook.sql.port.dialect import dialect
 from tidebook.sql.port.outbox import ParkedMessage, TopicStatus
 from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox
 from tidebook.wiring.settings import read_settings
+
+#: How often the gauges of what waits are renewed, where metrics are served.
+STATUS_S = 10.0
 
 app = typer.Typer(help="Messages from a SQL transaction to Kafka, in order and once.", no_args_is_help=True)
 parked = typer.Typer(help="Messages that Kafka can never take, and what waits behind them.")
@@ -85,21 +91,56 @@ def relay(
         int | None, typer.Option(help="How many topics at once.", show_default="[outbox] threads, 1")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Send what waits, then end.")] = False,
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve /metrics for Prometheus there.", metavar="HOST:PORT")
+    ] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Relay messages to the log until INT or TERM, which let it finish the batch in hand."""
+    """Relay messages to the log until INT or TERM, which let it finish the batch in hand; a second one ends it."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     with opened(book, json=json) as outbox:
         running = outbox.new_relay(threads=threads)
 
+        asked = False
+
         def stop(number: int, frame: FrameType | None) -> None:
+            nonlocal asked
+            if asked:  # a server may neither answer nor fail: as safe as any other sudden death of a relay
+                os._exit(128 + number)
+            asked = True
             running.stop()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        sent = running.run(once=once)
+        with _metrics_served(outbox, metrics):
+            sent = running.run(once=once)
     output.emit({"relayed": sent}, f"relayed {sent}")
+
+
+@contextmanager
+def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
+    """The relay's metrics, and what waits, looked at now and then."""
+    if address is None:
+        yield
+        return
+    done = threading.Event()
+
+    def look() -> None:
+        while True:
+            try:
+                outbox.status()
+            except TidebookError as error:
+                logging.getLogger("tidebook.outbox").info("outbox: no status: %s", error)
+            if done.wait(STATUS_S):
+                return
+
+    with serving(outbox.metrics, address):
+        threading.Thread(target=look, name="tidebook-outbox-status", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
 
 @app.command()

@@ -14,6 +14,8 @@ BUCKETS_SETTING: Final = "tags/buckets"
 SIZES_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 #: A change takes effect at least this far ahead of all that was written.
 LEAD_MS: Final = 60_000
+#: So far ahead of what is written the history is fixed at once: one compare-and-set in so much of the log's time.
+FIXED_AHEAD_MS: Final = 300_000
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -21,12 +23,26 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
     from_ms: int
     size: str
+    #: Before this time no other change takes effect: rows are written below it. An older Tidebook ignores it.
+    fixed_ms: int = 0
 
 
 class Buckets(msgspec.Struct, frozen=True):
     """The history of bucket sizes; the first one holds from the beginning of time."""
 
     changes: tuple[Change, ...] = (Change(0, "hour"),)
+
+    @property
+    def fixed_ms(self) -> int:
+        """Below this time the history stays as it is, whoever changes it."""
+        last = self.changes[-1]
+        return max(last.from_ms, last.fixed_ms)
+
+    def fixed(self, time_ms: int) -> Buckets:
+        """The same, fixed beyond a time at which rows are about to be written."""
+        *before, last = self.changes
+        fixed_ms = max(self.fixed_ms, time_ms + FIXED_AHEAD_MS)
+        return Buckets((*before, Change(last.from_ms, last.size, fixed_ms)))
 
     def start(self, time_ms: int) -> int:
         """The bucket of a time, named by when it begins. Buckets of growing times never go back."""
@@ -39,11 +55,13 @@ class Buckets(msgspec.Struct, frozen=True):
         return self.start(max(0, self.start(time_ms) - 1))
 
     def changed(self, size: str, *, from_ms: int) -> Buckets:
-        """The same with another size from a time on, which must lie behind all changes so far."""
+        """The same with another size from a time on, behind all changes so far and not within what is fixed."""
         if size not in SIZES_MS:
             raise InvalidInput(f"a bucket is one {', one '.join(SIZES_MS)}, not {size!r}")
         if from_ms <= self.changes[-1].from_ms:
             raise InvalidInput(f"a change at {from_ms} must come after the last one, at {self.changes[-1].from_ms}")
+        if from_ms < self.fixed_ms:
+            raise InvalidInput(f"a change at {from_ms} must not come before {self.fixed_ms}: rows may be there already")
         return Buckets((*self.changes, Change(from_ms, size)))
 
 

@@ -27,6 +27,8 @@ class Ids(Protocol):
 
     def new(self) -> bytes: ...
 
+    def several(self, count: int) -> list[bytes]: ...
+
 
 class RandomIds:
     """A random prefix for each source and a counter behind it: unique, and far cheaper than a uuid each."""
@@ -42,6 +44,10 @@ class RandomIds:
 
     def new(self) -> bytes:
         return self._prefix + next(self._next).to_bytes(6, "big")
+
+    def several(self, count: int) -> list[bytes]:
+        prefix = self._prefix
+        return [prefix + number.to_bytes(6, "big") for number in itertools.islice(self._next, count)]
 
 
 _sources: weakref.WeakSet[RandomIds] = weakref.WeakSet()

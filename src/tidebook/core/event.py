@@ -126,6 +126,16 @@ def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
     return KeptEvent(payload_type, payload, tags, metadata)
 
 
+def plain_payload(events: Sequence[Event]) -> tuple[int, bytes] | None:
+    """Type and bytes of the payload, where it is all that there is: one event without tags or metadata."""
+    if type(events) is list and len(events) == 1:
+        event = events[0]
+        if type(event) is Event and not event.tags and event.metadata is None:
+            payload = event.payload
+            return (BYTES, payload) if type(payload) is bytes else encode_payload(payload)
+    return None
+
+
 def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
     """`pack_events` of `encode_event` of each, and `count_tags` of them, in one pass."""
     kept: list[KeptEvent | tuple[int, bytes]] = []
@@ -241,17 +251,17 @@ def unpack_events(body: bytes) -> list[bytes]:
 
 
 def read_event(kept: bytes, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
-    """Decode one kept event for a reader."""
-    return read_kept(decode_event(kept), seq_nr, timestamp_ms, partition, offset)
-
-
-def read_kept(event: KeptEvent, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
-    """A kept event as readers get it."""
+    """A kept event as readers get it. Every event that is read passes here, so it calls as little as it can."""
+    try:
+        event = _decode(kept)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+    kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
     return ReadEvent(
         seq_nr,
-        decode_payload(event.payload_type, event.payload),
-        frozenset(event.tags) if event.tags else _NO_TAGS,
-        None if event.metadata is None else decode_payload(JSON, event.metadata),
+        payload if kind == BYTES else decode_payload(kind, payload),
+        frozenset(tags) if tags else _NO_TAGS,
+        None if metadata is None else decode_payload(JSON, metadata),
         timestamp_ms,
         partition,
         offset,

@@ -14,7 +14,11 @@ Result = TypeVar("Result")
 
 
 class Gather(Generic[Item, Result]):
-    """Runs items in groups. `run` gives one outcome an item, an error too; what it raises is everybody's."""
+    """Runs items in groups. `run` gives one outcome an item, an error too; what it raises is everybody's.
+
+    A group is filled until its items weigh `group_max`; each weighs one, unless `weigh` says otherwise, and what weighs
+    more than that runs alone. `unwanted` gets a result whose awaiter has gone while it was being made.
+    """
 
     def __init__(
         self,
@@ -22,9 +26,13 @@ class Gather(Generic[Item, Result]):
         *,
         group_max: int,
         flights_max: int = 1,
+        weigh: Callable[[Item], int] | None = None,
+        unwanted: Callable[[Result], None] | None = None,
     ) -> None:
+        self._unwanted = unwanted
         self._run = run
         self._group_max = group_max
+        self._weigh = weigh
         self._flights_max = flights_max
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._flying = 0
@@ -54,8 +62,7 @@ class Gather(Generic[Item, Result]):
 
     async def _serve(self) -> None:
         while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._group_max))]
-            group = [(item, future) for item, future in taken if not future.done()]  # who gave up wants nothing
+            group = self._next_group()
             if not group:
                 continue
             outcomes: Sequence[Result | BaseException]
@@ -64,4 +71,21 @@ class Gather(Generic[Item, Result]):
             except BaseException as error:
                 outcomes = [error] * len(group)
             for (_, future), outcome in zip(group, outcomes, strict=True):
+                if self._unwanted is not None and future.done() and not isinstance(outcome, BaseException):
+                    self._unwanted(outcome)
                 settle(future, outcome)
+
+    def _next_group(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        waiting = self._waiting
+        count = min(len(waiting), self._group_max) if self._weigh is None else self._fitting(self._weigh)
+        taken = [waiting.popleft() for _ in range(count)]
+        return [(item, future) for item, future in taken if not future.done()]  # who gave up wants nothing
+
+    def _fitting(self, weigh: Callable[[Item], int]) -> int:
+        """How many of those who wait fill a group; one at least."""
+        room = self._group_max
+        for count, (item, future) in enumerate(self._waiting):
+            room -= 0 if future.done() else weigh(item)
+            if room < 0 and count:
+                return count
+        return len(self._waiting)

@@ -90,4 +90,6 @@ class Metrics:
 
 
 def _labels(labels: dict[str, object]) -> Labels:
-    return tuple(sorted((name, str(value)) for name, value in labels.items())) if labels else ()
+    if len(labels) < 2:  # nearly always, and counted all the time
+        return tuple([(name, str(value)) for name, value in labels.items()])
+    return tuple(sorted((name, str(value)) for name, value in labels.items()))

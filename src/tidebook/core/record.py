@@ -5,13 +5,15 @@ Unknown versions stop a partition; damage does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
-from tidebook.core.event import count_events
+from tidebook.core.event import count_events, pack_events
 from tidebook.core.frame import HEADER_BYTES, Frame
 
 MAGIC: Final = 0x7B
@@ -30,6 +32,35 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     if len(rest) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(rest) + HEADER_BYTES, limit_bytes=limit_bytes)
     return _frame.seal(rest)
+
+
+def encode_plain_appends(
+    epoch: int, append_ids: Iterable[bytes], payload_types: Iterable[int], payloads: Iterable[bytes]
+) -> list[bytes]:
+    """`encode_record` of appends of one event each that is a payload, not empty, and nothing else, numbered next.
+
+    Poured into moulds of their sizes, which the encoder made: a third of the time, where thousands go in one call.
+    """
+    join, mould = b"".join, _mould
+    rests = list[bytes]()
+    for append_id, payload_type, payload in zip(append_ids, payload_types, payloads, strict=True):
+        before, between, behind = mould(epoch, payload_type, len(payload))
+        rests.append(join((before, append_id, between, payload, behind)))
+    return _frame.seal_all(rests)
+
+
+#: A plain append takes so many bytes more than its payload, at most.
+PLAIN_BYTES_MAX: Final = 128
+
+
+@lru_cache(4096)
+def _mould(epoch: int, payload_type: int, size: int) -> tuple[bytes, bytes, bytes]:
+    """What stands before the id, between id and payload, and behind the payload."""
+    append_id, payload = b"\xff" * 16, b"\xff" * size
+    whole = _encode(Append(epoch, append_id, 1, pack_events([_encode((payload_type, payload))])))
+    at = whole.index(append_id)
+    end = whole.rindex(b"\xff") + 1  # nothing behind the payload has such a byte
+    return whole[:at], whole[at + 16 : end - size], whole[end:]
 
 
 def decode_record(value: bytes) -> Action:

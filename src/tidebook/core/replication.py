@@ -6,7 +6,7 @@ The order is forced by crashes, zombies and replays; `docs/explanation/replicati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -169,6 +169,8 @@ class Parked(msgspec.Struct, frozen=True, gc=False):
     id: str | None
     reason: str
     value: bytes
+    #: The record's own size, where the store has kept only its first bytes.
+    whole_bytes: int | None = None
 
 
 class SliceWrites(msgspec.Struct, frozen=True, gc=False):
@@ -186,31 +188,30 @@ class SliceWrites(msgspec.Struct, frozen=True, gc=False):
 def plan_key(
     key: Key,
     head: Head | None,
-    records: Iterable[Placed],
+    records: Sequence[Placed],
     facts: TopicFacts,
     *,
     partition: int = 0,
     clear_tags: bool = True,
 ) -> tuple[Write, ...]:
-    """The writes that bring one journal from `head`, as it was read, to the end of `records`.
+    """The writes that bring one journal from `head`, as it was read, to the end of `records`, which are in order.
 
     With `clear_tags=False` deleted and purged events stay in their tags' streams.
     """
     writes: list[Write] = []
-    work: list[Placed] = []
-    skipped = cleared_before = False
-    for placed in records:
-        if head is not None and placed.position <= head.position:
-            skipped = True
+    skipped = 0
+    cleared_before = False
+    if head is not None:
+        for placed in records:
+            if placed.position > head.position:
+                break
+            skipped += 1
             cleared_before = cleared_before or isinstance(placed.action, Delete | Purge)
-        else:
-            work.append(placed)
-
-    if skipped and head is not None:
-        # Whoever wrote this head may have died before the rest: do that again, under the same stamps.
-        writes.append(PutHead(key, head))
-        if cleared_before and not head.live:
-            writes.append(ClearJournal(key, head, (), clear_tags))
+        if skipped:
+            # Whoever wrote this head may have died before the rest: do that again, under the same stamps.
+            writes.append(PutHead(key, head))
+            if cleared_before and not head.live:
+                writes.append(ClearJournal(key, head, (), clear_tags))
     clear = cleared_before and head is not None and head.live
     clear_above = head.delete_to if head is not None and head.live and not cleared_before else 0
 
@@ -218,10 +219,17 @@ def plan_key(
     rows: list[EventRow] = []
     tags: list[TagRow] = []
     dirty = False
-    for placed in work:
+    for placed in records[skipped:] if skipped else records:
         before = now
         now, change = fold(now, placed.action, placed.position, placed.timestamp_ms, facts)
         match change:
+            case Appended():
+                new = _rows(placed, change)
+                rows += new
+                if placed.action.tagged:  # type: ignore[union-attr]
+                    assert now is not None
+                    tags += _tag_rows(key, partition, before, now.incarnation, placed.action.tagged, new)  # type: ignore[union-attr]
+                dirty = True
             case Purged():
                 assert now is not None
                 unwritten = tuple(row.place for row in tags) if clear_tags else ()
@@ -230,13 +238,6 @@ def plan_key(
                     writes.append(PutTags(key, now, kept_tags))
                 writes += (PutHead(key, now), ClearJournal(key, now, unwritten, clear_tags))
                 rows, tags, dirty, clear, clear_above = [], [], False, False, 0
-            case Appended():
-                new = _rows(placed, change)
-                rows += new
-                if placed.action.tagged:  # type: ignore[union-attr]
-                    assert now is not None
-                    tags += _tag_rows(key, partition, before, now.incarnation, placed.action.tagged, new)  # type: ignore[union-attr]
-                dirty = True
             case Deleted():
                 dirty = clear = True
             case _:
@@ -289,10 +290,11 @@ def _tag_rows(
 
 def _rows(placed: Placed, change: Appended) -> list[EventRow]:
     assert isinstance(placed.action, Append)
-    return [
-        EventRow(change.first + i, kept, placed.timestamp_ms, placed.position, i, placed.time_ms)
-        for i, kept in enumerate(unpack_events(placed.action.body))
-    ]
+    first, timestamp_ms, position, time_ms = change.first, placed.timestamp_ms, placed.position, placed.time_ms
+    kept = unpack_events(placed.action.body)
+    if len(kept) == 1:
+        return [EventRow(first, kept[0], timestamp_ms, position, 0, time_ms)]
+    return [EventRow(first + i, each, timestamp_ms, position, i, time_ms) for i, each in enumerate(kept)]
 
 
 def advance_time(time_ms: int, timestamp_ms: int, action: Action | Damaged) -> int:

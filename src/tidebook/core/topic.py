@@ -21,3 +21,5 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int = 1_000_000
     #: False from the topic's registration until its log's time was raised to the greatest one of the book.
     admitted: bool = True
+    #: Where the present epoch begins, by partition: offset and time of its mark. Empty in the first epoch.
+    began: tuple[tuple[int, int], ...] = ()

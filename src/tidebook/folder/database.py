@@ -99,6 +99,8 @@ class Database:
                 str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED
             )
             connection.set_busy_timeout(BUSY_MS_MAX)
+            # A plan does not depend on the values it is given: else SQLite compiles a statement anew with each of them.
+            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
             # The file that readers share stays when the last one leaves: on a full disk it could not be made again.
             stays = ctypes.c_int(1)
             connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(stays))

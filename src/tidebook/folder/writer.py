@@ -34,6 +34,7 @@ class Writer:
 
     def __init__(self, database: Database, pings: Pings, *, metrics: Metrics | None = None) -> None:
         self._database = database
+        self._file_name = database.path.name
         self._pings = pings
         self._metrics = metrics or Metrics()
         self._session = Session(database.connection)
@@ -81,9 +82,12 @@ class Writer:
         self._rest()
 
     def _rest(self) -> None:
-        if self._inbox.empty() and self._database.lock.held:
-            self._database.lock.release()
+        self._let_go()
         self._pings.flush()
+
+    def _let_go(self) -> None:
+        if self._database.lock.held and self._inbox.empty():
+            self._database.lock.release()
 
     def _turn(self) -> None:
         try:
@@ -94,6 +98,8 @@ class Writer:
             answers = [(item, error) for item in self._waiting]
             self._waiting.clear()
         channels, self._session.channels = self._session.channels, set()
+        if not self._waiting:
+            self._let_go()  # now: who is answered takes the interpreter's lock, and gives it back late
         answer(answers)
         if channels:
             self._pings.ping(channels)
@@ -187,8 +193,8 @@ class Writer:
             self._undo()
             failure = from_commit(error, self._database.path)
             return [(item, failure) for item, _ in answers]
-        self._metrics.count("folder_commits", file=self._database.path.name)
-        self._metrics.count("folder_operations", len(answers), file=self._database.path.name)
+        self._metrics.count("folder_commits", file=self._file_name)
+        self._metrics.count("folder_operations", len(answers), file=self._file_name)
         return answers
 
     def _undo(self) -> None:

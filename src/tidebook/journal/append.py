@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,11 +14,12 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.event import Event, encode_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
+from tidebook.core.record import decode_record
 from tidebook.core.seq_nr import LAST, seq_nr
 from tidebook.core.settle import settle
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended, answer, answer_from_head
-from tidebook.log.port import Log, Outgoing, Sent
+from tidebook.log.port import Log, Many, Outgoing, Sent
 
 EVENTS_MAX = 10_000
 
@@ -148,18 +149,23 @@ class Pending(msgspec.Struct, gc=False):
                     self._settle(answer_from_head(head, self._key, self.action, sent.partition, position))
                     return
             self._settle(answer(change, cache.topic, self.id, self.action, sent.partition, position))
-        except TidebookError as error:
-            unknown = OutcomeUnknown(
-                f"{self._key}: the append is in the log at offset {sent.offset}, but whether it counts could not be "
-                f"learned: {error}",
-                append_id=append_id,
-                partition=sent.partition,
-                offset=sent.offset,
-                floor=self.floor,
-                epoch=self.action.epoch,
-            )
-            unknown.__cause__ = error
-            self._settle(unknown)
+        except BaseException as error:  # whatever ended this, the caller still waits
+            self._settle(self._not_learned(sent, error))
+            if not isinstance(error, TidebookError):
+                raise
+
+    def _not_learned(self, sent: Sent, error: BaseException) -> OutcomeUnknown:
+        unknown = OutcomeUnknown(
+            f"{self._key}: the append is in the log at offset {sent.offset}, but whether it counts could not be "
+            f"learned: {str(error) or type(error).__name__}",
+            append_id=self.action.append_id,
+            partition=sent.partition,
+            offset=sent.offset,
+            floor=self.floor,
+            epoch=self.action.epoch,
+        )
+        unknown.__cause__ = error
+        return unknown
 
     def _with_identity(self, error: TidebookError) -> TidebookError:
         if isinstance(error, OutcomeUnknown):
@@ -182,27 +188,76 @@ class Pending(msgspec.Struct, gc=False):
         return Key(self.cache.topic, self.id)
 
 
+#: In the place of an outcome that has not come.
 _NOT_YET = Appended(None, None, -1, -1)
 
 
 class Together:
-    """What came of the appends of one call, each in its place, for one waiter."""
+    """Appends that are sent together, each in its place: called back by the log, it learns what came of them.
 
-    __slots__ = ("future", "left", "outcomes")
+    With thousands of them it matters how little is made and called for each: one is `Pending` only where it has to be.
+    """
 
-    def __init__(self, count: int) -> None:
-        self.outcomes: list[Appended | TidebookError] = [_NOT_YET] * count
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.left = count
-        if not count:
-            self.future.set_result(None)
+    def __init__(self, ids: Sequence[str], caches: Mapping[int, HeadCache], many: Many, *, confirm: bool) -> None:
+        self._ids = ids
+        #: By partition.
+        self._caches = caches
+        self._many = many
+        self._confirm = confirm
+        self._floors: dict[int, int] = {}
+        self._left = len(ids)
+        self._outcomes: list[Appended | TidebookError] = [_NOT_YET] * self._left
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self, log: Log) -> None:
+        """Hand them to the log, as `Pending.send` does."""
+        self._floors = {partition: cache.seen + 1 for partition, cache in self._caches.items()}
+        if self._confirm or any(cache.next_offset >= 0 for cache in self._caches.values()):
+            for place, partition in enumerate(self._many.partitions):
+                cache = self._caches[partition]
+                if self._confirm or cache.next_offset >= 0:  # else nobody would take it out again
+                    cache.open[self._action(place).append_id] = None
+        log.send_many(self._many, self)
+
+    def __call__(self, places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
+        """The log's answer, in the loop's thread, in offset order."""
+        partition = self._many.partitions[places[0]]
+        cache, outcomes, told = self._caches[partition], self._outcomes, 0
+        unknown = not self._confirm and cache.next_offset < 0  # no tail, so nothing is known but where it lies
+        for place, sent in zip(places, results, strict=True):
+            if unknown and type(sent) is Sent:
+                outcomes[place] = Appended(None, None, partition, sent.offset)
+                cache.seen = max(cache.seen, sent.offset)
+                told += 1
+            else:
+                self._pending(place)(sent)
+        self._settle(told)
+
+    def _action(self, place: int) -> Append:
+        """What its record says: most are never asked."""
+        action = decode_record(self._many.values[place])
+        assert isinstance(action, Append)
+        return action
+
+    def _pending(self, place: int) -> PendingOfMany:
+        record = self._many.record(place)
+        cache, floor = self._caches[record.partition], self._floors[record.partition]
+        return PendingOfMany(cache, self._ids[place], self._action(place), record, self._confirm, self, floor, place)
 
     def take(self, place: int, outcome: Appended | TidebookError) -> None:
         """What came of the append in this place."""
-        self.outcomes[place] = outcome
-        self.left -= 1
-        if not self.left and not self.future.done():
-            self.future.set_result(None)
+        self._outcomes[place] = outcome
+        self._settle(1)
+
+    def _settle(self, told: int) -> None:
+        self._left -= told
+        if not self._left and not self._future.done():
+            self._future.set_result(None)
+
+    async def told(self) -> list[Appended | TidebookError]:
+        """What came of all of them, in their places."""
+        await self._future
+        return self._outcomes
 
 
 class PendingOfMany(Pending, gc=False):
@@ -210,17 +265,6 @@ class PendingOfMany(Pending, gc=False):
 
     waiter: Together
     place: int = 0
-
-    def __call__(self, sent: Sent | TidebookError) -> None:
-        cache = self.cache
-        if cache.next_offset >= 0 or self.confirm or isinstance(sent, TidebookError):
-            Pending.__call__(self, sent)
-            return
-        # As above, with as few steps as can be: there are thousands of them, and only their places are known.
-        offset = sent.offset
-        if offset > cache.seen:
-            cache.seen = offset
-        self.waiter.take(self.place, Appended(None, None, sent.partition, offset))
 
     def _settle(self, outcome: Appended | TidebookError) -> None:
         self.cache.open.pop(self.action.append_id, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from tidebook.core.action import Mark
+from tidebook.core.errors import Unavailable
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.settings import BarrierKind
 from tidebook.log.port import Log
@@ -38,7 +39,16 @@ class Barriers:
             await asyncio.sleep(0)  # whoever asks in the same breath shares it
         self._in_flight, self._gathering = self._gathering, None
         try:
+            if self._cache.next_offset < 0:
+                await self._begin()
             sent = await self._cache.write(Mark(self._cache.facts.epoch))
         finally:
             self._in_flight = None
         return sent.offset
+
+    async def _begin(self) -> None:
+        """A tail that has begun takes the mark when it is acknowledged; else the log would be read for it alone."""
+        try:
+            await self._cache.begin()
+        except Unavailable:
+            pass  # whoever needs the store is told so

@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from array import array
-from collections import OrderedDict
+from typing import TypeVar
 
 from tidebook.core.action import Action, Append, Damaged
-from tidebook.core.errors import LogLost, TidebookError
+from tidebook.core.errors import LogLost, TidebookError, Unavailable
 from tidebook.core.fold import Change, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record, has_other_version
+from tidebook.core.replication import Pointer
 from tidebook.core.settle import settle
 from tidebook.core.topic import TopicFacts
+from tidebook.journal.heads import Heads
+from tidebook.journal.pointers import Pointers
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.stored import Stored
 from tidebook.journal.tail import Tail, read_action
+from tidebook.journal.unreplicated import Unreplicated
 from tidebook.log.port import Log, Outgoing, Record, Sent
 from tidebook.store.port import StoreReader
 
@@ -35,6 +38,7 @@ CATCH_UP_RECORDS_MAX = 2_000
 #: How often a followed partition forgets what the store has by now.
 DROP_EVERY_S = 5.0
 
+T = TypeVar("T")
 
 #: An attempt of an append: its offset, and what came of it.
 Met = tuple[int, Change]
@@ -64,13 +68,8 @@ class HeadCache:
         self.next_offset = -1
         #: The highest offset that this process was acknowledged or has passed: never below `next_offset - 1`.
         self.seen = -1
-        #: Offsets by key are complete from here on.
-        self._base = 0
-        self._heads: OrderedDict[str, Head | None] = OrderedDict()
-        self._offsets: dict[str, array[int]] = {}
-        self._offsets_held = 0
-        self._records: OrderedDict[int, Record] = OrderedDict()
-        self._bytes_held = 0
+        self._heads = Heads(count_max=settings.cached_heads_max, bytes_max=settings.cached_head_bytes_max)
+        self._unreplicated = Unreplicated(offsets_max=settings.cached_offsets_max, bytes_max=settings.cached_bytes_max)
         #: Appends of this process whose outcome is still open, by append id: the attempt that was met last.
         self.open: dict[bytes, Met | None] = {}
         self._resolving: dict[str, asyncio.Task[Head | None]] = {}
@@ -79,6 +78,8 @@ class HeadCache:
         self._used_at = 0.0
         self._met_at = -math.inf
         self._began = asyncio.Lock()
+        self._closed = False
+        self._pointers = Pointers(store, topic, partition)
 
     # ---- the tail
 
@@ -93,7 +94,8 @@ class HeadCache:
                 first = await self._log.end(self.topic, self.partition)
             else:
                 first = await self.replicated() + 1
-            self._base = self.next_offset = first
+            self.next_offset = first
+            self._unreplicated.begin(first)
             self.seen = max(self.seen, first - 1)
 
     async def reach(self, offset: int, *, follow: bool = True) -> None:
@@ -103,6 +105,8 @@ class HeadCache:
             await self.begin()
         if self.next_offset > offset:
             return
+        if self._closed:
+            raise self._over()
         if self._log.indexed_by_key:
             if offset - self.next_offset >= CATCH_UP_RECORDS_MAX:
                 self._metrics.count("head_cache_forgotten")
@@ -115,7 +119,20 @@ class HeadCache:
         while self.next_offset <= offset:
             if self._reaching is None or self._reaching.done():
                 self._reaching = asyncio.create_task(self._take_up_to(offset))
-            await asyncio.shield(self._reaching)
+            await self._shared(self._reaching)
+
+    async def _shared(self, task: asyncio.Task[T]) -> T:
+        """What others may wait for, too. When the cache is closed they are told so: none of them was cancelled."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if not task.cancelled() or (waiting is not None and waiting.cancelling()):
+                raise
+            raise self._over() from None
+
+    def _over(self) -> Unavailable:
+        return Unavailable(f"{self.topic}/{self.partition}: the journal was closed meanwhile: open it again")
 
     def meets_others(self) -> bool:
         """Another's record lay before one of ours: whether that was so a while ago, too.
@@ -127,13 +144,12 @@ class HeadCache:
 
     def _forget(self, next_offset: int) -> None:
         self._heads.clear()
-        self._offsets.clear()
-        self._records.clear()
-        self._offsets_held = self._bytes_held = 0
-        self._base = self.next_offset = next_offset
+        self._unreplicated.begin(next_offset)
+        self.next_offset = next_offset
         self.seen = max(self.seen, next_offset - 1)
 
     async def _take_up_to(self, offset: int) -> None:
+        """Several may take at once: the tail never moves back, so a batch never begins behind where it stands."""
         while self.next_offset <= offset:
             start = self.next_offset
             try:
@@ -143,7 +159,10 @@ class HeadCache:
                 replicated = await self.replicated()
                 if replicated < await self._log.start(self.topic, self.partition) - 1:
                     raise
-                self._forget(replicated + 1)
+                if self.next_offset == start:  # else another who takes has met this, too, and went on from there
+                    if replicated < start:
+                        raise
+                    self._forget(replicated + 1)
                 continue
             for record in batch.records:
                 if record.offset >= self.next_offset:  # an acknowledgement may have come first
@@ -173,20 +192,9 @@ class HeadCache:
 
     async def _drop_replicated(self) -> None:
         replicated = await self.replicated()
-        if replicated >= self._base:
-            self._drop_below(replicated + 1)
-
-    def _drop_below(self, base: int) -> None:
-        for id in list(self._offsets):
-            kept = array("q", (offset for offset in self._offsets[id] if offset >= base))
-            if kept:
-                self._offsets[id] = kept
-            else:
-                del self._offsets[id]
-        self._offsets_held = sum(map(len, self._offsets.values()))
-        for offset in [offset for offset in self._records if offset < base]:
-            self._bytes_held -= len(self._records.pop(offset).value or b"")
-        self._base = max(self._base, base)
+        if replicated >= self._unreplicated.base:
+            while self._unreplicated.drop_below(replicated + 1):  # noqa: ASYNC110 - no wait, only others' turn
+                await asyncio.sleep(0)
 
     def take(self, record: Record) -> None:
         """The next record of the tail: fold it where its head is known, remember where it lies.
@@ -203,7 +211,7 @@ class HeadCache:
         if id is None:
             return
         if not self._log.indexed_by_key:
-            self._remember(id, record)
+            self._unreplicated.add(id, record)
         if known and action is not None:
             self._fold(id, action, record.offset, record.timestamp_ms)
 
@@ -221,7 +229,7 @@ class HeadCache:
         if id is None:
             return None
         if not self._log.indexed_by_key:
-            self._remember(id, Record(offset, sent.timestamp_ms, record.key, record.value))
+            self._unreplicated.add(id, Record(offset, sent.timestamp_ms, record.key, record.value))
         return self._fold(id, action, offset, sent.timestamp_ms) if id in self._heads else None
 
     async def write(self, action: Action, id: str | None = None) -> Sent:
@@ -242,40 +250,31 @@ class HeadCache:
         head, position = self._heads[id], Position(self.facts.epoch, offset)
         if head is not None and position <= head.position:
             return None  # the store was ahead of the tail when this head was read
-        self._heads[id], change = fold(head, action, position, timestamp_ms, self.facts)
+        after, change = fold(head, action, position, timestamp_ms, self.facts)
+        self._heads.keep(id, after)
         if type(action) is Append and action.append_id in self.open:
             self.open[action.append_id] = (offset, change)
         return change
-
-    def _remember(self, id: str, record: Record) -> None:
-        offsets = self._offsets.get(id)
-        if offsets is None:
-            offsets = self._offsets[id] = array("q")
-        offsets.append(record.offset)
-        self._offsets_held += 1
-        self._records[record.offset] = record
-        self._bytes_held += len(record.value or b"")
-        while self._bytes_held > self._settings.cached_bytes_max and self._records:
-            _, oldest = self._records.popitem(last=False)
-            self._bytes_held -= len(oldest.value or b"")
-        if self._offsets_held > self._settings.cached_offsets_max:
-            self._drop_below(self.next_offset - self._settings.cached_offsets_max // 2)
 
     # ---- records and heads of one key
 
     async def replicated(self) -> int:
         """The last offset of this epoch that the store has, or -1."""
-        return Stored(await self._store.pointer(self.topic, self.partition), None, self.facts.epoch).as_of
+        return Stored(await self._pointers.now(), None, self.facts.epoch).as_of
 
     async def stored(self, key: Key) -> Stored:
         """Pointer, then head."""
-        pointer = await self._store.pointer(self.topic, self.partition)
+        pointer = await self._pointers.now()
         return Stored(pointer, await self._store.head(key), self.facts.epoch)
+
+    async def recent_pointer(self) -> Pointer | None:
+        """Through where the store had the log by now, or a moment ago."""
+        return await self._pointers.recent(self._unreplicated.base)
 
     async def fold_tail(self, key: Key, tail: Tail, *, after: int, to: int) -> None:
         """Fold the key's records of offsets after < offset ≤ to onto `tail`."""
         if not self._log.indexed_by_key:
-            found = self._find(key.id, after, to)
+            found = self._unreplicated.find(key.id, after, to) if to < self.next_offset else None
             if found is not None:
                 for record in found:
                     tail.take(record)
@@ -287,19 +286,6 @@ class HeadCache:
             for record in batch.records:
                 tail.take(record)
             start = batch.next_offset
-
-    def _find(self, id: str, after: int, to: int) -> list[Record] | None:
-        """The key's records in memory, or None where they are not all there."""
-        if after + 1 < self._base or to >= self.next_offset:
-            return None
-        found = []
-        for offset in self._offsets.get(id, ()):
-            if after < offset <= to:
-                record = self._records.get(offset)
-                if record is None:
-                    return None
-                found.append(record)
-        return found
 
     def known(self, id: str) -> bool:
         """Whether the head is here, exact as of the tail."""
@@ -313,7 +299,7 @@ class HeadCache:
         if head is None:
             return self.next_offset
         born = head.incarnation
-        return born.offset if born.epoch == self.facts.epoch and born.offset >= self._base else None
+        return born.offset if born.epoch == self.facts.epoch and born.offset >= self._unreplicated.base else None
 
     def cached(self, id: str) -> Head | None:
         """The head of a known id."""
@@ -332,7 +318,7 @@ class HeadCache:
         if task is None:
             task = self._resolving[id] = asyncio.create_task(self._resolve(id))
             task.add_done_callback(lambda _: self._resolving.pop(id, None))
-        return await asyncio.shield(task)
+        return await self._shared(task)
 
     async def _resolve(self, id: str) -> Head | None:
         key = Key(self.topic, id)
@@ -348,9 +334,7 @@ class HeadCache:
                 if stored.as_of <= before.as_of:
                     raise
         self._metrics.count("head_cache_resolved")
-        self._heads[id] = tail.head
-        while len(self._heads) > self._settings.cached_heads_max:
-            self._heads.popitem(last=False)
+        self._heads.keep(id, tail.head)
         return tail.head
 
     async def _catch_up(self, key: Key, tail: Tail, reached: int) -> None:
@@ -367,7 +351,8 @@ class HeadCache:
         return met[1] if met is not None and met[0] == offset else None
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following; whoever still waits is told so."""
+        self._closed = True
         tasks = [each for each in (self._follower, self._reaching, *self._resolving.values()) if each is not None]
         for task in tasks:
             task.cancel()

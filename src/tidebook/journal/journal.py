@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -20,13 +21,14 @@ from tidebook.core.payload import encode_payload
 from tidebook.core.record import encode_record
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic import TopicFacts
-from tidebook.journal.append import Pending, PendingOfMany, Together, append_action, check_append_id, floor_of
+from tidebook.journal.append import Pending, Together, append_action, check_append_id, floor_of
 from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.many import AHEAD_MAX, Checked, at_once, pairs
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.snapshots import Snapshot, read_snapshot
 from tidebook.journal.topic import OpenPartition, OpenTopic, adopt_topic, open_topic
-from tidebook.log.port import Log, Outgoing
+from tidebook.log.port import Log, Many, Outgoing
 from tidebook.store.port import Snapshot as KeptSnapshot
 from tidebook.store.port import StoreWriter
 
@@ -112,7 +114,10 @@ class Journal:
         partition, raw = topic.address(id)
         action, value = self._record(topic.facts, events, expected, at, expire_after, append_id, retry)
         cache = partition.cache
-        if confirm and not cache.known(id):
+        if not confirm:
+            if topic.due:
+                topic.check_epoch()
+        elif not cache.known(id):
             await cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         record = Outgoing(self.topic, partition.number, raw, value)
@@ -126,29 +131,52 @@ class Journal:
 
         Bad input in any of them raises before anything is sent.
         """
-        pairs = _pairs(items)
-        topic = self._open or await self._opened(partial(self._check, pairs))
-        together, facts, new_id = Together(len(pairs)), topic.facts, self._ids.new
-        pending: list[PendingOfMany] = []
-        for place, (id, events) in enumerate(pairs):
-            partition, raw = topic.address(id)
-            action = append_action(events, facts.epoch, new_id(), None, None, None, None)
-            value = encode_record(action, limit_bytes=facts.limit_bytes)
-            record = Outgoing(self.topic, partition.number, raw, value)
-            pending.append(PendingOfMany(partition.cache, id, action, record, confirm, together, -1, place))
+        ids, appends = pairs(items)
+        topic = self._open or await self._opened(partial(self._check, zip(ids, appends, strict=True)))
+        addresses = topic.addresses(ids)
+        checked = Checked(appends, topic.facts, lambda events: self._record(topic.facts, events)[1])
         if confirm:
-            await self._resolve({each.id: each.cache for each in pending})
-        for each in pending:
-            each.send(self._log)
-        await together.future
-        return together.outcomes
+            caches = {id: partition.cache for id, (partition, _) in zip(ids, addresses, strict=True)}
+            if unresolved := await self._resolve(caches):
+                others = [(id, events) for id, events in zip(ids, appends, strict=True) if id not in unresolved]
+                answers = iter(await self.append_many(others))
+                return [unresolved[id] if id in unresolved else next(answers) for id in ids]
+        elif topic.due:
+            topic.check_epoch()
+        outcomes: list[Appended | TidebookError] = []
+        sent: deque[Together] = deque()
+        for some in at_once(len(ids)):
+            places = addresses[some]
+            partitions, keys = [partition.number for partition, _ in places], [key for _, key in places]
+            many = Many(self.topic, partitions, keys, checked.values(some, self._ids))
+            of_partitions = {partition.number: partition.cache for partition, _ in places}
+            together = Together(ids[some], of_partitions, many, confirm=confirm)
+            together.send(self._log)
+            sent.append(together)
+            await asyncio.sleep(0)  # the log takes them while the next are made
+            if len(sent) > AHEAD_MAX:
+                outcomes += await sent.popleft().told()
+        for together in sent:
+            outcomes += await together.told()
+        return outcomes
 
-    async def _resolve(self, ids: Mapping[str, HeadCache]) -> None:
-        """Learn the heads that are not at hand, some at a time."""
+    async def _resolve(self, ids: Mapping[str, HeadCache]) -> dict[str, TidebookError]:
+        """Learn the heads that are not at hand, some at a time; why not, where one cannot be learned."""
         unknown = [(id, cache) for id, cache in ids.items() if not cache.known(id)]
+        failed: dict[str, TidebookError] = {}
         for start in range(0, len(unknown), HEADS_AT_ONCE):
             some = unknown[start : start + HEADS_AT_ONCE]
-            await asyncio.gather(*(cache.head(id) for id, cache in some))
+            found = await asyncio.gather(*(cache.head(id) for id, cache in some), return_exceptions=True)
+            for (id, _), result in zip(some, found, strict=True):
+                if isinstance(result, TidebookError):
+                    failed[id] = result
+                elif isinstance(result, BaseException):
+                    raise result
+            if len(failed) >= start + len(some):  # nothing answers: the rest would wait as long, and in vain
+                error = failed[some[-1][0]]
+                failed.update((id, error) for id, _ in unknown[start + len(some) :])
+                break
+        return failed
 
     def _check(self, appends: Iterable[tuple[Any, ...]], facts: TopicFacts) -> None:
         """What would be refused is refused, before there is a topic."""
@@ -342,23 +370,15 @@ class Journal:
         """Accept the log as it is after it was re-made or restored: a new epoch begins on what the store has."""
         async with self._opening:
             facts = await adopt_topic(self._log, self._store, self.topic, self._settings)
-            if self._open is not None:
-                await self._open.close()
-            self._open = None
+            if self._open is not None and self._open.facts != facts:
+                await self.close()
             return facts
 
     async def close(self) -> None:
         """Stop following the log."""
-        if self._open is not None:
-            await self._open.close()
-            self._open = None
-
-
-def _pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> list[tuple[str, Sequence[Event]]]:
-    try:
-        return [(id, events) for id, events in items]
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
+        topic, self._open = self._open, None
+        if topic is not None:
+            await topic.close()
 
 
 def _named(key: bytes | None) -> str | None:

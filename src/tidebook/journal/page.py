@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tidebook.core.errors import Corrupt
-from tidebook.core.event import ReadEvent, decode_events, read_kept
+from tidebook.core.event import ReadEvent, read_event
 from tidebook.core.head import Head
 from tidebook.core.replication import EventRow
 
 
 class Page:
-    """Events in order, decoded; all that there are up to `reached`."""
+    """Events in order, all that there are up to `reached`; each is decoded when it is wanted."""
 
     __slots__ = ("_ends", "events", "reached")
 
     def __init__(self, rows: Sequence[EventRow], partition: int, *, to: int) -> None:
-        self.events = read_rows(rows, partition)
-        self.reached = rows[-1].seq_nr if rows else to
+        self.events: Iterable[ReadEvent] = read_rows(rows, partition)
         self._ends = (rows[0], rows[-1]) if rows else ()
+        self.reached = self._ends[-1].seq_nr if self._ends else to
+
+    def decode(self) -> None:
+        """Decode all of it now, where there is nothing else to do meanwhile."""
+        self.events = list(self.events)
 
     def cut(self, *, after: int, to: int) -> Page:
         """Keep the events with after < seq_nr ≤ to."""
-        events = self.events
-        if events and not (after < events[0].seq_nr and events[-1].seq_nr <= to):
-            self.events = [event for event in events if after < event.seq_nr <= to]
+        if self._ends and not (after < self._ends[0].seq_nr and self._ends[-1].seq_nr <= to):
+            self.events = [event for event in self.events if after < event.seq_nr <= to]
         self.reached = min(self.reached, to)
         return self
 
@@ -38,9 +41,7 @@ class Page:
                 )
 
 
-def read_rows(rows: Sequence[EventRow], partition: int) -> list[ReadEvent]:
+def read_rows(rows: Iterable[EventRow], partition: int) -> Iterator[ReadEvent]:
     """The events of rows, as readers get them."""
-    return [
-        read_kept(event, row.seq_nr, row.timestamp_ms, partition, row.position.offset)
-        for row, event in zip(rows, decode_events([row.kept for row in rows]), strict=True)
-    ]
+    for row in rows:
+        yield read_event(row.kept, row.seq_nr, row.timestamp_ms, partition, row.position.offset)

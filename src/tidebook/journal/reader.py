@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
@@ -13,6 +13,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
+from tidebook.journal.ahead import RowsAhead
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.page import Page
@@ -153,9 +154,9 @@ class Reader:
                     if page is None:
                         whole = False
                         break
-                    if page and done is None:
-                        life, to = view.head.incarnation, _bound(to, view.head)
                     for event in page:
+                        if done is None:
+                            life, to = view.head.incarnation, _bound(to, view.head)
                         done = event.seq_nr
                         yield event
                 if not whole:
@@ -197,14 +198,11 @@ class Reader:
     ) -> tuple[View, Page | None]:
         fixing = asyncio.ensure_future(self._barriers.fix(kind))
         try:
-            pointer, rows = await asyncio.gather(
-                self._store.pointer(key.topic, self._cache.partition),
-                self._store.events(key, known, after=after, to=to, limit=self._settings.page_events),
-            )
+            pointer, page = await asyncio.gather(self._cache.recent_pointer(), self._page(key, known, after, to))
             asking = asyncio.ensure_future(self._store.head(key))
             try:
                 await asyncio.sleep(0)  # it is asked now, and the page is decoded meanwhile
-                page = Page(rows, self._cache.partition, to=to)
+                page.decode()
             finally:
                 head = await asking
         except Unavailable as error:
@@ -234,36 +232,34 @@ class Reader:
 
     async def _pages(
         self, key: Key, view: View, after: int, to: int, first: Page | None
-    ) -> AsyncIterator[list[ReadEvent] | None]:
+    ) -> AsyncIterator[Iterable[ReadEvent] | None]:
         """Pages of events that were still whole after they were read; None where one was not, and it ends there.
 
         `first` is one that is known to be whole.
         """
         head = view.stored.head
         assert head is not None
-        ahead: asyncio.Task[Page] | None = None
+        page = first.cut(after=after, to=to) if first is not None and first.reached > after else None
+        rows = RowsAhead(self._store, key, head, to=to, limit=self._settings.page_events)
+        ahead = not self._log.end_is_linearizable
         try:
             while after < to:
-                whole = first is not None and first.reached > after
-                if first is not None and whole:
-                    page = first.cut(after=after, to=to)
-                else:
-                    page = await ahead if ahead is not None else await self._page(key, head, after, to)
-                first = ahead = None
-                if page.reached < to and not self._log.end_is_linearizable:
-                    ahead = asyncio.create_task(self._page(key, head, page.reached, to))
-                    if whole:
-                        await asyncio.sleep(0)  # it is asked for now, not when this page is used up
-                if not whole and not page_stands(head, await self._store.head(key), after):
-                    yield None
-                    return
+                if page is None:
+                    page = Page(await rows.take(after), self._cache.partition, to=to)
+                    if ahead:
+                        rows.ask(page.reached)
+                    if not page_stands(head, await self._store.head(key), after):
+                        yield None
+                        return
+                elif ahead:
+                    rows.ask(page.reached)
+                    await asyncio.sleep(0)  # what follows is asked for now, not when this page is used up
                 page.check(head)
                 yield page.events
-                after = page.reached
+                after, page = page.reached, None
                 await asyncio.sleep(0)  # a store on this machine answers at once: others want their turn too
         finally:
-            if ahead is not None:
-                ahead.cancel()
+            rows.close()
 
     async def _page(self, key: Key, head: Head, after: int, to: int) -> Page:
         rows = await self._store.events(key, head, after=after, to=to, limit=self._settings.page_events)

@@ -25,16 +25,15 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     barrier: BarrierKind = "mark"
     page_events: Some = 1000
     snapshot_slots: Some = 3
-    #: The head cache, a partition: resolved heads, offsets of unreplicated records, their bytes.
+    #: The head cache, a partition: resolved heads and their bytes, offsets of unreplicated records and their bytes.
     cached_heads_max: Some = 32_768
+    cached_head_bytes_max: Some = 64_000_000
     cached_offsets_max: Some = 1_000_000
     cached_bytes_max: Some = 32_000_000
     #: An unreplicated tail up to this size is read once; a longer one is streamed a second time.
     tail_bytes_max: Some = 8_000_000
     #: A partition is tailed for this long after it was last used.
     follow_s: Seconds = 60.0
-    #: How long a write may take before its outcome is called unknown.
-    timeout_s: Seconds = 30.0
 
     def facts(self, topic_id: str, partitions: int) -> TopicFacts:
         """The facts of a topic that is made now."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
 from tidebook.core.action import Mark
-from tidebook.core.errors import Corrupt, Fenced
+from tidebook.core.errors import Corrupt, Fenced, TidebookError
 from tidebook.core.key import journal_id, partition_of
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
@@ -18,11 +19,13 @@ from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
-from tidebook.log.port import Log, Outgoing, Sent
+from tidebook.log.port import Log, Outgoing
 from tidebook.store.port import StoreWriter
 
 #: Journals whose address is remembered, a topic.
 ADDRESSES_MAX = 8192
+#: How often one that appends without confirming looks whether the topic has a new epoch.
+LOOK_EVERY_S = 3.0
 
 
 class OpenPartition:
@@ -63,6 +66,14 @@ class OpenTopic:
         metrics: Metrics,
     ) -> None:
         self.facts = facts
+        self._store = store
+        self._topic = topic
+        #: It is time for `check_epoch`. A timer sets it: asking for the time would cost every append.
+        self.due = False
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._be_due)
+        self._looking: asyncio.Task[None] | None = None
+        #: The epoch that the topic has moved on to, if it was seen to.
+        self._moved_to: int | None = None
         self.partitions = [
             OpenPartition(log, store, topic, number, facts, settings, metrics) for number in range(facts.partitions)
         ]
@@ -83,7 +94,45 @@ class OpenTopic:
             self._addresses[id] = address
         return address
 
+    def addresses(self, ids: Sequence[str]) -> list[Address]:
+        """The addresses of many, most of them known."""
+        known = self._addresses.get
+        try:
+            return [known(id) or self.address(id) for id in ids]
+        except TypeError:  # one that no dict could have: it is told by name
+            return list(map(self.address, ids))
+
+    def check_epoch(self) -> None:
+        """Fenced where the topic has moved on to another epoch, as far as was learned in the last seconds.
+
+        Who confirms meets the new epoch's mark. Who does not reads nothing, and would be told of success for ever.
+        """
+        if self._moved_to is not None:
+            raise Fenced(
+                f"topic {self._topic} has moved on from epoch {self.facts.epoch} to {self._moved_to}: "
+                "open the book again"
+            )
+        self.due = False
+        self._looking = asyncio.create_task(self._look())
+
+    def _be_due(self) -> None:
+        self.due = True
+
+    async def _look(self) -> None:
+        try:
+            facts = await self._store.facts(self._topic)
+        except TidebookError:
+            facts = None  # appends go on without the store; it is asked again in a while
+        if facts is not None and facts.epoch > self.facts.epoch:
+            self._moved_to, self.due = facts.epoch, True
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._be_due)
+
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        self._timer.cancel()
         for partition in self.partitions:
             await partition.cache.close()
 
@@ -100,6 +149,7 @@ async def open_topic(
     await check_topic(log, store, topic, facts)
     if not facts.admitted:
         facts = await _admit(log, store, topic, facts)
+    await begin_epoch(store, topic, facts)
     return OpenTopic(log, store, topic, facts, settings, metrics)
 
 
@@ -157,17 +207,29 @@ async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: Journa
         return await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
     if state.partitions < facts.partitions:
         raise Corrupt(f"topic {topic}: {facts.partitions} partitions are needed and the log has {state.partitions}")
-    if await _fits(log, store, topic, facts):
-        return facts
-    wanted = msgspec.structs.replace(facts, topic_id=state.topic_id, epoch=facts.epoch + 1)
-    # A mark of the new epoch comes first: whoever still holds the old facts stops at it, and is told of no success.
-    value = encode_record(Mark(wanted.epoch), limit_bytes=facts.limit_bytes)
+    if not await _fits(log, store, topic, facts):
+        facts = await _new_epoch(log, store, topic, facts, state.topic_id)
+    await begin_epoch(store, topic, facts)
+    return facts
+
+
+async def _new_epoch(log: Log, store: StoreWriter, topic: str, facts: TopicFacts, topic_id: str) -> TopicFacts:
+    """Set facts of a new epoch, or learn those that another has set meanwhile.
+
+    A mark of the new epoch comes first: whoever still holds the old facts stops at it, and is told of no success.
+    The facts name the marks of whoever set them. All records of the epoch lie behind those; before the mark of one who
+    came second, there may be appends that were acknowledged.
+    """
+    # Its tick lies above all of the old epoch: offsets begin anew, and at the same time they would order tagged events.
+    known = await store.pointers(topic)
+    tick_ms = max((pointer.time_ms for pointer in known.values()), default=-1) + 1
+    epoch = facts.epoch + 1
+    value = encode_record(Mark(epoch, tick_ms), limit_bytes=facts.limit_bytes)
     numbers = range(facts.partitions)
     marks = await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
-    held = await store.set_facts(topic, wanted, expected=facts)
-    if held == wanted:
-        await asyncio.gather(*(_begin(store, topic, mark, held.epoch) for mark in marks))
-    return held
+    began = tuple((mark.offset, max(mark.timestamp_ms, tick_ms)) for mark in marks)
+    wanted = msgspec.structs.replace(facts, topic_id=topic_id, epoch=epoch, began=began)
+    return await store.set_facts(topic, wanted, expected=facts)
 
 
 async def _fits(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> bool:
@@ -178,11 +240,22 @@ async def _fits(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> 
     return True
 
 
-async def _begin(store: StoreWriter, topic: str, mark: Sent, epoch: int) -> None:
-    """Let the epoch begin at its mark: what lies before is void, and may be gone from the log already."""
-    began = await store.pointer(topic, mark.partition)
-    pointer = Pointer(Position(epoch, mark.offset), max(mark.timestamp_ms, 0 if began is None else began.time_ms))
-    try:
-        await store.apply(SliceWrites(topic, mark.partition, began, pointer, ()))
-    except Fenced:
-        pass  # a replicator has begun this epoch meanwhile, and passed over the void records
+async def begin_epoch(store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+    """Let the epoch begin at its marks: what lies before is void, and may be gone from the log already.
+
+    Harmless to repeat, at any time and by anybody: whoever set the facts may have died before this.
+    """
+    if not facts.began:
+        return
+    known = await store.pointers(topic)
+    for number, (offset, time_ms) in enumerate(facts.began):
+        pointer = known.get(number)
+        if pointer is not None:
+            if pointer.position.epoch >= facts.epoch:
+                continue
+            time_ms = max(time_ms, pointer.time_ms + 1)
+        begun = Pointer(Position(facts.epoch, offset), time_ms)
+        try:
+            await store.apply(SliceWrites(topic, number, pointer, begun, ()))
+        except Fenced:
+            pass  # another has begun it meanwhile

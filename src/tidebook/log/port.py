@@ -30,6 +30,19 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
+class Many(msgspec.Struct, frozen=True):
+    """Records of one topic, in three columns: thousands of them are made and checked faster so."""
+
+    topic: str
+    partitions: list[int]
+    keys: list[bytes]
+    values: list[bytes]
+
+    def record(self, place: int) -> Outgoing:
+        """One of them."""
+        return Outgoing(self.topic, self.partitions[place], self.keys[place], self.values[place])
+
+
 class InOrder(msgspec.Struct, frozen=True):
     """Records of one topic; those of one chain (None: of no chain) must not pass by one another."""
 
@@ -63,6 +76,13 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
 
 #: Called in the event loop's thread, in offset order per partition.
 OnSent = Callable[[Sent | TidebookError], None]
+#: The same for some of many: their places among them, all of one partition, and what came of each.
+OnSentMany = Callable[[Sequence[int], Sequence[Sent | TidebookError]], None]
+
+
+def one_of(on_sent: OnSentMany, place: int) -> OnSent:
+    """The callback of one of many that is sent for itself."""
+    return lambda result: on_sent((place,), (result,))
 
 
 class Log(Protocol):
@@ -97,6 +117,10 @@ class Log(Protocol):
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         """Append a record and call back once it is durable. Records sent in the same breath share the cost."""
+        ...
+
+    def send_many(self, many: Many, on_sent: OnSentMany) -> None:
+        """`send` for many, in this order."""
         ...
 
     async def append(self, record: Outgoing) -> Sent:

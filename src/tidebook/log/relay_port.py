@@ -102,6 +102,8 @@ class Scan(msgspec.Struct, frozen=True):
     ids: frozenset[int]
     scan_from: Mapping[int, int]
     topic_uuid: str | None
+    #: They were sent in a transaction: only what was committed counts, and others' open transactions are waited for.
+    committed: bool = True
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -109,6 +111,8 @@ class Found(msgspec.Struct, frozen=True):
 
     ids: frozenset[int]
     lost: str | None = None
+    #: Some offsets hold nothing: messages may have been compacted away, or there are marks of transactions.
+    holes: bool = False
 
 
 class RelayTarget(Protocol):
@@ -128,6 +132,10 @@ class RelayTarget(Protocol):
 
     def release(self, topic: str) -> None:
         """The calling thread is done with the topic for now."""
+        ...
+
+    def tend(self) -> None:
+        """Look after what the calling thread keeps open; called about once a second, between topics."""
         ...
 
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:

@@ -12,7 +12,7 @@ from tidebook.sql.queries.outbox_publish import Statement
 
 _ACCEPTED = (
     "give a SQLAlchemy 2 session or connection (sync or async), Django's connection, or a connection of psycopg, "
-    "psycopg2, pymysql, mysqlclient, mariadb, sqlite3 or apsw"
+    "psycopg2, pymysql, mysqlclient, mysql-connector, mariadb, sqlite3 or apsw"
 )
 #: A driver's top package → its database and how it writes parameters.
 _DRIVERS: dict[str, tuple[Dialect, Style]] = {
@@ -31,8 +31,9 @@ _STYLES: dict[str, Style] = {
     "qmark": "qmark",
     "numeric_dollar": "dollar",
 }
-_PSYCOPG_IDLE = 0
+_POSTGRES_IDLE = 0
 _MYSQL_IN_TRANSACTION = 1
+_MYSQL_NO_SAVEPOINT = 1305
 
 
 class Caller(NamedTuple):
@@ -55,7 +56,7 @@ class Caller(NamedTuple):
 
 def is_async_sqlalchemy(target: Any) -> bool:
     """Whether it is an AsyncSession or AsyncConnection: `run_sync` hands out the sync one inside."""
-    return _top(target) == "sqlalchemy" and callable(getattr(target, "run_sync", None))
+    return "sqlalchemy" in _tops(target) and callable(getattr(target, "run_sync", None))
 
 
 def is_async_driver(target: Any) -> bool:
@@ -74,8 +75,10 @@ def caller(target: Any, *, transaction: bool = True) -> Caller:
     driver = _driver(target)
     if driver is None:
         raise InvalidInput(f"{type(target).__module__}.{type(target).__name__} is no transaction: {_ACCEPTED}")
+    if inspect.iscoroutinefunction(getattr(target, "cursor", None)):
+        raise InvalidInput(f"the async connection of {driver} is not known to the outbox: {_ACCEPTED}")
     if transaction:
-        _refuse_autocommit(target)
+        _refuse(_alone(target))
     return Caller(*_DRIVERS[driver], _dbapi_execute(driver, target))
 
 
@@ -86,7 +89,7 @@ def _sqlalchemy(connection: Any, transaction: bool) -> Caller:
         raise InvalidInput(f"the driver's parameter style {connection.dialect.paramstyle!r} is not known to the outbox")
     inner = getattr(connection.connection, "driver_connection", None)
     if transaction:
-        _refuse_autocommit(inner)
+        _refuse(_alone_in_sqlalchemy(connection, inner) if _driver(inner) is None else _alone(inner))
     if _driver(inner) == "psycopg":
         style = "binary"
 
@@ -124,33 +127,61 @@ def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ..
 _NOTHING: dict[str, Any] = {"psycopg": None, "sqlite3": (), "apsw": ()}
 
 
-def _refuse_autocommit(connection: Any) -> None:
+def _refuse(alone: bool) -> None:
     """A connection on which the messages would be committed by themselves is a mistake worth telling."""
-    match _driver(connection):
-        case "psycopg":
-            alone = connection.autocommit and connection.info.transaction_status == _PSYCOPG_IDLE
-        case "psycopg2":
-            alone = connection.autocommit
-        case "pymysql":
-            alone = connection.get_autocommit() and not connection.server_status & _MYSQL_IN_TRANSACTION
-        case "sqlite3":
-            autocommit = getattr(connection, "autocommit", -1) is True  # -1 in 3.12: as isolation_level says
-            alone = (autocommit or connection.isolation_level is None) and not connection.in_transaction
-        case "apsw":
-            alone = not connection.in_transaction
-        case _:
-            alone = False
     if alone:
         raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and publish inside it")
 
 
-def _top(target: Any) -> str:
-    return type(target).__module__.partition(".")[0]
+def _alone(connection: Any) -> bool:
+    """Whether a driver's connection is in autocommit and in no transaction."""
+    match _driver(connection):
+        case "psycopg" | "psycopg2":
+            return bool(connection.autocommit) and connection.info.transaction_status == _POSTGRES_IDLE
+        case "pymysql" | "MySQLdb" | "mysql" | "mariadb":
+            tell = getattr(connection, "get_autocommit", None)  # where there is one, `autocommit` sets it
+            return bool(tell() if callable(tell) else connection.autocommit) and not _in_mysql_transaction(connection)
+        case "sqlite3":
+            autocommit = getattr(connection, "autocommit", -1) is True  # -1 in 3.12: as isolation_level says
+            return (autocommit or connection.isolation_level is None) and not connection.in_transaction
+        case "apsw":
+            return not connection.in_transaction
+        case _:
+            return False
+
+
+def _alone_in_sqlalchemy(connection: Any, inner: Any) -> bool:
+    """The same of a driver that only SQLAlchemy knows, where its dialect can tell."""
+    detect = getattr(connection.dialect, "detect_autocommit_setting", None)
+    try:
+        autocommit = detect is not None and detect(connection.connection.dbapi_connection)
+    except NotImplementedError:
+        return False
+    return bool(autocommit) and getattr(inner, "in_transaction", False) is not True
+
+
+def _in_mysql_transaction(connection: Any) -> bool:
+    for name, flag in (("in_transaction", True), ("server_status", _MYSQL_IN_TRANSACTION)):
+        known = getattr(connection, name, None)
+        if isinstance(known, int):
+            return bool(known & flag)
+    cursor = connection.cursor()  # mysqlclient does not tell: a savepoint lasts in a transaction only
+    try:
+        cursor.execute("SAVEPOINT tidebook_probe")
+        cursor.execute("RELEASE SAVEPOINT tidebook_probe")
+    except Exception as error:
+        if error.args[:1] != (_MYSQL_NO_SAVEPOINT,):
+            raise
+        return False
+    finally:
+        cursor.close()
+    return True
+
+
+def _tops(target: Any) -> list[str]:
+    """The top packages of its class and of those that it is derived from."""
+    return [kind.__module__.partition(".")[0] for kind in type(target).__mro__]
 
 
 def _driver(target: Any) -> str | None:
-    for kind in type(target).__mro__:
-        top = kind.__module__.partition(".")[0]
-        if top in _DRIVERS:
-            return top
-    return None
+    return next((top for top in _tops(target) if top in _DRIVERS), None)

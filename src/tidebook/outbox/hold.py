@@ -13,7 +13,18 @@ import msgspec
 from tidebook.core.clock import Ids
 from tidebook.core.errors import Fenced, TidebookError
 from tidebook.core.metrics import Metrics
-from tidebook.log.relay_port import Channel, Outcome, Partly, Refusal, RelayTarget, Scan, Sent, TargetTopic, Unsure
+from tidebook.log.relay_port import (
+    Channel,
+    Found,
+    Outcome,
+    Partly,
+    Refusal,
+    RelayTarget,
+    Scan,
+    Sent,
+    TargetTopic,
+    Unsure,
+)
 from tidebook.outbox import plan
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.stop import Stop
@@ -28,6 +39,8 @@ USABLE = 0.9
 STEP_S_MOST = 0.5
 #: How many batches share one question for the log's ends.
 ENDS_BATCHES = 20
+#: How a notice begins that holds while a topic has no fence.
+WEAK = "messages may be sent twice after a pause: "
 
 
 class _Stopped(Exception):
@@ -35,7 +48,11 @@ class _Stopped(Exception):
 
 
 class Held:
-    """A hold at work. `suspects` are topics that are sent singly until the message that Kafka refused is found."""
+    """A hold at work.
+
+    `suspects` are topics that are sent singly until the message that Kafka refused is found; `said` is what was last
+    said of topics that are at least once.
+    """
 
     def __init__(
         self,
@@ -49,6 +66,7 @@ class Held:
         metrics: Metrics,
         stop: Stop,
         suspects: set[str],
+        said: dict[str, str],
     ) -> None:
         self._hold = hold
         self._store = store
@@ -59,6 +77,7 @@ class Held:
         self._metrics = metrics
         self._stop = stop
         self._suspects = suspects
+        self._said = said
         self._beat_s = settings.lock_limit_s / BEATS
         self._beat_at = time.monotonic() + self._beat_s
         self._sent = 0
@@ -78,6 +97,7 @@ class Held:
                 self._target.channel(topic, fresh=True)  # taken before anything is looked for
             if dirty is not None and not self._settle(topic, dirty):
                 return 0
+            self._take_back(topic)
             self._batches(topic)
         except _Stopped:
             self._store.unlock(self._hold)
@@ -104,15 +124,28 @@ class Held:
             reason = "a batch was left open: it is looked for once it can no longer arrive"
             self._store.rest(self._hold, reason=reason, rest_ms=early_ms, failed=False)
             return False
-        scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid)
+        committed = session.fence == "transaction"
+        scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid, committed)
         found = self._target.scan(topic, scan, self._step)
         if session.fence == "append_id":
             return self._send_again(topic, session)
-        self._metrics.count("outbox_found", len(found.ids), topic=topic.topic)
-        if found.lost is not None:
-            self._say(f"{len(session.ids) - len(found.ids)} messages may be sent twice: {found.lost}", "lost")
-        self._store.finish(self._hold, Finished(sorted(found.ids)), unlock=False)
+        ids, lost = found.ids, found.lost
+        if topic.needs_key and len(ids) < len(session.ids):
+            ids, lost = self._compacted(topic, session, found)
+        self._metrics.count("outbox_found", len(ids), topic=topic.topic)
+        if lost is not None:
+            self._say(f"{len(session.ids) - len(ids)} messages may be sent twice: {lost}", "lost")
+        self._store.finish(self._hold, Finished(sorted(ids)), unlock=False)
         return True
+
+    def _compacted(self, topic: TargetTopic, session: Session, found: Found) -> tuple[frozenset[int], str | None]:
+        """What is in a compacted topic, or was; and why some of the rest may have been there."""
+        ids = found.ids
+        if len(session.scan_from) == topic.partitions:  # else a key may have been sent to two partitions
+            ids |= plan.proven(self._store.open_rows(self._hold, session), ids)
+        if found.lost is None and found.holes and len(ids) < len(session.ids):
+            return ids, "the topic is compacted, and they may have been there"
+        return ids, found.lost if len(ids) < len(session.ids) else None
 
     def _send_again(self, topic: TargetTopic, session: Session) -> bool:
         """The same rows under the same ids, and no others: a row left out would lose its place in the session."""
@@ -253,12 +286,24 @@ class Held:
     def _say_weak(self, topic: TargetTopic) -> None:
         self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=topic.topic)
         if topic.weak is not None:
-            self._say(f"messages may be sent twice after a pause: {topic.weak}", "weak")
+            self._say(f"{WEAK}{topic.weak}", "weak")
+
+    def _take_back(self, topic: TargetTopic) -> None:
+        """A fence is in force again, and nothing is open from before."""
+        if topic.weak is None:
+            self._said.pop(topic.topic, None)
+            if self._hold.notice is not None and self._hold.notice.startswith(WEAK):
+                self._store.notice(topic.topic, None)
 
     def _say(self, text: str, cause: str) -> None:
-        LOGGER.warning("outbox: topic %r is at least once: %s", self._hold.topic, text)
-        self._metrics.count("outbox_at_least_once", topic=self._hold.topic, cause=cause)
-        self._store.notice(self._hold.topic, text)
+        """Counted each time; told, and written down, when it is news."""
+        topic = self._hold.topic
+        self._metrics.count("outbox_at_least_once", topic=topic, cause=cause)
+        if cause != "weak" or self._said.get(topic) != text:
+            LOGGER.warning("outbox: topic %r is at least once: %s", topic, text)
+            self._said[topic] = text
+        if cause != "weak" or self._hold.notice != text:
+            self._store.notice(topic, text)
 
     def _count_sent(self, topic: TargetTopic, batch: Batch, count: int | None = None) -> None:
         """All of a batch, or so many of it."""

@@ -87,6 +87,9 @@ class JournalTarget:
         """Whoever holds the topic next begins with what the database says."""
         self._attempts().pop(topic, None)
 
+    def tend(self) -> None:
+        """Nothing is kept open."""
+
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
         """Nothing is looked for: the appends of the session are made again, under their ids and their old floors."""
         self._attempts()[topic.topic] = Attempt(scan.scan_from, scan.topic_uuid or "", again=True)

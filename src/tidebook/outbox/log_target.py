@@ -91,6 +91,9 @@ class LogTarget:
         """Let others send to the topic."""
         self._locks.release(topic)
 
+    def tend(self) -> None:
+        """Nothing is kept open."""
+
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
         """Read what the log holds now."""
         if scan.topic_uuid is not None and scan.topic_uuid != topic.uuid:

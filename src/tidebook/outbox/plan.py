@@ -55,8 +55,8 @@ def refusal(row: Waiting, topic: TargetTopic) -> str | None:
     size = size_bytes(row)
     if size > topic.limit_bytes:
         return (
-            f"it takes {size:,} bytes and the topic's max.message.bytes is {topic.limit_bytes:,}: "
-            "raise that and retry, or drop the message"
+            f"it takes {size:,} bytes and the topic takes {topic.limit_bytes:,}: raise its max.message.bytes "
+            "(and segment.bytes, where that is less) and retry, or drop the message"
         )
     if topic.needs_key and row.key is None:
         return "it has no key and the topic is compacted: Kafka refuses it; drop it, or change the topic and retry"
@@ -101,6 +101,25 @@ def choose(rows: Sequence[Waiting], held: frozenset[bytes], topic: TargetTopic, 
         if key is not None and (refused.state is Aside.RETRYING or settings.parked == "hold_key"):
             stopped.add(key)
     return Chosen(tuple(send), tuple(off))
+
+
+def proven(rows: Sequence[Waiting], found: frozenset[int]) -> frozenset[int]:
+    """Rows of one session that were in the log before one that was found there.
+
+    A session is sent in the order of its ids and without gaps, and what shares an order key shares a partition: so a
+    row that is missing before one that is found was there, and was compacted away.
+    """
+    seen: set[bytes] = set()
+    before = []
+    for row in sorted(rows, key=lambda each: each.id, reverse=True):
+        key = order_key(row)
+        if key is None:
+            continue
+        if row.id in found:
+            seen.add(key)
+        elif key in seen:
+            before.append(row.id)
+    return frozenset(before)
 
 
 def _few_of_each(rows: Sequence[Waiting]) -> list[Waiting]:

@@ -7,7 +7,8 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from tidebook.core.clock import Ids, RandomIds
 from tidebook.core.errors import Fenced, TidebookError, Unavailable
@@ -29,6 +30,10 @@ SOON_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 ASLEEP_S = 60.0
 LISTEN_S = 1.0
 BUSY_LOOKS = 3
+#: How often a worker looks after its producers.
+TEND_S = 1.0
+#: What threads may take to end past `stop_s`: a request to Kafka or the database may be under way.
+JOIN_S = 30.0
 
 
 class Relay:
@@ -55,6 +60,7 @@ class Relay:
         self._busy: set[str] = set()
         self._lost: dict[str, bytes] = {}
         self._suspects: set[str] = set()
+        self._said: dict[str, str] = {}
         self._sent = 0
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -94,14 +100,19 @@ class Relay:
             self._ask()
             for _ in workers:
                 self._work.put(None)
-            for thread in workers:
-                thread.join()
-            if not once:
-                listening.join()
+            self._join([*workers, *(() if once else (listening,))])
             target.close()
         if self._failure is not None:
             raise self._failure
         return self._sent
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for threads that were asked to end, but not for ever: a database may not answer and not fail."""
+        by = time.monotonic() + self._settings.stop_s + JOIN_S
+        for thread in threads:
+            thread.join(max(0.0, by - time.monotonic()))
+        if left := [thread.name for thread in threads if thread.is_alive()]:
+            LOGGER.error("outbox: %s did not end in time and are left behind: their locks run out", ", ".join(left))
 
     # ---- looking for work
 
@@ -113,6 +124,7 @@ class Relay:
                     store = store or self._connect()
                     if store is None:
                         break
+                    idle = not self._busy  # before the look: who is done only after it may have left rows
                     offered = self._offer(store.topics_waiting())
                 except TidebookError as error:
                     if once:
@@ -120,7 +132,7 @@ class Relay:
                     self._again(store, error)
                     store = None
                     continue
-                if once and not offered and not self._busy:
+                if once and not offered and idle:
                     break
                 looks = self._sleep(0 if offered else looks)
         finally:
@@ -195,8 +207,14 @@ class Relay:
     def _worker(self, number: int, outbox: bytes, target: RelayTarget) -> None:
         owner = f"{socket.gethostname()}:{os.getpid()}:{number}:{self._uuid.hex()[:8]}"
         store: OutboxStore | None = None
+        tend_at = time.monotonic() + TEND_S
         try:
-            while (topic := self._work.get()) is not None:
+            while (topic := self._next()) is not None:
+                if time.monotonic() >= tend_at:
+                    target.tend()
+                    tend_at = time.monotonic() + TEND_S
+                if not topic:
+                    continue
                 if not self._stop.asked():
                     store = store or self._connect()
                     if store is not None:
@@ -211,6 +229,13 @@ class Relay:
         finally:
             if store is not None:
                 store.close()
+
+    def _next(self) -> str | None:
+        """A topic to relay; an empty one where there is none for a while; None at the end."""
+        try:
+            return self._work.get(timeout=TEND_S)
+        except queue.Empty:
+            return ""
 
     def _relay(
         self, store: OutboxStore, topic: str, owner: str, outbox: bytes, target: RelayTarget
@@ -233,6 +258,7 @@ class Relay:
                 metrics=self.metrics,
                 stop=self._stop,
                 suspects=self._suspects,
+                said=self._said,
             )
             sent = held.relay()
             with self._lock:
@@ -243,9 +269,12 @@ class Relay:
         except Unavailable as error:
             if held is not None:
                 self._lost[topic] = uuid
+            else:  # the lock may have been taken nonetheless; one that was lost sight of before is the likelier
+                self._lost.setdefault(topic, uuid)
             self._again(store, error)
             return None
         except TidebookError as error:  # its row cannot be read: the others go on
             LOGGER.error("outbox: topic %r: %s", topic, error)
             self.metrics.count("outbox_rests", topic=topic)
+            self._stop.wait(AGAIN_S)
         return store

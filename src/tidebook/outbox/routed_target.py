@@ -41,6 +41,11 @@ class RoutedTarget:
         if topic.startswith(PREFIX) in self._made:
             self._of(topic).release(topic)
 
+    def tend(self) -> None:
+        """All that were opened."""
+        for target in list(self._made.values()):
+            target.tend()
+
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> Found:
         """As its target looks."""
         return self._of(topic.topic).scan(topic, scan, on_step)

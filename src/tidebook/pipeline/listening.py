@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.listener import JStreamingQueryListener, StreamingQueryListener
 
 from tidebook.core.metrics import Metrics
 from tidebook.pipeline.session import unless_spark_is_gone
@@ -35,6 +36,28 @@ class Figures(msgspec.Struct, frozen=True):
     batch_s: float = 0.0
 
 
+class Batch(msgspec.Struct, frozen=True, rename="camel"):
+    """What is wanted of Spark's report of a micro-batch."""
+
+    batch_id: int
+    num_input_rows: int = 0
+    processed_rows_per_second: float = 0.0
+    duration_ms: dict[str, int] = {}
+
+
+_decode_batch = msgspec.json.Decoder(Batch).decode
+
+
+class _ByJson(JStreamingQueryListener):
+    """Takes a report as one text. PySpark's own asks the JVM for each of its hundred fields, which costs more than the
+    rest of the batch's driver."""
+
+    pylistener: Listener
+
+    def onQueryProgress(self, jevent: Any) -> None:
+        self.pylistener.take(_decode_batch(jevent.progress().json()))
+
+
 class Listener(StreamingQueryListener):
     """Feeds metrics with every micro-batch of every query of its session."""
 
@@ -49,11 +72,18 @@ class Listener(StreamingQueryListener):
         with self._lock:
             return self._figures
 
+    @property
+    def _jlistener(self) -> Any:
+        if not hasattr(self, "_jlistenerobj"):
+            jvm: Any = SparkContext._jvm
+            self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_ByJson(self))
+        return self._jlistenerobj
+
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self._metrics.count("pipeline_queries_started")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.take(event.progress)
+        raise NotImplementedError("reports come to `take`")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         self._metrics.gauge("pipeline_records_per_second", 0.0)
@@ -61,19 +91,19 @@ class Listener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._metrics.count("pipeline_queries_ended", failed=event.exception is not None)
 
-    def take(self, progress: Any) -> None:
+    def take(self, batch: Batch) -> None:
         """One micro-batch."""
-        if progress.numInputRows == 0:
+        if batch.num_input_rows == 0:
             return
-        durations = progress.durationMs
+        durations = batch.duration_ms
         for step in STEPS:
             if step in durations:
                 self._metrics.time("pipeline_batch", durations[step] / 1000, step=step)
-        per_s = float(progress.processedRowsPerSecond)
+        per_s = batch.processed_rows_per_second
         self._metrics.gauge("pipeline_records_per_second", per_s)
         batch_s = durations.get("triggerExecution", 0) / 1000
         with self._lock:
-            self._figures = Figures(progress.batchId, progress.numInputRows, per_s, batch_s)
+            self._figures = Figures(batch.batch_id, batch.num_input_rows, per_s, batch_s)
 
 
 @contextmanager

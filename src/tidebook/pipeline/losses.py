@@ -10,7 +10,7 @@ from tidebook.core.errors import LogLost
 from tidebook.core.position import Position
 from tidebook.core.replication import Pointer, SliceWrites
 from tidebook.core.topic import TopicFacts
-from tidebook.journal.topic import check_topic
+from tidebook.journal.topic import begin_epoch, check_topic
 from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
 from tidebook.wiring.book import Book
 
@@ -19,6 +19,7 @@ async def find_starts(book: Book, facts: Mapping[str, TopicFacts]) -> dict[str, 
     """The next offset of every partition by the store's pointers, checked against the log."""
     for topic, each in facts.items():
         await check_topic(book.log, book.store, topic, each)
+        await begin_epoch(book.store, topic, each)
     starts: dict[str, dict[str, int]] = {topic: {} for topic in facts}
     for status in await partition_statuses(book, facts):
         if status.start > status.replicated:

@@ -57,7 +57,7 @@ def _borders(topics: pa.Array, partitions: pa.Array, n: int) -> Iterator[int]:
     """Behind which rows another partition begins, the end included."""
     if n == 0:
         return
-    if len(partitions.unique()) > 1 or len(topics.unique()) > 1:
-        rows = list(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
-        yield from (i for i in range(1, n) if rows[i] != rows[i - 1])
+    numbers, names = partitions.to_pylist(), topics.to_pylist()
+    if len(set(numbers)) > 1 or len(set(names)) > 1:
+        yield from (i for i in range(1, n) if numbers[i] != numbers[i - 1] or names[i] != names[i - 1])
     yield n

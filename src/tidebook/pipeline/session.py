@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
@@ -29,12 +30,19 @@ DEFAULTS = {
     "spark.sql.streaming.stopTimeout": "60s",
     # Batches are never replayed from it: each run begins from the store's pointers.
     "spark.sql.streaming.minBatchesToRetain": "10",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    # Nobody looks at Spark's own page: what it would show need not be brought up to date ten times a second.
+    "spark.ui.liveUpdate.period": "60s",
 }
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "4",
+    # The other kind asks `readlink` of the shell for every file it renames.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 
 
@@ -77,6 +85,11 @@ def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str]
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def local_uri(path: Path) -> str:
+    """A folder of this machine for Spark, whatever its default file system is. Not `as_uri`: Hadoop decodes no %20."""
+    return f"file://{path.absolute()}"
 
 
 @contextmanager

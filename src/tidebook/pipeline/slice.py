@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
-from tidebook.core.action import Action, Damaged, Mark
+from tidebook.core.action import Damaged, Mark
 from tidebook.core.errors import Fenced, InvalidInput, LogLost, UnknownVersion
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, partition_of
@@ -19,6 +20,8 @@ from tidebook.store.port import StoreReader, StoreWriter
 
 #: How many heads are asked for at once.
 HEADS_MAX = 5000
+#: After so many records the loop has its turn: what other slices have under way would wait for this one otherwise.
+RECORDS_A_TURN = 500
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -82,7 +85,7 @@ async def plan_slice(
     if stop <= wanted:
         return Plan(began, None)
     began_ms = 0 if began is None else began.time_ms
-    placed, parked, time_ms, stopped_by = _read(records, wanted, topic, partition, facts, began_ms)
+    placed, parked, time_ms, stopped_by = await _read(records, wanted, topic, partition, facts, began_ms)
     if stopped_by is not None:
         stop = stopped_by.offset
         if stop <= wanted:
@@ -90,8 +93,13 @@ async def plan_slice(
     heads = await _heads(store, topic, list(placed))
     pointer = Pointer(Position(facts.epoch, stop - 1), time_ms)
     keys = []
+    turn = 0
     for id, of_key in placed.items():
         if id is not None:
+            turn += len(of_key)
+            if turn > RECORDS_A_TURN:
+                turn = 0
+                await asyncio.sleep(0)
             key_writes = plan_key(
                 Key(topic, id), heads.get(id), of_key, facts, partition=partition, clear_tags=clear_tags
             )
@@ -130,7 +138,7 @@ def next_offset(began: Pointer | None, topic: str, partition: int, facts: TopicF
     return began.position.offset + 1
 
 
-def _read(
+async def _read(
     records: Sequence[Record], wanted: int, topic: str, partition: int, facts: TopicFacts, time_ms: int
 ) -> tuple[dict[str | None, list[Placed]], list[Parked], int, _Stop | None]:
     """Records from `wanted` on by journal, in offset order, with the log's time; those of no journal under None."""
@@ -138,29 +146,36 @@ def _read(
     parked: list[Parked] = []
     names: dict[bytes | None, _Named] = {}
     before = -1
-    for record in records:
-        if record.offset <= before:
-            raise InvalidInput(f"{topic}/{partition}: offset {record.offset} comes behind {before}: sort the slice")
-        before = record.offset
-        if record.offset < wanted:
+    epoch, limit_bytes = facts.epoch, facts.limit_bytes
+    for turn, record in enumerate(records, 1):
+        if turn % RECORDS_A_TURN == 0:
+            await asyncio.sleep(0)
+        offset, timestamp_ms = record.offset, record.timestamp_ms
+        if offset <= before:
+            raise InvalidInput(f"{topic}/{partition}: offset {offset} comes behind {before}: sort the slice")
+        before = offset
+        if offset < wanted:
             continue
-        position = Position(facts.epoch, record.offset)
+        position = Position(epoch, offset)
         try:
-            action = read_record(record.value, limit_bytes=facts.limit_bytes)
+            action = read_record(record.value, limit_bytes=limit_bytes)
         except UnknownVersion as error:
-            error.add_note(f"at {topic}/{partition}, offset {record.offset}")
-            return placed, parked, time_ms, _Stop(record.offset, error)
-        named = _named(names, record, action, partition, facts)
+            error.add_note(f"at {topic}/{partition}, offset {offset}")
+            return placed, parked, time_ms, _Stop(offset, error)
+        named = _NOBODY
+        if not isinstance(action, Mark):
+            named = names.get(record.key) or _named(names, record.key, partition, facts)
         id = named.id
         if named.void is not None and not isinstance(action, Damaged):
             action = named.void
         if isinstance(action, Damaged):
-            parked.append(
-                Parked(topic, partition, position, record.timestamp_ms, id, action.reason, record.value or b"")
-            )
+            parked.append(Parked(topic, partition, position, timestamp_ms, id, action.reason, record.value or b""))
             id = None
-        time_ms = advance_time(time_ms, record.timestamp_ms, action)
-        placed.setdefault(id, []).append(Placed(position, record.timestamp_ms, action, time_ms))
+        time_ms = advance_time(time_ms, timestamp_ms, action)
+        of_id = placed.get(id)
+        if of_id is None:
+            of_id = placed[id] = []
+        of_id.append(Placed(position, timestamp_ms, action, time_ms))
     return placed, parked, time_ms, None
 
 
@@ -174,15 +189,9 @@ class _Named(msgspec.Struct, frozen=True, gc=False):
 _NOBODY = _Named(None)
 
 
-def _named(
-    names: dict[bytes | None, _Named], record: Record, action: Action | Damaged, partition: int, facts: TopicFacts
-) -> _Named:
-    """Whose record this is. One that no reader of any journal could meet is as void as a damaged one."""
-    if isinstance(action, Mark):
-        return _NOBODY
-    named = names.get(record.key)
-    if named is None:
-        named = names[record.key] = _journal_of(record.key, partition, facts)
+def _named(names: dict[bytes | None, _Named], key: bytes | None, partition: int, facts: TopicFacts) -> _Named:
+    """Whose records these are. What no reader of any journal could meet is as void as a damaged one."""
+    named = names[key] = _journal_of(key, partition, facts)
     return named
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from tidebook.core.errors import Fenced, OutcomeUnknown, Unavailable, UnknownVersion
+from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, Unavailable, UnknownVersion
 from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
@@ -26,6 +28,9 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 #: Records that Spark did not bring are read from the log in pages of this size.
 PAGE_RECORDS = 5_000
+#: Of all partitions of a task together: twice what a slice may hold, so that one is planned while another is written.
+RECORDS_AT_ONCE_MAX = 200_000
+VALUE_BYTES_AT_ONCE_MAX = 64 * 1024 * 1024
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -71,18 +76,67 @@ def replicate_task(
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         known = msgspec.json.decode(kept, type=dict[str, TopicFacts])
-        worker = Worker.of(settings, opening)
-        tasks: dict[tuple[str, int], PartitionTask] = {}
+        at_once = PartitionsAtOnce(Worker.of(settings, opening), known, wait_s=wait_s)
         for batch in batches:
             for topic, partition, records in runs_of(batch):
-                at = (topic, partition)
-                if at not in tasks:
-                    tasks[at] = PartitionTask(worker, topic, partition, known[topic], wait_s=wait_s)
-                worker.run(tasks[at].replicate(records))
-        rows = [msgspec.to_builtins(task.done()) for task in tasks.values()]
+                at_once.begin(topic, partition, records)
+        rows = [msgspec.to_builtins(done) for done in at_once.finish()]
         yield pa.RecordBatch.from_pylist(rows, schema=_DONE_ARROW)
 
     return run
+
+
+class _Running(NamedTuple):
+    future: Future[None]
+    records: int
+    value_bytes: int
+
+
+class PartitionsAtOnce:
+    """The log partitions of one task: each in its own order, and beside each other."""
+
+    def __init__(self, worker: Worker, facts: dict[str, TopicFacts], *, wait_s: float) -> None:
+        self._worker = worker
+        self._facts = facts
+        self._wait_s = wait_s
+        self._tasks: dict[tuple[str, int], PartitionTask] = {}
+        #: What is on its way, the oldest first.
+        self._running: dict[tuple[str, int], _Running] = {}
+
+    def begin(self, topic: str, partition: int, records: Sequence[Record]) -> None:
+        """Begin with a partition's next records, as soon as those before them are done and there is room."""
+        at = (topic, partition)
+        if at not in self._tasks:
+            self._tasks[at] = PartitionTask(self._worker, topic, partition, self._facts[topic], wait_s=self._wait_s)
+        if at in self._running:
+            self._wait_for(at)
+        value_bytes = sum(len(each.value or b"") for each in records)
+        while self._running and not self._has_room(len(records), value_bytes):
+            self._wait_for(next(iter(self._running)))
+        future = self._worker.submit(self._tasks[at].replicate(records))
+        self._running[at] = _Running(future, len(records), value_bytes)
+
+    def _has_room(self, records: int, value_bytes: int) -> bool:
+        running = self._running.values()
+        return (
+            sum(each.records for each in running) + records <= RECORDS_AT_ONCE_MAX
+            and sum(each.value_bytes for each in running) + value_bytes <= VALUE_BYTES_AT_ONCE_MAX
+        )
+
+    def finish(self) -> list[Done]:
+        """Wait for all of them; returns what each came to."""
+        while self._running:
+            self._wait_for(next(iter(self._running)))
+        return [task.done() for task in self._tasks.values()]
+
+    def _wait_for(self, at: tuple[str, int]) -> None:
+        running = self._running.pop(at)
+        try:
+            running.future.result()
+        except BaseException:
+            # The others may finish what they have begun: it need not be done again.
+            wait([each.future for each in self._running.values()])
+            raise
 
 
 class PartitionTask:
@@ -133,14 +187,18 @@ class PartitionTask:
     async def _persevere(self, start: int, stop: int, records: Sequence[Record], *, check: bool) -> None:
         """Try until it is done: a store that is away comes back, and another replicator may have been faster."""
         deadline = time.monotonic() + self._wait_s
-        wait_s, fenced = RETRY_FIRST_S, 0
+        wait_s, fenced, fetch = RETRY_FIRST_S, 0, False
         while True:
             try:
                 store = await self._worker.store()
-                if check:
+                if fetch:
                     await self._fetch_before(store, start)
                 self._pointer = await self._slice(store, records, start, stop)
                 return
+            except LogLost:
+                if fetch or not check:
+                    raise
+                fetch = True  # the slice begins behind the next record that the store waits for
             except Fenced:
                 fenced += 1
                 if fenced > FENCED_MAX:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
 from tidebook.core.clock import SystemClock
@@ -52,6 +54,10 @@ class Worker:
         """Run a coroutine on this worker's loop."""
         return self._portal.run(coroutine)
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin a coroutine on this worker's loop."""
+        return self._portal.submit(coroutine)
+
     def iterate(self, pages: AsyncIterator[T]) -> Iterator[T]:
         """Pages for a thread, the next one read while one is used."""
 
@@ -71,6 +77,8 @@ class Worker:
         async with self._lock:
             if self._store is None:
                 self._store = await self._opening(self.settings)
+                # Spark's daemon collects garbage after every task. What is loaded and open by now stays anyway.
+                gc.freeze()
             return self._store
 
     async def log(self) -> Log:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any, Final
@@ -14,7 +14,7 @@ from tidebook.core.clock import Ids
 from tidebook.core.errors import InvalidInput, TooLarge
 from tidebook.core.payload import encode_payload
 from tidebook.queue.priority import DEFAULT
-from tidebook.sql.port.queue import NEVER_MS, PRIORITY_MAX, NewEntry
+from tidebook.sql.port.queue import ENTRIES_MAX, LEASE_MS_MAX, NEVER_MS, PRIORITY_MAX, PUT_BYTES_MAX, NewEntry
 
 KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
@@ -39,14 +39,20 @@ def key_hash(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=16).digest()
 
 
+def encoded_data(data: Any) -> tuple[int, bytes]:
+    """User data as it is kept, its type and bytes."""
+    kind, encoded = encode_payload(data)
+    if len(encoded) > DATA_BYTES_MAX:
+        raise TooLarge("an entry's data", size_bytes=len(encoded), limit_bytes=DATA_BYTES_MAX)
+    return kind, encoded
+
+
 def new_entry(entry: Entry, data: Any, ids: Ids) -> NewEntry:
     """Check an entry, whose data was checked against the declaration; without a key it gets a hash of its own."""
     priority = entry.priority
     if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
         raise InvalidInput(f"a priority is a number from 0 (first) to {PRIORITY_MAX} (last), not {priority!r}")
-    kind, encoded = encode_payload(data)
-    if len(encoded) > DATA_BYTES_MAX:
-        raise TooLarge("an entry's data", size_bytes=len(encoded), limit_bytes=DATA_BYTES_MAX)
+    kind, encoded = encoded_data(data)
     process_at = None if entry.process_at is None else milliseconds(entry.process_at, "process_at")
     expires_at = NEVER_MS if entry.expires_at is None else milliseconds(entry.expires_at, "expires_at")
     if entry.key is None:
@@ -61,6 +67,20 @@ def merged(entries: Iterable[NewEntry]) -> list[NewEntry]:
         old = by_hash.get(new.keyhash)
         by_hash[new.keyhash] = new if old is None else _merge(old, new)
     return list(by_hash.values())
+
+
+def chunks(entries: list[NewEntry]) -> Iterator[list[NewEntry]]:
+    """Entries in as many lists as it takes for each to go into one transaction."""
+    if len(entries) * DATA_BYTES_MAX <= PUT_BYTES_MAX:
+        yield from [entries] if entries else []
+        return
+    begin = size_bytes = 0
+    for place, entry in enumerate(entries):
+        size_bytes += len(entry.data)
+        if place - begin == ENTRIES_MAX or (size_bytes > PUT_BYTES_MAX and place > begin):
+            yield entries[begin:place]
+            begin, size_bytes = place, len(entry.data)
+    yield entries[begin:]
 
 
 def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
@@ -101,8 +121,8 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
         ms = round(value * 1000)
     else:
         raise InvalidInput(f"{name} is a timedelta, or a number of seconds, not {value!r}")
-    if not least_ms <= ms <= DATE_MS_MAX:
-        raise InvalidInput(f"{name} must be {least_ms} to {DATE_MS_MAX} ms, not {value!r}")
+    if not least_ms <= ms <= LEASE_MS_MAX:
+        raise InvalidInput(f"{name} must be {least_ms} ms to a hundred years, not {value!r}")
     return ms
 
 

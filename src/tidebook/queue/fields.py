@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ class Fields:
     def __init__(self, type_: type[Any], *, as_type: bool) -> None:
         self._type = type_
         self._as_type = as_type
+        self._names = _names(type_)
         self.schema = _schema(type_)
 
     def check(self, data: Any) -> Any:
@@ -42,6 +44,9 @@ class Fields:
         try:
             if isinstance(data, self._type):
                 data = msgspec.to_builtins(data)
+            elif isinstance(data, Mapping) and not self._names.issuperset(data):  # a class would drop it silently
+                unknown = ", ".join(sorted(repr(name) for name in data if name not in self._names))
+                raise InvalidInput(f"the data is not as declared: it has no field {unknown}")
             return msgspec.to_builtins(msgspec.convert(data, self._type))
         except (msgspec.ValidationError, TypeError) as error:
             raise InvalidInput(f"the data is not as declared: {error}") from error
@@ -128,6 +133,14 @@ def _bytes_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from error
+
+
+def _names(type_: type[Any]) -> frozenset[str]:
+    """The fields of a class as they are named in data."""
+    if not issubclass(type_, msgspec.Struct):
+        return frozenset(field.name for field in dataclass_fields(type_))
+    tag = type_.__struct_config__.tag_field
+    return frozenset(field.encode_name for field in msgspec.structs.fields(type_)) | ({tag} if tag else set())
 
 
 def _schema(type_: type[Any]) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
+from http.client import HTTPException
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,8 @@ HOOK_S_MAX: Final = 10.0
 #: Flags that are told of side by side, and how long they are ours to tell of: both hooks, and some time to spare.
 TOLD_MAX: Final = 10
 HOLD_MS: Final = 30_000
+#: Flags that are told on the console at one time.
+CONSOLE_MAX: Final = 1_000
 Announce = Callable[[], Awaitable[None]]
 
 
@@ -60,12 +63,23 @@ class Announcer:
         self._hooks = hooks
         self._metrics = metrics
         self._hold_ms = hold_ms
+        #: What has a number up to these was told on the console here; was there before this process.
         self._told_to = 0
-        self._told_before = False
+        self._old_to = 0
+
+    async def begin(self) -> None:
+        """Find out which flags are older than this process: they are told on its console, and not counted."""
+        if not self._has_hook:
+            for flag in await self._store.flags(limit=1):
+                self._old_to = flag.id
+
+    @property
+    def _has_hook(self) -> bool:
+        return bool(self._hooks.command) or self._hooks.webhook is not None
 
     async def __call__(self) -> None:
         """Announce what is there."""
-        if not self._hooks.command and self._hooks.webhook is None:
+        if not self._has_hook:
             await self._tell_console()  # and leave it to a process that has a hook to tell of it there
             return
         while flags := await self._store.unannounced(limit=TOLD_MAX, hold_ms=self._hold_ms):
@@ -77,14 +91,17 @@ class Announcer:
                 await self._store.announced([flag.id for flag in told])
 
     async def _tell_console(self) -> None:
-        flags = await self._store.flags(limit=TOLD_MAX)
+        limit = TOLD_MAX
+        flags = await self._store.flags(limit=limit)
+        while len(flags) == limit < CONSOLE_MAX and flags[-1].id > max(self._told_to, self._old_to):
+            limit *= 10
+            flags = await self._store.flags(limit=limit)
         for flag in reversed(flags):
             if flag.id > self._told_to:
                 _log(flag)
-                if self._told_before:
+                self._told_to = flag.id
+                if flag.id > self._old_to:
                     self._metrics.count("queue_flags", queue=flag.queue)
-        self._told_to = max([self._told_to, *(flag.id for flag in flags)])
-        self._told_before = True
 
     async def _tell(self, flag: Flag) -> bool:
         _log(flag)
@@ -94,7 +111,7 @@ class Announcer:
                 await _run_command(self._hooks.command, row)
             if self._hooks.webhook is not None:
                 await asyncio.to_thread(_post, self._hooks.webhook, row)
-        except (OSError, TimeoutError, RuntimeError) as error:
+        except (OSError, TimeoutError, RuntimeError, HTTPException, ValueError) as error:  # ValueError: a bad address
             self._metrics.count("queue_hook_failures", queue=flag.queue)
             log.warning("the hook for flags failed, and is tried again: %s", error)
             return False

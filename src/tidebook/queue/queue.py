@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError
+from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError, TooLarge
 from tidebook.core.gather import Gather
-from tidebook.core.payload import encode_payload
-from tidebook.queue.entry import Date, Entry, duration_ms
+from tidebook.queue.entry import Date, Entry, chunks, duration_ms, encoded_data
 from tidebook.queue.flag import DeadLetter
 from tidebook.queue.job import Job
 from tidebook.queue.listed import Listed, Status
@@ -19,6 +19,7 @@ from tidebook.queue.priority import DEFAULT
 from tidebook.queue.service import Service
 from tidebook.sql.port.queue import (
     ENTRIES_MAX,
+    PUT_BYTES_MAX,
     SLOW_PRIORITY,
     Failure,
     Held,
@@ -43,7 +44,10 @@ class Queue:
         self.name = name
         self._service = service
         self._finish: Gather[Held, bool] = Gather(self._finish_group, group_max=_FINISHES_MAX)
-        self._claim: Gather[tuple[int, int], list[Job]] = Gather(self._claim_group, group_max=100)
+        self._claim: Gather[tuple[int, int], list[Job]] = Gather(
+            self._claim_group, group_max=100, unwanted=self._release
+        )
+        self._releasing: set[asyncio.Task[None]] = set()
 
     async def put(
         self,
@@ -58,13 +62,13 @@ class Queue:
         """Add an entry. While one of the same key waits, it is merged into that one.
 
         `transaction` is a session or connection of yours on the same PostgreSQL: the entry is put with what you commit
-        there. With a sync one, `put` has done its work by the time it returns, and awaiting it is only a formality.
+        there. Await it with a sync one, too: nothing is put before, and the loop waits meanwhile. Or call `put_in`.
         """
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return await self.put_many([entry], transaction=transaction)
 
     async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
-        """Add entries, a thousand of them in one transaction; entries of the same key are merged.
+        """Add entries, a thousand or 16 MB of them in one transaction; entries of the same key are merged.
 
         What is no `Entry` is the data of one without a key.
         """
@@ -73,8 +77,7 @@ class Queue:
         inserted_at = self._service.clock.now_ms()
         new = self._service.new_entries(self.name, entries)
         put = Put(0, 0, 0)
-        for at in range(0, len(new), ENTRIES_MAX):
-            chunk = new[at : at + ENTRIES_MAX]
+        for chunk in chunks(new):
             if transaction is not None:
                 put = _sum(put, await _awaited(store.put_within(transaction, ref, chunk, inserted_at=inserted_at)))
                 continue
@@ -86,7 +89,7 @@ class Queue:
         return put
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
-        """Add entries, a thousand at most, and move the marks of their source in the same transaction.
+        """Add entries, a thousand and 16 MB at most, and move the marks of their source in the same transaction.
 
         None where a mark stands elsewhere: somebody has put what comes next, and nothing was put here.
         """
@@ -94,6 +97,9 @@ class Queue:
         new = self._service.new_entries(self.name, entries)
         if len(new) > ENTRIES_MAX:
             raise InvalidInput(f"{len(new):,} entries do not go into one transaction: {ENTRIES_MAX:,} do")
+        size_bytes = sum(len(entry.data) for entry in new)
+        if size_bytes > PUT_BYTES_MAX and len(new) > 1:
+            raise TooLarge("what goes into one transaction", size_bytes=size_bytes, limit_bytes=PUT_BYTES_MAX)
         asked_at, inserted_at = time.monotonic(), self._service.clock.now_ms()
         store = await self._service.store()
         put = await store.put_once(ref, new, inserted_at=inserted_at, source=source, steps=steps)
@@ -125,7 +131,8 @@ class Queue:
     ) -> list[Job]:
         """Take due entries, by priority, then process date. Each is yours until its lease ends.
 
-        Fewer than `limit`, or none, are what is due now; entries of priority SLOW and above come only alone.
+        None come when none is due. Fewer than `limit` come where no more are due, or where their data is large (a claim
+        brings some 64 MB, or 256 entries); entries of priority SLOW and above come only alone.
         `together` says that you mean to finish many of them in one call of `done`, which is cheaper then; say False
         where you finish one by one. Either way both are possible.
         """
@@ -135,7 +142,12 @@ class Queue:
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         if limit <= SMALL_CLAIM:
             return await self._claim((limit, lease_ms))
-        return await self._claim_now(limit, lease_ms, together=together)
+        claiming = asyncio.ensure_future(self._claim_now(limit, lease_ms, together=together))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            claiming.add_done_callback(self._release_claimed)
+            raise
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
         """Extend the lease of jobs that are still worked on; LeaseLost where another worker has taken one."""
@@ -205,7 +217,10 @@ class Queue:
         return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=_limit(limit))]
 
     async def retry(self, flag: int) -> None:
-        """Put a dead letter back; it waits from now on, its counter at 0."""
+        """Put a dead letter back; it waits from now on, its counter at 0.
+
+        Where a newer entry of its key is in the queue, it is merged into that one, whose data stays.
+        """
         ref = await self._ref()
         if not _is_flag(flag) or not await (await self._service.store()).retry(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
@@ -214,7 +229,7 @@ class Queue:
     async def edit(self, flag: int, data: Any) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
-        kind, encoded = encode_payload(self._service.checker(self.name)(data))
+        kind, encoded = encoded_data(self._service.checker(self.name)(data))
         if not _is_flag(flag) or not await (await self._service.store()).edit(ref, flag, kind, encoded):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
@@ -228,6 +243,8 @@ class Queue:
         """Wait for what is under way."""
         await self._finish.close()
         await self._claim.close()
+        while self._releasing:
+            await asyncio.gather(*self._releasing, return_exceptions=True)
 
     async def _ref(self) -> QueueRef:
         return await self._service.ref(self.name)
@@ -238,6 +255,23 @@ class Queue:
         self._service.claimed(ref, len(claimed), lease_ms)
         read = self._service.reader(self.name)
         return [Job(self.name, each, token, read) for each in claimed]
+
+    def _release_claimed(self, claiming: asyncio.Future[list[Job]]) -> None:
+        if not claiming.cancelled() and claiming.exception() is None:
+            self._release(claiming.result())
+
+    def _release(self, jobs: list[Job]) -> None:
+        """Nobody waits for these any more: they are given back, instead of being held until their lease ends."""
+        if jobs:
+            releasing = asyncio.ensure_future(self._give_back(jobs))
+            self._releasing.add(releasing)
+            releasing.add_done_callback(self._releasing.discard)
+
+    async def _give_back(self, jobs: list[Job]) -> None:
+        try:
+            await self.fail(jobs, reason="its claim was cancelled")
+        except TidebookError:  # they come again when their lease has run out
+            pass
 
     async def _claim_group(self, asked: Sequence[tuple[int, int]]) -> list[list[Job] | BaseException]:
         """One claim for those who ask for the same lease; what it brings is dealt out in the order they came."""

@@ -10,13 +10,13 @@ from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.payload import decode_payload
-from tidebook.queue.entry import Entry, merged, new_entry
+from tidebook.queue.entry import Entry, chunks, merged, new_entry
 from tidebook.queue.fields import Fields
 from tidebook.queue.hooks import Announcer, Hooks
 from tidebook.queue.job import Read
 from tidebook.queue.keeper import Keeper
 from tidebook.queue.waker import Waker
-from tidebook.sql.port.queue import ENTRIES_MAX, Claimed, NewEntry, Outcome, Put, QueueRef, QueueSettings, QueueStore
+from tidebook.sql.port.queue import Claimed, NewEntry, Outcome, Put, QueueRef, QueueSettings, QueueStore
 
 OpenStore = Callable[[], Awaitable[QueueStore]]
 
@@ -62,8 +62,13 @@ class Service:
             async with self._lock:
                 if self._store is None:
                     store = await self._open_store()
-                    self._waker = Waker(store, self.ids.new(), metrics=self.metrics)
                     announce = Announcer(store, self._hooks, metrics=self.metrics)
+                    try:
+                        await announce.begin()
+                    except BaseException:
+                        await store.close()
+                        raise
+                    self._waker = Waker(store, self.ids.new(), metrics=self.metrics)
                     self._keeper = Keeper(store, self._waker.clock, announce, metrics=self.metrics)
                     self._store = store
         return self._store
@@ -123,8 +128,8 @@ class Service:
             raise InvalidInput(f"queue {name!r} is not open yet: await queue.open() once, then put into it")
         new = self.new_entries(name, entries)
         inserted_at, total = self.clock.now_ms(), Put(0, 0, 0)
-        for at in range(0, len(new), ENTRIES_MAX):
-            put = store.put_within(transaction, ref, new[at : at + ENTRIES_MAX], inserted_at=inserted_at)
+        for chunk in chunks(new):
+            put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
             if not isinstance(put, Put):
                 raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
             total = Put(total.inserted + put.inserted, total.merged + put.merged, put.now_ms)
@@ -138,9 +143,11 @@ class Service:
 
     def claimed(self, ref: QueueRef, count: int, lease_ms: int) -> None:
         """Entries were claimed here."""
-        if count and self._waker is not None and self._keeper is not None:
+        if self._waker is None or self._keeper is None:
+            return
+        self._waker.claimed(ref, count)
+        if count:
             self.metrics.count("queue_claimed", count, queue=ref.name)
-            self._waker.claimed(ref, count)
             self._keeper.keep(ref, lease_ms / 1000)
 
     def finished(self, ref: QueueRef, count: int) -> None:

@@ -14,7 +14,7 @@ from tidebook.queue.listed import Listed, Status
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues
-from tidebook.sql.port.queue import Outcome, Put
+from tidebook.sql.port.queue import Outcome, Put, Step
 
 
 class SyncQueue:
@@ -44,6 +44,18 @@ class SyncQueue:
         self._portal.run(self._queue.open())
         # In the caller's own thread, where the connection belongs.
         return self._queue.put_many_in(transaction, entries)
+
+    def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
+        return self.put_many([Entry(data=data, **entry)], transaction=transaction)
+
+    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
+        return self.put_many(entries, transaction=transaction)
+
+    def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
+        return self._portal.run(self._queue.put_once(entries, source=source, steps=steps))
+
+    def marks(self, source: str) -> dict[int, str]:
+        return self._portal.run(self._queue.marks(source))
 
     def open(self) -> SyncQueue:
         self._portal.run(self._queue.open())

@@ -72,15 +72,31 @@ class Waker:
             self._set_date_timer(watch)
 
     def claimed(self, ref: QueueRef, count: int) -> None:
-        """Entries were claimed here."""
+        """Entries were claimed here; none, where nothing was due."""
         watch = self._watches.get(ref.id)
-        if watch is None or not count:
+        if watch is None:
+            return
+        if not count:
+            self._drained(watch)
             return
         watch.claims += 1
         if watch.claims == 2 and watch.said is not None:  # busy: putters need not tell it anything
             watch.said = None
             self._awake.append(ref.id)
             self._asked.set()
+
+    def _drained(self, watch: Watch) -> None:
+        """Whoever took a part has come to the end: putters are to be told again that this process sleeps.
+
+        Without a claim before it that is no news: others may hold what is ready, and would be asked in a loop.
+        """
+        if watch.claims and (watch.said is None or watch.again_timer is not None):
+            watch.claims = 0
+            watch.news()
+            if watch.again_timer is not None:
+                watch.again_timer.cancel()
+                watch.again_timer = None
+            self._look_soon(watch)
 
     def freed(self, ref: QueueRef) -> None:
         """An entry was finished or given back here: one that waited for its key may be ready."""
@@ -143,8 +159,7 @@ class Waker:
             if self._to_look:
                 self._asked.set()
             try:
-                if self._awake:
-                    awake, self._awake = self._awake, []
+                if awake := self._no_more_asleep():
                     await self._store.awake(self._sleeper, awake)
                 if watches:
                     await self._look_for(watches)
@@ -153,6 +168,11 @@ class Waker:
                 for watch in watches:
                     watch.said = None
                     self._look_at(watch, time.monotonic() + _RETRY_S)
+
+    def _no_more_asleep(self) -> list[int]:
+        """The queues to take back what was said of, where it was not said again since."""
+        awake, self._awake = self._awake, []
+        return [id for id in awake if id not in self._watches or self._watches[id].said is None]
 
     async def _look_for(self, watches: list[Watch]) -> None:
         asked_at = time.monotonic()
@@ -183,7 +203,10 @@ class Waker:
 
     def _tell_again(self, watch: Watch) -> None:
         watch.again_timer = None
-        self._fire(watch)
+        if watch.claims:  # somebody has taken some, perhaps all of it
+            self._look_soon(watch)
+        else:
+            self._fire(watch)
 
     def _rest(self, watch: Watch, lease_end: int) -> bool:
         """Nothing is ready; whether putters have to be told until when it sleeps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
+from bisect import bisect_left
 from typing import Final
 
 from tidebook.sql.port.queue import NEVER_MS, UPCOMING_MAX, Due, QueueRef
@@ -50,8 +50,9 @@ class Watch:
 
     def add_date(self, date_ms: int) -> None:
         """Something was put."""
-        if date_ms not in self.dates:
-            insort(self.dates, date_ms)
+        place = bisect_left(self.dates, date_ms)
+        if place == len(self.dates) or self.dates[place] != date_ms:
+            self.dates.insert(place, date_ms)
 
     def pass_dates(self, now_ms: int) -> None:
         """Forget dates that were reached."""

@@ -89,6 +89,7 @@ class Worker:
                 self._changed.clear()
             await self._finish_running()
         finally:
+            await self._give_up(list(self._running))  # some are left only where this was cancelled, or could not claim
             await end(beating, listening)
             self._threads.close()
 
@@ -189,10 +190,14 @@ class Worker:
         await asyncio.wait([hurrying, ending], return_when=asyncio.FIRST_COMPLETED)
         hurrying.cancel()
         ending.cancel()
-        late = [task for task in self._running if not task.done()]
+        await self._give_up([task for task in self._running if not task.done()])
+        await asyncio.gather(hurrying, ending, return_exceptions=True)
+
+    async def _give_up(self, late: list[asyncio.Task[None]]) -> None:
+        """End what still runs; each entry is given back."""
         for task in late:
             task.cancel()
-        await asyncio.gather(hurrying, ending, *late, return_exceptions=True)
+        await asyncio.gather(*late, return_exceptions=True)
 
 
 async def _awaited(result: Awaitable[Any]) -> None:

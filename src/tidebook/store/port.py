@@ -80,7 +80,7 @@ class TagReader(Protocol):
         ...
 
     def tags(self) -> AsyncIterator[str]:
-        """The tags that have rows, each once, in order."""
+        """The tags that have rows, each once, in order; a store may also name those that had some."""
         ...
 
     async def pointers(self, topic: str) -> Mapping[int, Pointer]:

@@ -56,16 +56,21 @@ class DelayedStream:
         if self._begins or bucket_ms != buckets.start(self._clock.now_ms()):
             return
         async for row in self._rows(None, bucket_ms, self._from_ms + 1):
-            if self._is_before(row.place):
+            if self._is_before(row.place) and self._is_wanted(row):
                 self._last[life_of(row)] = (row.tag_seq_nr, row.place)
 
     async def news(self) -> AsyncIterator[TagRow]:
         """What is there now, up to the delay; and when it is time, what came late."""
         until_ms = self._clock.now_ms() - int(self._settings.delay_s * 1000)
+        read = 0
         async for row in self._rows(self._place, self._from_ms, until_ms):
-            async for each in self._checked(row):
-                yield each
+            if self._is_wanted(row):
+                async for each in self._checked(row):
+                    yield each
             self._place = row.place
+            read += 1
+            if not read % self._settings.page_events:
+                await self._forget()
         interval_ms = self._settings.back_track_interval_s * 1000
         if self._place is not None and self._clock.now_ms() - self._looked_back_ms >= interval_ms:
             self._looked_back_ms = self._clock.now_ms()
@@ -86,6 +91,8 @@ class DelayedStream:
         async for row in self._rows(None, max(from_ms, self._floor_ms), self._place.time_ms + 1):
             if row.place > self._place:
                 return
+            if not self._is_wanted(row):
+                continue
             last = self._last.get(life_of(row))
             if last is None or row.tag_seq_nr > last[0]:
                 async for each in self._checked(row):
@@ -97,8 +104,7 @@ class DelayedStream:
             self._tag, after=place, from_ms=from_ms, until_ms=until_ms, limit=self._settings.page_events
         ):
             for row in rows:
-                if self._topics is None or row.topic in self._topics:
-                    yield row
+                yield row
             place = rows[-1].place
 
     async def _checked(self, row: TagRow) -> AsyncIterator[TagRow]:
@@ -111,20 +117,21 @@ class DelayedStream:
             return
         first = 1 if last is None else last[0] + 1
         if row.tag_seq_nr > first:
-            for missed in await self._fill(Gap(row, first, self._floor, self._floor_ms), known=last is not None):
+            gap = Gap(row, first, self._floor, self._floor_ms, None if last is None else last[1])
+            for missed in await self._fill(gap, seen=last is not None):
                 self._last[life] = (missed.tag_seq_nr, missed.place)
                 yield missed
         self._last[life] = (row.tag_seq_nr, row.place)
         yield row
 
-    async def _fill(self, gap: Gap, *, known: bool) -> tuple[TagRow, ...]:
+    async def _fill(self, gap: Gap, *, seen: bool) -> tuple[TagRow, ...]:
         """Search for as long as the settings say; a journal that was never seen before is then taken as it is."""
-        known = known or self._begins
+        known = seen or self._begins
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
         since = -1
         while True:
-            found = await search(self._store, gap)
+            found = await search(self._store, gap, seen=seen, kept=self._settings.deletes == "keep")
             if found.complete or (not known and self._clock.now_ms() >= deadline_ms):
                 if found.rows:
                     self._metrics.count("tags_gaps_found", tag=self._tag)
@@ -145,6 +152,9 @@ class DelayedStream:
             missing=(gap.first, gap.row.tag_seq_nr - 1),
             last_known_offset=None if place is None else encode_offset(place),
         )
+
+    def _is_wanted(self, row: TagRow) -> bool:
+        return self._topics is None or row.topic in self._topics
 
     def _is_before(self, place: TagPlace) -> bool:
         return place.time_ms < self._floor_ms or (self._floor is not None and place <= self._floor)

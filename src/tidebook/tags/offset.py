@@ -34,6 +34,11 @@ def decode_offset(tag: str, text: str) -> TagPlace:
     return TagPlace(tag, time_ms, topic, partition, offset, index, epoch)
 
 
+def read_through(tag: str, time_ms: int) -> TagPlace:
+    """The place before all that has this time: whoever is here has read everything before it."""
+    return TagPlace(tag, time_ms, "", -1, -1, -1, -1)
+
+
 def beginning(tag: str, after: str | datetime | None, first_ms: int) -> tuple[TagPlace | None, int]:
     """What `after` means: the place behind which, and the time from which, the stream begins."""
     if after is None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
-from tidebook.core.errors import Fenced, InvalidInput, NotFound
+from tidebook.core.errors import Fenced, NotFound
 from tidebook.core.event import event_tags
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
@@ -15,6 +15,7 @@ from tidebook.core.replication import EventRow, Pointer, TagRow, tag_row
 from tidebook.core.topic import TopicFacts
 from tidebook.store.port import StoreWriter
 from tidebook.store.revision import next_rev
+from tidebook.tags.asked import check_tag
 
 PAGE_EVENTS = 1000
 #: How often one page is tried while the replication moves the pointer under it.
@@ -36,10 +37,9 @@ async def rebuild_tag(store: StoreWriter, tag: str, topics: Iterable[str] | None
 
     Replication may go on meanwhile. Without `clear`, rows of deleted and purged events are left where they are.
     """
-    if type(tag) is not str or not tag:
-        raise InvalidInput("a tag is a text that is not empty")
+    check_tag(tag)
     journals = written = removed = 0
-    for topic in [*topics] if topics is not None else await store.topics():
+    for topic in sorted(topics) if topics is not None else await store.topics():
         facts = await store.facts(topic)
         if facts is None:
             raise NotFound(f"topic {topic}: the store has nothing of it")
@@ -58,26 +58,22 @@ async def remove_stale(store: StoreWriter, tag: str, topic: str, *, rev: int, cl
     return await _Topic(store, tag, topic, facts, rev, clear=clear).remove_others()
 
 
-class _Topic:
-    """A tag's rows of one topic."""
+async def write_journal(store: StoreWriter, key: Key, facts: TopicFacts, *, rev: int) -> int:
+    """Write the rows of all tags of one journal again, page by page; how many."""
+    return await _Journals(store, None, facts, rev).write(key, await store.head(key))
 
-    def __init__(self, store: StoreWriter, tag: str, topic: str, facts: TopicFacts, rev: int, *, clear: bool) -> None:
+
+class _Journals:
+    """Writes the rows of one tag, or of all, from journals of one topic."""
+
+    def __init__(self, store: StoreWriter, tag: str | None, facts: TopicFacts, rev: int) -> None:
         self._store = store
-        self._tag = tag
-        self._topic = topic
+        self._of = tag
         self._facts = facts
         self._rev = rev
-        self._clear = clear
 
-    async def write_journals(self) -> AsyncIterator[int]:
-        """Each journal that has the tag, by how many rows it has."""
-        for split in await self._store.splits(self._topic, count=1):
-            async for page in self._store.heads_in(self._topic, split):
-                for id, head in page:
-                    if head.live and head.tag_counts.get(self._tag):
-                        yield await self._write(Key(self._topic, id), head)
-
-    async def _write(self, key: Key, head: Head | None) -> int:
+    async def write(self, key: Key, head: Head | None) -> int:
+        """Write the rows of one journal; how many."""
         for _ in range(TRIES_MAX):
             if head is None or not head.live:
                 return 0  # purged meanwhile
@@ -90,25 +86,26 @@ class _Topic:
     async def _write_life(self, key: Key, head: Head) -> int | None:
         """Write a journal's rows as of this head; None where some of its events were deleted meanwhile."""
         # Deletes take events from the front, so those that remain are numbered from the end: counted first.
-        number = head.tag_counts.get(self._tag, 0) + 1
+        numbers = {tag: count + 1 for tag, count in head.tag_counts.items()}
         async for tagged in self._tagged(key, head):
-            number -= len(tagged)
+            for _, tag in tagged:
+                numbers[tag] -= 1
         written = 0
+        partition = partition_of(key.id, self._facts.partitions)
         async for tagged in self._tagged(key, head):
-            partition = partition_of(key.id, self._facts.partitions)
-            rows = [
-                tag_row(self._tag, key, partition, head.incarnation, nr, row) for nr, row in enumerate(tagged, number)
-            ]
+            rows = []
+            for row, tag in tagged:
+                rows.append(tag_row(tag, key, partition, head.incarnation, numbers[tag], row))
+                numbers[tag] += 1
             if rows and not await self._mend(key, rows, head):
                 return None
-            number += len(rows)
             written += len(rows)
         return written
 
-    async def _tagged(self, key: Key, head: Head) -> AsyncIterator[list[EventRow]]:
+    async def _tagged(self, key: Key, head: Head) -> AsyncIterator[list[tuple[EventRow, str]]]:
         after = head.delete_to
         while page := await self._store.events(key, head, after=after, to=head.seq_nr, limit=PAGE_EVENTS):
-            yield [row for row in page if self._tag in event_tags(row.kept)]
+            yield [(row, tag) for row in page for tag in event_tags(row.kept) if self._of in (None, tag)]
             after = page[-1].seq_nr
 
     async def _mend(self, key: Key, rows: Sequence[TagRow], of: Head) -> bool:
@@ -122,6 +119,41 @@ class _Topic:
             if await self._carry_out(key, pointer, head, tags=tuple(rows)):
                 return True
         raise self._moving(key)
+
+    async def _look(self, key: Key) -> tuple[Pointer | None, Head | None]:
+        """The pointer, then the head: what the pointer has passed is in the head."""
+        pointer = await self._store.pointer(key.topic, partition_of(key.id, self._facts.partitions))
+        return pointer, await self._store.head(key)
+
+    async def _carry_out(self, key: Key, pointer: Pointer, head: Head, **what: object) -> bool:
+        partition = partition_of(key.id, self._facts.partitions)
+        mend = Mend(key=key, partition=partition, pointer=pointer, rev=self._rev, head=head, **what)  # type: ignore[arg-type]
+        try:
+            await self._store.mend(mend)
+        except Fenced:
+            return False  # the replication was quicker: look again
+        return True
+
+    def _moving(self, key: Key) -> Fenced:
+        return Fenced(f"{key}: it moves faster than its tag can be written: stop the replication meanwhile")
+
+
+class _Topic(_Journals):
+    """A tag's rows of one topic."""
+
+    def __init__(self, store: StoreWriter, tag: str, topic: str, facts: TopicFacts, rev: int, *, clear: bool) -> None:
+        super().__init__(store, tag, facts, rev)
+        self._tag = tag
+        self._topic = topic
+        self._clear = clear
+
+    async def write_journals(self) -> AsyncIterator[int]:
+        """Each journal that has the tag, by how many rows it has."""
+        for split in await self._store.splits(self._topic, count=1):
+            async for page in self._store.heads_in(self._topic, split):
+                for id, head in page:
+                    if head.live and head.tag_counts.get(self._tag):
+                        yield await self.write(Key(self._topic, id), head)
 
     async def remove_others(self) -> int:
         """Remove the rows that no journal speaks of; returns how many."""
@@ -183,20 +215,3 @@ class _Topic:
         partition = partition_of(row.id, self._facts.partitions)
         place = (event.time_ms, event.position, event.index, partition)
         return place == (row.time_ms, row.position, row.index, row.partition)
-
-    async def _look(self, key: Key) -> tuple[Pointer | None, Head | None]:
-        """The pointer, then the head: what the pointer has passed is in the head."""
-        pointer = await self._store.pointer(key.topic, partition_of(key.id, self._facts.partitions))
-        return pointer, await self._store.head(key)
-
-    async def _carry_out(self, key: Key, pointer: Pointer, head: Head, **what: object) -> bool:
-        partition = partition_of(key.id, self._facts.partitions)
-        mend = Mend(key=key, partition=partition, pointer=pointer, rev=self._rev, head=head, **what)  # type: ignore[arg-type]
-        try:
-            await self._store.mend(mend)
-        except Fenced:
-            return False  # the replication was quicker: look again
-        return True
-
-    def _moving(self, key: Key) -> Fenced:
-        return Fenced(f"{key}: it moves faster than its tag can be written: stop the replication meanwhile")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from hashlib import blake2b
 
 import msgspec
+from msgspec.structs import replace
 
 from tidebook.core.errors import Corrupt
 
@@ -19,10 +21,13 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     offset: str | None = None
     #: Grows with every owner, so that one who was taken for dead is told.
     term: int = 0
+    #: Where members keep offsets themselves: what was kept when `offset` was told, "" for nothing. It holds beside that
+    #: alone.
+    kept: str | None = None
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The members with the time through which each is taken for alive, and the shares."""
+    """The members with the time, by its own clock, through which each is taken for alive, and the shares."""
 
     members: dict[str, int] = {}
     shares: tuple[Share, ...] = (Share(),) * SHARES
@@ -33,22 +38,27 @@ def share_of(topic: str, id: str) -> int:
     return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % SHARES
 
 
-def renewed(group: Group, member: str, *, now_ms: int, lease_ms: int) -> Group:
+def kept_alive(group: Group, member: str, *, now_ms: int, lease_ms: int) -> Group:
+    """The member is alive, and keeps what it has."""
+    return Group({**group.members, member: now_ms + lease_ms}, group.shares)
+
+
+def renewed(group: Group, member: str, *, now_ms: int, lease_ms: int, alive: Collection[str] = ()) -> Group:
     """The member is alive; it gives back what is another's by now, and takes what is its own and free.
 
     Shares go round the members in the order of their names. One that another lives and holds is left to it: it gives
-    it back when it renews.
+    it back when it renews. `alive` are those that live whatever the member's own clock says of their leases.
     """
-    members = {each: until for each, until in group.members.items() if until > now_ms or each == member}
+    members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
     members[member] = now_ms + lease_ms
     names = sorted(members)
     shares = []
     for number, share in enumerate(group.shares):
         wanted = names[number % len(names)]
         if share.owner == member and wanted != member:
-            share = Share(None, share.offset, share.term)
+            share = replace(share, owner=None)
         elif wanted == member and share.owner != member and (share.owner is None or share.owner not in members):
-            share = Share(member, share.offset, share.term + 1)
+            share = replace(share, owner=member, term=share.term + 1)
         shares.append(share)
     return Group(members, tuple(shares))
 
@@ -56,7 +66,7 @@ def renewed(group: Group, member: str, *, now_ms: int, lease_ms: int) -> Group:
 def left(group: Group, member: str) -> Group:
     """The member is gone, and has given back what it held."""
     members = {each: until for each, until in group.members.items() if each != member}
-    shares = (Share(None, each.offset, each.term) if each.owner == member else each for each in group.shares)
+    shares = (replace(each, owner=None) if each.owner == member else each for each in group.shares)
     return Group(members, tuple(shares))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 
 from tidebook.core.buckets import Buckets
+from tidebook.core.errors import Unavailable
 from tidebook.core.portal import Portal
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.horizon import Horizon
@@ -33,7 +35,19 @@ class SyncSubscription:
         self._portal.run(self._subscription.__aexit__(kind, error, trace))
 
     def __iter__(self) -> Iterator[TaggedEvent]:
-        return self._portal.iterate(aiter(self._subscription))
+        # One event a hop: what is read ahead may be another member's by the time that it is worked on.
+        events = aiter(self._subscription)
+
+        async def following() -> TaggedEvent | None:
+            return await anext(events, None)
+
+        while (event := self._portal.run(following())) is not None:
+            try:
+                yield event
+            except BaseException:
+                with suppress(Unavailable):  # a closed book has ended it already
+                    self._portal.run(events.aclose())
+                raise
 
     def commit(self, event: TaggedEvent) -> None:
         self._portal.run(self._subscription.commit(event))

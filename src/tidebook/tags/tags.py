@@ -12,14 +12,15 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
 from tidebook.core.replication import TagPlace
 from tidebook.store.port import StoreWriter
+from tidebook.tags.asked import asked_topics, check_tag
 from tidebook.tags.delay import DelayedStream
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.horizon import Horizon, read_horizon
-from tidebook.tags.offset import beginning
+from tidebook.tags.horizon import Horizon, Horizons
+from tidebook.tags.offset import beginning, read_through
 from tidebook.tags.rebuild import Rebuilt, rebuild_tag
 from tidebook.tags.settings import Consistency, TagSettings
 from tidebook.tags.sizes import change_size, read_buckets
-from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
+from tidebook.tags.subscription import LEASE_S, Offsets, Page, Subscription
 from tidebook.tags.ticks import Following
 
 #: A stream behind the clock has something new when time has passed, whether or not a pointer moved.
@@ -43,6 +44,7 @@ class Tags:
         self._ids = ids or RandomIds()
         self._store = store
         self._clock = clock
+        self._horizons = Horizons(store)
         self._settings = settings or TagSettings()
         self._metrics = metrics or Metrics()
         self._first_ms = _moment_ms(self._settings.first_time_bucket)
@@ -62,11 +64,10 @@ class Tags:
         delivered, so nothing can arrive late; `topics` narrows both the stream and the horizon. With
         `consistency="delay"` the stream stays behind the clock instead, and searches for what comes later than that.
         """
-        if type(tag) is not str or not tag:
-            raise InvalidInput("a tag is a text that is not empty")
+        check_tag(tag)
         consistency = consistency or self._settings.consistency
         place, from_ms = beginning(tag, after, self._first_ms)
-        wanted = None if topics is None else frozenset(topics)
+        wanted = asked_topics(topics)
         match consistency:
             case "horizon":
                 return self._below_horizon(tag, place, from_ms, follow, wanted)
@@ -86,20 +87,39 @@ class Tags:
         while True:
             if follow:
                 await following.renew()
-            horizon = await read_horizon(self._store, topics)
-            self._metrics.gauge("tags_horizon_lag_seconds", (self._clock.now_ms() - horizon.time_ms) / 1000, tag=tag)
-            while rows := await self._store.tag_rows(
-                tag, after=place, from_ms=from_ms, until_ms=horizon.time_ms, limit=self._settings.page_events
-            ):
-                since = -1
-                place = rows[-1].place
-                if topics is not None and not topics.issuperset(map(_topic, rows)):
-                    rows = [row for row in rows if row.topic in topics]
-                for event in map(TaggedEvent, rows):
+            async for page in self._pages(tag, place, from_ms, topics):
+                place = page.place
+                if page.rows:
+                    since = -1
+                for event in map(TaggedEvent, page.rows):
                     yield event
             if not follow:
                 return
             since = await self._store.wait_any(timeout_s=self._settings.poll_s, since=since)
+
+    async def _pages(
+        self, tag: str, place: TagPlace | None, from_ms: int, topics: frozenset[str] | None
+    ) -> AsyncIterator[Page]:
+        """What is below the horizon now. Nothing comes below it any more, so the last page tells that it was read:
+        what lies there and is gone, or of other topics, is never read again.
+        """
+        horizon = await self._horizons.read(topics)
+        self._measure(horizon, topics)
+        while rows := await self._store.tag_rows(
+            tag, after=place, from_ms=from_ms, until_ms=horizon.time_ms, limit=self._settings.page_events
+        ):
+            place = rows[-1].place
+            if topics is not None and not topics.issuperset(map(_topic, rows)):
+                rows = [row for row in rows if row.topic in topics]
+            yield Page(rows, place)
+        if horizon.time_ms > (from_ms if place is None else max(from_ms, place.time_ms)):
+            yield Page((), read_through(tag, horizon.time_ms))
+
+    def _measure(self, horizon: Horizon, topics: frozenset[str] | None) -> None:
+        """How old the horizon is, and, which does not grow while nothing is appended, what holds it back."""
+        of = "*" if topics is None else ",".join(sorted(topics))
+        self._metrics.gauge("tags_horizon_lag_seconds", (self._clock.now_ms() - horizon.time_ms) / 1000, topics=of)
+        self._metrics.gauge("tags_horizon_behind_seconds", (horizon.most_ms - horizon.time_ms) / 1000, topics=of)
 
     async def _behind_clock(self, stream: DelayedStream, follow: bool) -> AsyncIterator[TaggedEvent]:
         await stream.scan()
@@ -128,11 +148,12 @@ class Tags:
 
         `offsets` (see `SqlOffsets`) tells where shares were left, for those who keep that beside their own data.
         """
-        wanted = None if topics is None else frozenset(topics)
+        check_tag(tag)
+        wanted = asked_topics(topics)
         return Subscription(
             tag,
             group,
-            read=lambda after: self.read(tag, after=after, topics=wanted, consistency="horizon"),
+            read=lambda place: self._pages(tag, place, self._first_ms if place is None else place.time_ms, wanted),
             store=self._store,
             clock=self._clock,
             ids=self._ids,
@@ -151,11 +172,11 @@ class Tags:
 
     async def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
         """Write a tag's rows again from the journals in the store, and remove those that no journal speaks of."""
-        return await rebuild_tag(self._store, tag, topics, clear=self._settings.deletes == "follow")
+        return await rebuild_tag(self._store, tag, asked_topics(topics), clear=self._settings.deletes == "follow")
 
     async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
         """Through which time streams are complete, and which partition holds them there."""
-        return await read_horizon(self._store, topics)
+        return await self._horizons.read(asked_topics(topics))
 
     def list(self) -> AsyncIterator[str]:
         """The tags that have events, each once, in order."""

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 
 from tidebook.core.errors import TidebookError
+from tidebook.log.port import Many, OnSentMany, one_of
 
 T = TypeVar("T")
 
@@ -135,6 +136,8 @@ class _Faulty:
         member = getattr(self._port, name)
         if name == "send":
             return self._send
+        if name == "send_many":
+            return self._send_many
         if inspect.iscoroutinefunction(member):
             return lambda *args, **kwargs: self._call(name, member, args, kwargs)
         if inspect.isasyncgenfunction(member):
@@ -173,6 +176,10 @@ class _Faulty:
             self._port.send(record, lambda sent: _later(_answer(fault, sent, on_sent)))
         else:
             _later(self._send_late(fault, record, on_sent))
+
+    def _send_many(self, many: Many, on_sent: OnSentMany) -> None:
+        for place in range(len(many.values)):
+            self._send(many.record(place), one_of(on_sent, place))
 
     async def _send_late(self, fault: _Fault, record: Any, on_sent: Callable[[Any], None]) -> None:
         try:

@@ -10,13 +10,16 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, TooLarge
+from tidebook.core.payload import encode_payload
 from tidebook.core.portal import Portal
 from tidebook.queue.ending import end
-from tidebook.queue.entry import Entry
+from tidebook.queue.entry import DATA_BYTES_MAX, Entry
 from tidebook.queue.queue import Queue
 from tidebook.sql.port.queue import Step
+from tidebook.tags.asked import asked_topics, check_tag
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.offset import decode_offset
 from tidebook.tags.shares import SHARES, share_of
@@ -31,11 +34,17 @@ Make = Callable[[TaggedEvent], Entry | None]
 
 
 def entry_of(event: TaggedEvent) -> Entry:
-    """The event as it is, in an entry without a key."""
+    """The event as it is, in an entry without a key; only where it is to be read, if it does not go into an entry."""
     data: dict[str, Any] = {"topic": event.topic, "id": event.id, "seq_nr": event.seq_nr, "tag": event.tag}
     if isinstance(event.payload, bytes):
-        return Entry(data={**data, "payload_base64": base64.b64encode(event.payload).decode()})
-    return Entry(data={**data, "payload": event.payload})
+        whole = {**data, "payload_base64": base64.b64encode(event.payload).decode()}
+    else:
+        whole = {**data, "payload": event.payload}
+    try:
+        fits = len(encode_payload(whole)[1]) <= DATA_BYTES_MAX
+    except InvalidInput:  # a payload that is nested as deeply as may be has no room inside another
+        fits = False
+    return Entry(data=whole if fits else {**data, "payload_left_out": True})
 
 
 class Feed:
@@ -51,15 +60,14 @@ class Feed:
         group: str | None = None,
         topics: Iterable[str] | None = None,
     ) -> None:
-        if type(tag) is not str or not tag:
-            raise InvalidInput("a tag is a text that is not empty")
+        check_tag(tag)
         self._tags = tags
         self._tag = tag
         self._queue = queue
         self._make = make or entry_of
         self._group = group or f"queue/{queue.name}"
-        self._source = f"tag/{self._group}/{tag}"
-        self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
+        self._source = f"tag/{self._group}/{quote(tag, safe='')}"
+        self._topics = asked_topics(topics)
         self._marks: dict[int, str] = {}
         self.put = 0
 
@@ -111,7 +119,13 @@ class Feed:
             last = {share_of(event.topic, event.id): event.tag_offset for event in batch}
             steps = [Step(part, self._marks.get(part), after) for part, after in last.items()]
             entries = [entry for event in batch if (entry := self._make(event)) is not None]
-            put = await self._queue.put_once(entries, source=self._source, steps=steps)
+            try:
+                put = await self._queue.put_once(entries, source=self._source, steps=steps)
+            except TooLarge:
+                if len(batch) == 1:
+                    raise
+                await self._put(batch[: len(batch) // 2])
+                continue
             if put is None:
                 await self._read_marks()
                 continue

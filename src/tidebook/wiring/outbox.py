@@ -77,10 +77,11 @@ class BookParts:
         """One producer for the whole book."""
         if self._book.section("log").url is None:
             raise InvalidInput("backends 'kafka' and 'kafka_async' need a Kafka log: set [log] url in tidebook.toml")
-        if self._sender is None:
-            adapter = extra("tidebook.log.kafka.relay_sender", "kafka")
-            self._sender = adapter.KafkaSender(self._kafka(), self._metrics)
-        sender: Sender = self._sender
+        with self._opening:
+            if self._sender is None:
+                adapter = extra("tidebook.log.kafka.relay_sender", "kafka")
+                self._sender = adapter.KafkaSender(self._kafka(), self._metrics)
+            sender: Sender = self._sender
         return sender
 
     def _kafka(self) -> Any:

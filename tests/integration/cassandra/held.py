@@ -10,11 +10,12 @@ from uuid import uuid4
 
 import pytest
 
+from tests.integration.cassandra.conftest import KEYSPACE
 from tidebook.core.key import partition_of
 from tidebook.core.replication import SliceWrites
 from tidebook.core.topic import TopicFacts
 from tidebook.pipeline.slice import plan_slice, replicate_slice
-from tidebook.store.cassandra import CassandraStore
+from tidebook.store.cassandra import CassandraSettings, CassandraStore
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.testing.conformance.journal_records import Step, records_of
 
@@ -23,6 +24,13 @@ OpenStore = Callable[[], Awaitable[CassandraStore]]
 SEGMENT_SIZE = 2
 #: So many that every trial has a log partition, and a pointer, of its own.
 PARTITIONS = 2**31 - 1
+
+
+@pytest.fixture(params=[1, 10], ids=["alone", "together"])
+def settings(request: pytest.FixtureRequest, cassandra_address: str) -> CassandraSettings:
+    """Small requests each by itself, and together: then a replicator has fewer writes that it could be held at."""
+    url = f"cassandra://{cassandra_address}/{KEYSPACE}"
+    return CassandraSettings.read(url, {"partitions_together_max": request.param})
 
 
 class Trial(NamedTuple):

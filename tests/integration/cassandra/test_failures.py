@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from tidebook.core.clock import SystemClock
 from tidebook.core.errors import OutcomeUnknown, Unavailable
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
+from tidebook.core.replication import TagRow
 from tidebook.pipeline.slice import replicate_slice
 from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.store.port import Snapshot
+from tidebook.tags.sizes import change_size
 from tidebook.testing.conformance.journal_records import Step, append, delete, facts_of, purge, records_of
 from tidebook.testing.conformance.store_suite import assert_shows
 from tidebook.testing.servers import Cassandra
@@ -89,7 +94,7 @@ def history(keys: int) -> list[Step]:
 async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
-    store = await opened(write_deadline_s=1.0, write_timeout_s=0.5)
+    store = await opened(write_deadline_s=1.0, write_timeout_s=0.5, partitions_together_max=2)
     facts = await store.set_facts(topic, facts_of(topic, segments=16), expected=None)
     steps = history(12)
     records = records_of(steps)
@@ -98,7 +103,7 @@ async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
     async def killing(batch: Batch) -> None:
         nonlocal count
         count += 1
-        if count == 60:
+        if count == 30:
             await asyncio.to_thread(server.kill9)
         await pass_on(batch)
 
@@ -131,10 +136,10 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         lambda: store.events(key, head, after=0, to=3, limit=9),
         lambda: store.facts(topic),
         lambda: store.snapshots(key, life),
-        lambda: store.save_snapshot(key, life, Snapshot(1, 2, b"", 0), slots=1),
         lambda: store.set_setting(topic, "1", expected=None),
         lambda: store.wait(topic, 0, beyond=Position(1, 5), timeout_s=60),
         lambda: _listed(store, topic),
+        lambda: store.tag_rows(topic, after=None, from_ms=0, until_ms=2**62, limit=9),
         opened,
     ]
     for call in calls:
@@ -142,6 +147,10 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         with pytest.raises(Unavailable):
             await call()
         assert time.monotonic() - began < SOON_S
+    began = time.monotonic()
+    with pytest.raises(OutcomeUnknown):  # the driver does not tell whether a node had it before it died
+        await store.save_snapshot(key, life, Snapshot(1, 2, b"", 0), slots=1)
+    assert time.monotonic() - began < SOON_S
 
     await asyncio.to_thread(server.restart)
     assert await until_it_answers(lambda: store.head(key)) == head
@@ -150,6 +159,37 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
 
 async def _listed(store: CassandraStore, topic: str) -> list[str]:
     return [id async for id in store.ids(topic)]
+
+
+def unread_bytes(server: Cassandra) -> int:
+    """What was sent to the node and it has not looked at."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == server.ports["client"])
+
+
+@pytest.mark.parametrize("kind", ["write", "compare-and-set"])
+async def test_what_was_under_way_when_the_node_died_has_an_unknown_outcome(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str, kind: str
+) -> None:
+    store = await opened(write_timeout_s=60.0)
+    numbers = itertools.count()
+
+    async def act() -> None:
+        if kind == "write":
+            await store.save_snapshot(Key(topic, "a"), Position(1, 0), Snapshot(1, 2, b"", 0), slots=1)
+        else:
+            await store.set_setting(f"{topic} {next(numbers)}", "1", expected=None)
+
+    await act()  # its statements are prepared now
+    server.pause()
+    before = unread_bytes(server)
+    acting = asyncio.create_task(act())
+    async with asyncio.timeout(BACK_S):
+        while unread_bytes(server) == before:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(server.kill9)
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(acting, SOON_S)
 
 
 async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
@@ -168,6 +208,30 @@ async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
         server.resume()
     await until_it_answers(lambda: store.pointer(topic, 0))
     await replicate_slice(store, topic, 0, records_of([("a", append())]), facts)
+
+
+async def test_a_page_of_a_tag_is_asked_of_a_frozen_node_once_and_comes_when_it_thaws(
+    server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
+) -> None:
+    store = await opened()
+    await change_size(store, SystemClock(), "minute")  # so all that is past is fixed, and asked for without a look
+    store = await opened(read_timeout_s=1.0)
+
+    async def page() -> Sequence[TagRow]:
+        return await store.tag_rows(topic, after=None, from_ms=0, until_ms=2**62, limit=1000)
+
+    assert await until_it_answers(page) == []  # its statements are prepared, and how streams are cut is known
+    server.pause()
+    try:
+        asked = store._metrics.counted("tag_pages")
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            await page()
+        assert time.monotonic() - began < SOON_S
+        assert store._metrics.counted("tag_pages") == asked + 1
+    finally:
+        server.resume()
+    assert await until_it_answers(page) == []
 
 
 async def test_writes_of_a_slice_are_sent_again_until_a_frozen_node_acknowledges_them(

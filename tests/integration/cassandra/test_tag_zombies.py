@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.cassandra.held import PARTITIONS, OpenStore, Stage, Trial, run_trials
 from tests.integration.cassandra.held import facts as facts
+from tests.integration.cassandra.held import settings as settings
 from tests.integration.cassandra.test_zombies import CHOSEN, histories, steps_of
 from tidebook.core.action import Action, Append
 from tidebook.core.event import Event, count_tags, encode_event, event_tags, pack_events, unpack_events

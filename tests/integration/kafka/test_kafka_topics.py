@@ -29,6 +29,8 @@ def make_topic(bootstrap: str, topic: str, config: dict[str, str]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     [made] = admin.create_topics([NewTopic(topic, 1, 1, config=config)]).values()
     made.result(30)
+    while admin.list_topics(topic, timeout=30).topics[topic].error is not None:
+        pass  # the controller has it; the broker that is asked learns of it a moment later
 
 
 async def test_a_new_topic_has_what_a_log_needs(kafka_bootstrap: str, open_log: OpenKafkaLog, topic: str) -> None:

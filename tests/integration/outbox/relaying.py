@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 import time
 import uuid
@@ -27,6 +28,8 @@ from tidebook.sql.postgres.outbox import PostgresOutboxDatabase
 from tidebook.sql.sqlite.outbox import SqliteOutboxDatabase
 
 WAIT_S_MAX = 60.0
+#: A wait and the stop behind it stay below pytest's own limit.
+STOP_S_MAX = 30.0
 
 
 class Seen(NamedTuple):
@@ -74,7 +77,11 @@ class Cluster:
             consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
             left = {p for p in partitions if ends[p] > 0}
             seen: list[Seen] = []
+            deadline = time.monotonic() + WAIT_S_MAX
             while left:
+                assert time.monotonic() < deadline, (
+                    f"topic {topic} cannot be read to its end: {left} of {ends} are left"
+                )
                 batch: list[Any] = consumer.consume(1000, 0.5)
                 for message in batch:
                     error = message.error()
@@ -151,14 +158,16 @@ def running(relay: Relay) -> Iterator[Relay]:
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # one that hangs must not hang the tests
     thread.start()
     try:
         yield relay
     finally:
         relay.stop()
-        thread.join(WAIT_S_MAX)
-        assert not thread.is_alive()
+        thread.join(STOP_S_MAX)
+        if thread.is_alive():
+            faulthandler.dump_traceback()
+        assert not thread.is_alive(), f"the relay did not end within {STOP_S_MAX} s: see where its threads stand"
         assert not failures
 
 

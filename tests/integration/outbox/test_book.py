@@ -149,5 +149,7 @@ def test_the_kafka_backends_send_at_once(postgres: Database, cluster: Cluster, t
             assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
             with pytest.raises(NotFound):
                 box.publish(None, topic=f"missing-{uuid.uuid4().hex[:8]}", payload=b"x")
+            with pytest.raises(InvalidInput, match="in no log"):
+                box.publish(None, topic=topic, payload=bytes(2_000_000))
     assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
     assert postgres.waiting() == 0

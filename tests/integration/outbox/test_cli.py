@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from tests.integration.outbox.relaying import until
 
 
 def tidebook(folder: Path, *arguments: str, code: int = 0, stdin: str = "") -> list[dict[str, Any]]:
@@ -48,3 +54,49 @@ def test_the_schema_is_printed_as_sql(tmp_path: Path) -> None:
     for database in ("postgresql", "mysql", "sqlite"):
         assert "kafka_messages" in tidebook(tmp_path, "schema", database)[0]["sql"]
     tidebook(tmp_path, "schema", "oracle", code=2)
+
+
+def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:
+    tidebook(tmp_path, "publish", "orders", "one", "two")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "tidebook.cli.app", "outbox", "relay", "--metrics", f"127.0.0.1:{port}"]
+    process = subprocess.Popen([*command, "--book", str(tmp_path / "book")], stdout=subprocess.PIPE)
+
+    def told() -> str:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                return str(answer.read().decode())
+        except URLError:
+            return ""
+
+    try:
+        until(lambda: 'tidebook_outbox_sent{topic="orders"} 2' in told(), "they went, and it is told")
+        until(lambda: 'tidebook_outbox_waiting{topic="orders"}' in told(), "what waits is told")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_signal_ends_a_relay_whose_database_neither_answers_nor_fails(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        (tmp_path / "tidebook.toml").write_text(f'[sql]\nurl = "{url}"\n[outbox]\ncreate_tables = false\n')
+        command = [sys.executable, "-m", "tidebook.cli.app", "outbox", "relay"]
+        process = subprocess.Popen([*command, "--book", str(tmp_path / "tidebook.toml")], stdout=subprocess.PIPE)
+        try:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+
+            def ended() -> bool:
+                process.send_signal(signal.SIGTERM)
+                return process.poll() is not None
+
+            until(ended, "it ended", timeout_s=5)
+            connection.close()
+        finally:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM

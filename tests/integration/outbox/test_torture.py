@@ -7,11 +7,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +30,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(3600)
 TOPICS = 20
 KEYS = 200
 RELAYS = 4
+WRITERS = 4
 LOCK_LIMIT_S = 2.0
 #: Longer than the lock limit: whoever is stopped so long has lost its topics when it goes on.
 STOPPED_S = (2.1, 4.0)
@@ -68,13 +72,13 @@ class Relays:
         which = self._chance.randrange(RELAYS)
         process = self._processes[which]
         assert process.poll() is None, "a relay ended by itself"
-        if self._chance.random() < 0.5:
+        if self._chance.random() < 0.5 or which in self._stopped:
             self.kills += 1
             process.kill()
             process.wait()
             self._stopped.pop(which, None)
             self._processes[which] = self._start()
-        elif which not in self._stopped:
+        else:
             self.stops += 1
             process.send_signal(signal.SIGSTOP)
             self._stopped[which] = time.monotonic() + self._chance.uniform(*STOPPED_S)
@@ -109,36 +113,96 @@ def relays(folder: Path, chance: random.Random) -> Iterator[Relays]:
         made.end()
 
 
-class Writer:
-    """One writer, whose transactions are serial per key; some are rolled back."""
+class Keys:
+    """What was committed by key; a key belongs to one transaction at a time, so that they are serial per key."""
 
-    def __init__(self, database: Database, topics: list[str], chance: random.Random) -> None:
-        self._database = database
-        self._topics = topics
-        self._chance = chance
+    def __init__(self) -> None:
         self._next: Counter[int] = Counter()
-        self.committed = 0
+        self._locks = [threading.Lock() for _ in range(KEYS)]
 
-    def write(self, count: int) -> None:
-        with self._database.connect() as connection:
-            end = self.committed + count
-            while self.committed < end:
-                numbers = Counter(self._chance.randrange(KEYS) for _ in range(self._chance.randint(1, 20)))
-                messages = [
-                    Message(self._topics[key % TOPICS], f"{key}:{self._next[key] + n}".encode(), key=str(key).encode())
-                    for key, many in numbers.items()
-                    for n in range(many)
-                ]
-                outbox.publish_list(connection, messages)
-                if self._chance.random() < 0.1:
-                    connection.rollback()
-                    continue
-                connection.commit()
-                self._next += numbers
-                self.committed += len(messages)
+    def take(self, key: int) -> bool:
+        return self._locks[key].acquire(blocking=False)
+
+    def next(self, key: int) -> int:
+        return self._next[key]
+
+    def give(self, keys: Counter[int], *, committed: bool) -> None:
+        for key, many in keys.items():
+            if committed:
+                self._next[key] += many
+            self._locks[key].release()
 
     def expected(self) -> dict[bytes, list[int]]:
         return {str(key).encode(): list(range(many)) for key, many in self._next.items()}
+
+    def committed(self) -> int:
+        return self._next.total()
+
+
+class Writer:
+    """One of several, whose transactions overlap; some are rolled back, and some commit late."""
+
+    def __init__(self, database: Database, topics: list[str], keys: Keys, chance: random.Random) -> None:
+        self._topics = topics
+        self._keys = keys
+        self._chance = chance
+        self._connection = database._connect()
+        self._late = database._connect()
+        self._late_keys: Counter[int] = Counter()
+
+    def write(self, count: int) -> None:
+        """So many, in short transactions; the late one of the last call ends on the way, and another one begins."""
+        while count > 0:
+            taken = self._publish(self._connection)
+            if self._chance.random() < 0.1:
+                self._connection.rollback()
+                self._keys.give(taken, committed=False)
+            else:
+                self._connection.commit()
+                self._keys.give(taken, committed=True)
+                count -= taken.total()
+        self.end_late()
+        self._late_keys = self._publish(self._late)
+
+    def _publish(self, connection: Any) -> Counter[int]:
+        """In two calls, between which others draw ids."""
+        wanted = Counter(self._chance.randrange(KEYS) for _ in range(self._chance.randint(1, 20)))
+        taken = Counter({key: many for key, many in wanted.items() if self._keys.take(key)})
+        messages = [
+            Message(self._topics[key % TOPICS], f"{key}:{self._keys.next(key) + n}".encode(), key=str(key).encode())
+            for key, many in taken.items()
+            for n in range(many)
+        ]
+        half = self._chance.randint(0, len(messages))
+        for part in (messages[:half], messages[half:]):
+            if part:
+                outbox.publish_list(connection, part)
+        return taken
+
+    def end_late(self) -> None:
+        self._late.commit()
+        self._keys.give(self._late_keys, committed=True)
+        self._late_keys = Counter()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._late.close()
+
+
+@contextmanager
+def writers(
+    database: Database, topics: list[str], keys: Keys, chance: random.Random
+) -> Iterator[Callable[[int], object]]:
+    """Writes so many messages each time it is called, with several writers at once."""
+    made = [Writer(database, topics, keys, random.Random(chance.random())) for _ in range(WRITERS)]
+    try:
+        with ThreadPoolExecutor(WRITERS) as pool:
+            yield lambda count: [*pool.map(lambda each: each.write(count // WRITERS), made)]
+        for each in made:
+            each.end_late()
+    finally:
+        for each in made:
+            each.close()
 
 
 @pytest.mark.parametrize("fence", ["timestamp", "transaction"])
@@ -153,19 +217,21 @@ def test_killed_and_stopped_relays_send_everything_once_and_in_order(
         BOOK.format(kafka=cluster.bootstrap, sql=postgres.url, fence=fence, limit=LOCK_LIMIT_S)
     )
     topics = [cluster.topic() for _ in range(TOPICS)]
-    writer = Writer(postgres, topics, chance)
+    keys = Keys()
     settings = OutboxSettings(lock_limit_s=LOCK_LIMIT_S)
     with relays(tmp_path, chance) as running:
-        for _ in range(rounds):
-            writer.write(messages // rounds)
-            running.disturb()
-            time.sleep(chance.uniform(0.3, 1.2))  # the faults' own rhythm
+        with writers(postgres, topics, keys, chance) as write:
+            for _ in range(rounds):
+                write(messages // rounds)
+                running.disturb()
+                time.sleep(chance.uniform(0.3, 1.2))  # the faults' own rhythm
         running.resume(float("inf"))
         until(lambda: postgres.waiting() == 0, "everything went", timeout_s=300)
     with opened_store(postgres, settings) as store:
         status = store.status(count_max=10)
     assert not any(each.dirty or each.locked_by for each in status)
     assert not any(each.notice for each in status)
-    assert sum(each.relayed for each in status) == writer.committed
-    wrong = faults(arrived(cluster, topics), writer.expected())
+    assert sum(each.relayed for each in status) == keys.committed()
+    assert running.kills + running.stops == rounds
+    wrong = faults(arrived(cluster, topics), keys.expected())
     assert not wrong, f"after {running.kills} kills and {running.stops} stops"

@@ -12,10 +12,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tidebook.core.payload import BYTES
 from tidebook.sql.port.queue import NEVER_MS, QueueRef, QueueStore
-from tidebook.testing.conformance.queue_base import Desk, Taken, new_queue
+from tidebook.testing.conformance.queue_base import Desk, Taken, entry, new_queue
 
-MAX_TIMEOUTS = 2
+MAX_TIMEOUTS = 1
 SLOW = 200
 
 
@@ -43,8 +44,7 @@ class Model:
     now: int
     waiting: dict[str, Item] = field(default_factory=dict)
     processing: dict[str, Item] = field(default_factory=dict)
-    dead: list[str] = field(default_factory=list)
-    ages: Any = field(default_factory=itertools.count)
+    dead: list[Item] = field(default_factory=list)
 
     def put(self, new: Item) -> None:
         old = self.waiting.get(new.name)
@@ -81,7 +81,7 @@ class Model:
                 del self.processing[item.name]
             elif item.timeouts >= MAX_TIMEOUTS:
                 del self.processing[item.name]
-                self.dead.append(item.data)
+                self.dead.append(item)
             elif self.merge(item, item.timeouts + 1, item.process_at):
                 del self.processing[item.name]
             else:
@@ -115,13 +115,30 @@ class Model:
         if item.expires_at <= self.now:
             return "expired"
         if timeouts > MAX_TIMEOUTS:
-            self.dead.append(item.data)
+            self.dead.append(item)
             return "dead"
         if self.merge(item, timeouts, self.now + delay):
             return "merged"
         back = replace(item, timeouts=timeouts, process_at=self.now + delay, holder=None, counted=False)
         self.waiting[item.name] = back
         return "waiting"
+
+    def retry(self, letter: Item, age: int) -> None:
+        """A dead letter waits again; what is newer of its key keeps its data."""
+        self.dead.remove(letter)
+        expires_at = letter.expires_at if letter.expires_at > self.now else NEVER_MS
+        newer = self.waiting.get(letter.name)
+        if newer is not None and newer.expires_at > self.now:
+            self.waiting[letter.name] = replace(
+                newer,
+                timeouts=0,
+                priority=min(letter.priority, newer.priority),
+                expires_at=max(expires_at, newer.expires_at),
+            )
+            return
+        held = self.processing.get(letter.name)
+        data = letter.data if held is None else held.data
+        self.waiting[letter.name] = Item(age, letter.name, letter.key, data, letter.priority, self.now, expires_at)
 
     def held(self, name: str, holder: int) -> Item | None:
         item = self.processing.get(name)
@@ -182,6 +199,46 @@ class QueueMachine(RuleBasedStateMachine):
         expires_at = NEVER_MS if life is None else self.model.now + life
         self.do(self.desk.put(key, data=f"{number}", priority=priority, process_at=at, expires_at=expires_at))
         self.model.put(Item(number, key or f"#{number}", key, f"{number}", priority, at, expires_at))
+
+    @rule(
+        keys=st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=2, max_size=4),
+        keyless=st.integers(0, 2),
+        priority=st.sampled_from([20, 200]),
+    )
+    def put_many(self, keys: list[str], keyless: int, priority: int) -> None:
+        made = []
+        for key in [*keys, *[None] * keyless]:
+            number = next(self.numbers)
+            made.append(entry(key, f"{number}", priority))
+            self.model.put(Item(number, key or f"#{number}", key, f"{number}", priority, self.model.now, NEVER_MS))
+        self.do(self.desk.store.put(self.desk.ref, made, inserted_at=0))
+
+    def letter(self, data: st.DataObject) -> tuple[Item, int] | None:
+        """A dead letter, and its flag."""
+        if not self.model.dead:
+            return None
+        item = data.draw(st.sampled_from(self.model.dead), label="letter")
+        flags = self.do(self.desk.store.flags(self.desk.ref, limit=1_000))
+        (flag,) = [each.id for each in flags if each.data.decode() == item.data]
+        return item, flag
+
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        if (found := self.letter(data)) is not None:
+            assert self.do(self.desk.store.retry(self.desk.ref, found[1]))
+            self.model.retry(found[0], next(self.numbers))
+
+    @rule(data=st.data())
+    def edit(self, data: st.DataObject) -> None:
+        if (found := self.letter(data)) is not None:
+            found[0].data = f"{next(self.numbers)}"
+            assert self.do(self.desk.store.edit(self.desk.ref, found[1], BYTES, found[0].data.encode()))
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        if (found := self.letter(data)) is not None:
+            assert self.do(self.desk.store.drop(self.desk.ref, found[1]))
+            self.model.dead.remove(found[0])
 
     @rule(limit=st.sampled_from([1, 1, 2, 9]), lease=st.sampled_from([5, 20]))
     def claim(self, limit: int, lease: int) -> None:
@@ -250,6 +307,8 @@ class QueueMachine(RuleBasedStateMachine):
             for each in listed
         )
         assert found == self.model.shown()
+        flags = self.do(self.desk.store.flags(self.desk.ref, limit=1_000))
+        assert sorted(each.data.decode() for each in flags) == sorted(each.data for each in self.model.dead)
 
     @invariant()
     def is_ready_when_a_claim_would_bring_something(self) -> None:

@@ -43,6 +43,8 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
     "no lease": lambda q: q.claim(lease=0),
     "a lease that is no number": lambda q: q.claim(lease=NAN),
     "a lease for ever": lambda q: q.claim(lease=timedelta.max),
+    "a lease of 8,000 years": lambda q: q.claim(lease=8_000 * 365 * 86_400),
+    "too much for a letter": lambda q: q.edit(1, "x" * 1_000_001),
     "no job": lambda q: q.done([]),
     "None for a job": lambda q: q.done(None),  # type: ignore[arg-type]
     "text for a job": lambda q: q.fail("x"),  # type: ignore[arg-type]
@@ -96,6 +98,16 @@ async def test_a_flag_that_is_not_there_is_not_found(book: tidebook.Book, flag: 
     for call in (queue.retry(flag), queue.drop(flag), queue.edit(flag, 1)):
         with pytest.raises(NotFound):
             await call
+
+
+async def test_a_delay_is_a_hundred_years_at_most(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put(1)
+    jobs = await queue.claim()
+    with pytest.raises(InvalidInput, match="delay"):
+        await queue.fail(jobs, delay=timedelta(days=8_000 * 365))
+    assert await queue.fail(jobs, delay=timedelta(days=99 * 365)) == ["waiting"]
+    assert (await queue.status()).later == 1
 
 
 async def test_a_reason_may_hold_anything(book: tidebook.Book) -> None:
@@ -175,3 +187,29 @@ def test_threads_without_a_loop_have_the_same_names(tmp_path: Path) -> None:
         assert book.queues.flags() == []
         assert book.feed("paid", "mail").run(follow=False) == 0
         assert next(iter(book.queue("mail").listen())) is not None
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_what_a_cancelled_claim_took_is_given_back(book: tidebook.Book, limit: int) -> None:
+    queue = await book.queue("mail").open()
+    await queue.put("x")
+    store = await book.queues._service.store()
+    begun, going_on, claim = asyncio.Event(), asyncio.Event(), store.claim
+
+    async def slowly(*arguments: Any, **named: Any) -> Any:
+        begun.set()
+        await going_on.wait()
+        return await claim(*arguments, **named)
+
+    store.claim = slowly  # type: ignore[method-assign]
+    claiming = asyncio.create_task(queue.claim(limit))
+    await begun.wait()
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    going_on.set()
+    store.claim = claim  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else tells
+            await asyncio.sleep(0.01)
+    assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)

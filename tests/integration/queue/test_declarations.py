@@ -14,8 +14,11 @@ import pytest
 import tidebook
 import tidebook.queue
 from tidebook.cli.app import main
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.queue import Entry
+from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.sql.postgres.queue_keeping import Keeping
+from tidebook.testing.conformance.queue_base import Desk, new_queue
 
 
 @dataclass
@@ -156,3 +159,21 @@ async def test_a_changed_declaration_begins_a_new_table(settings_file: Path, pos
             f"SELECT slot, format, count(*) FROM {schema}.entry GROUP BY 1, 2 ORDER BY 1"
         ).fetchall()
     assert rows == [(0, 1, 1), (1, 2, 2)]
+
+
+@pytest.mark.postgres
+async def test_a_declaration_whose_table_could_not_be_begun_begins_it_the_next_time(
+    store: PostgresQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await store.declare(await new_queue(store), b"old")
+    await Desk(store, ref).put("a")
+
+    async def busy(*_: object) -> None:
+        raise Unavailable("open transactions keep its table busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeping, "begin", busy)
+        with pytest.raises(Unavailable):
+            await store.declare(ref, b"new")
+    changed = await store.declare(ref, b"new")
+    assert (changed.format, (await store.counts(ref)).tables) == (2, 2)

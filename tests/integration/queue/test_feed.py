@@ -172,3 +172,29 @@ def test_a_feed_from_the_shell(
         main()
     assert ended.value.code == 0
     assert capsys.readouterr().out == '{"queue":"mail","tag":"paid","put":0}\n'  # nothing is replicated yet
+
+
+async def test_an_event_that_does_not_go_into_an_entry_is_referred_to(book: tidebook.Book) -> None:
+    deep: object = 1
+    for _ in range(100):
+        deep = [deep]
+    events = [Event(payload, tags={"paid"}) for payload in (b"x" * 800_000, deep, "small")]
+    await book.journal("orders").append("o", events)
+    await replicated(book)
+    assert await book.feed("paid", "mail").run(follow=False) == 3
+    found = [job.data for job in await book.queue("mail").claim(10)]
+    where = {"topic": "orders", "id": "o", "tag": "paid"}
+    assert found == [
+        {**where, "seq_nr": 1, "payload_left_out": True},
+        {**where, "seq_nr": 2, "payload_left_out": True},
+        {**where, "seq_nr": 3, "payload": "small"},
+    ]
+
+
+async def test_events_that_do_not_go_into_one_transaction_go_into_several(book: tidebook.Book) -> None:
+    for _ in range(20):
+        await book.journal("orders").append("o", [Event("x" * 900_000, tags={"paid"})])
+    await replicated(book)
+    assert await book.feed("paid", "mail").run(follow=False) == 20
+    assert await book.feed("paid", "mail").run(follow=False) == 0
+    assert [job.data["seq_nr"] for job in await book.queue("mail").claim(50)] == list(range(1, 21))

@@ -26,6 +26,9 @@ pytestmark = pytest.mark.postgres
 #: Writes what it is told to a file.
 COMMAND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
 
+#: An answer that is none.
+NO_HTTP = 0
+
 
 class Ear:
     """A web server that hears of flags, and answers as it is told to."""
@@ -39,6 +42,9 @@ class Ear:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 code = ear.answers.pop(0) if ear.answers else 200
+                if code == NO_HTTP:
+                    self.wfile.write(b"what?\r\n\r\n")
+                    return
                 self.send_response(code)
                 self.end_headers()
                 if code == 200:
@@ -133,6 +139,29 @@ async def test_a_webhook_that_refuses_is_told_again(where: Path, ear: Ear) -> No
                 await asyncio.sleep(0.02)
         assert len(ear.heard) == 1
         assert await store.unannounced(hold_ms=50) == []
+
+
+async def test_an_answer_that_is_no_http_is_a_failure_of_its_flag_alone(where: Path, ear: Ear) -> None:
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        store, metrics = await book.queues._service.store(), Metrics()
+        announce = Announcer(store, Hooks(webhook=ear.url), metrics=metrics, hold_ms=60_000)
+        ear.answers = [NO_HTTP]
+        await make_dead(queue, "x", "y", "z")
+        await announce()
+        await announce()
+        assert len(ear.heard) == len({flag["key"] for flag in ear.heard}) == 2
+        assert (metrics.counted("queue_hook_failures"), metrics.counted("queue_flags")) == (1, 2)
+
+
+async def test_without_a_hook_each_flag_is_counted_that_was_raised_since(where: Path) -> None:
+    async with tidebook.open(where) as book:
+        await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "old")
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail")
+        await queue.put_many(list(range(30)))
+        await queue.fail(await queue.claim(30))
+        await until(lambda: book.metrics.counted("queue_flags") == 30)
 
 
 async def test_a_command_that_hangs_does_not_hold_up_the_timer(

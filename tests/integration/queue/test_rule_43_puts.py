@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 
 import psycopg
@@ -14,8 +15,12 @@ from sqlalchemy.orm import Session
 
 import tidebook
 from tidebook import outbox
+from tidebook.core.errors import Unavailable
 from tidebook.queue.entry import Entry
-from tidebook.testing.conformance.queue_base import Desk, entry
+from tidebook.sql.port.queue import Step
+from tidebook.sql.postgres import connect, queue_calls
+from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
 
 pytestmark = pytest.mark.postgres
 
@@ -68,15 +73,30 @@ async def test_an_entry_is_put_with_what_a_sync_session_commits(settings_file: P
     engine.dispose()
 
 
-async def test_an_entry_is_put_with_what_an_async_session_commits(settings_file: Path, postgres_url: str) -> None:
-    engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_an_entry_is_put_with_what_an_async_session_commits(
+    settings_file: Path, postgres_url: str, driver: str
+) -> None:
+    engine = create_async_engine(postgres_url.replace("postgresql://", f"postgresql+{driver}://"))
     async with tidebook.open(settings_file) as book:
         queue = book.queue("mail")
         async with AsyncSession(engine) as session, session.begin():
-            await queue.put("x", transaction=session)
+            await queue.put_many([Entry(data=b"\x00x", key="k%s"), {"n": "%s"}], transaction=session)
             assert await queue.claim() == []
-        assert [job.data for job in await queue.claim(5)] == ["x"]
+        assert [(job.key, job.data) for job in await queue.claim(5)] == [("k%s", b"\x00x"), (None, {"n": "%s"})]
+        async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            with pytest.raises(tidebook.InvalidInput, match="autocommit"):
+                await queue.put("x", transaction=connection)
     await engine.dispose()
+
+
+async def test_a_session_on_another_database_is_told_so(settings_file: Path) -> None:
+    engine = create_engine("sqlite://")
+    async with tidebook.open(settings_file) as book:
+        queue = await book.queue("mail").open()
+        with engine.begin() as connection, pytest.raises(tidebook.InvalidInput, match="sqlite on pysqlite"):
+            queue.put_in(connection, "x")
+    engine.dispose()
 
 
 async def test_work_and_a_message_are_committed_with_the_callers_own_rows(
@@ -131,3 +151,62 @@ async def test_a_folder_takes_no_part_in_a_transaction(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(tidebook.InvalidInput, match="PostgreSQL"):
             await book.queue("mail").put("x", transaction=object())
+
+
+async def test_puts_that_wait_for_an_open_transaction_leave_a_connection_for_leases(
+    desk: Desk, postgres_url: str
+) -> None:
+    await desk.put("other")
+    taken = await desk.take()
+    async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
+        await desk.store.put_within(holder, desk.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
+        waiting = [asyncio.create_task(desk.put("k")) for _ in range(6)]
+        await asyncio.wait(waiting, timeout=0.5)
+        assert await asyncio.wait_for(desk.beat(taken), 10) == [True]
+        assert await asyncio.wait_for(desk.finish(taken), 10) == [True]
+        await holder.commit()
+    assert sum(put.merged for put in await asyncio.gather(*waiting)) == 6
+
+
+async def test_a_put_waits_for_a_lock_once(postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (connect, queue_calls):
+        monkeypatch.setattr(module, "LOCK_MS_MAX", 500, raising=False)
+    store = await PostgresQueues.open(postgres_url, schema=schema)
+    desk = Desk(store, await new_queue(store))
+    async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
+        await store.put_within(holder, desk.ref, [entry("k")], inserted_at=0)  # type: ignore[misc]
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            await desk.put("k")
+        assert time.monotonic() - began < 3
+    await store.close()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_what_fails_in_a_session_is_told_as_everywhere(
+    settings_file: Path, postgres_url: str, schema: str, driver: str
+) -> None:
+    engine = create_async_engine(postgres_url.replace("postgresql://", f"postgresql+{driver}://"))
+    async with tidebook.open(settings_file) as book:
+        queue = await book.queue("mail").open()
+        async with AsyncSession(engine) as session:
+            await session.execute(text(f"DROP TABLE {schema}.wake"))
+            with pytest.raises(Unavailable, match="wake"):
+                await queue.put("x", transaction=session)
+            await session.rollback()
+    await engine.dispose()
+
+
+async def test_a_sync_queue_has_every_name(settings_file: Path, postgres_url: str) -> None:
+    def work() -> None:
+        with tidebook.open_sync(settings_file) as book, psycopg.connect(postgres_url) as connection:
+            queue = book.queue("mail")
+            assert queue.put_in(connection, "a", key="k").inserted == 1
+            assert queue.put_many_in(connection, ["b", "c"]).inserted == 2
+            connection.commit()
+            assert queue.put_once(["d"], source="s", steps=[Step(0, None, "1")]) is not None
+            assert queue.put_once(["d"], source="s", steps=[Step(0, None, "1")]) is None
+            assert queue.marks("s") == {0: "1"}
+            assert [job.data for job in queue.claim(10)] == ["a", "b", "c", "d"]
+
+    await asyncio.to_thread(work)

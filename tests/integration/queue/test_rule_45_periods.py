@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import psycopg
 import pytest
 
 from tidebook.core.errors import Unavailable
-from tidebook.sql.port.queue import NEVER_MS, QueueSettings
+from tidebook.sql.port.queue import NEVER_MS, Failure, QueueSettings
 from tidebook.sql.postgres.queue import PostgresQueues
 from tidebook.sql.postgres.queue_periods import period_end
 from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
@@ -51,6 +52,19 @@ async def test_the_order_is_right_across_tables(desk: Desk, postgres_url: str, s
         await desk.put(f"{number}", priority=priority)
         await turn(desk, postgres_url, schema)
     assert await desk.names() == ["1", "3", "2", "0"]
+
+
+async def test_one_claim_takes_from_two_tables_what_it_hands_out_and_nothing_else(
+    desk: Desk, postgres_url: str, schema: str
+) -> None:
+    for number in range(3):
+        await desk.put(f"old {number}")
+    await turn(desk, postgres_url, schema)
+    for number in range(3):
+        await desk.put(f"new {number}")
+    assert await desk.names(4) == ["old 0", "old 1", "old 2", "new 0"]
+    assert await desk.names(4) == ["new 1", "new 2"]
+    assert sum((await slots(postgres_url, schema)).values()) == 6  # each is held, in a row of its own
 
 
 async def test_a_key_waits_once_across_tables(desk: Desk, postgres_url: str, schema: str) -> None:
@@ -176,6 +190,53 @@ async def test_a_period_ends_after_so_many_finished_entries(
     await store.sweep(desk.ref)
     await desk.put("next")
     assert await slots(postgres_url, schema) == {1: 1}
+
+
+@pytest.mark.parametrize("how", ["failed", "expired", "merged"])
+async def test_a_period_ends_by_whatever_leaves_old_rows(
+    store: PostgresQueues, postgres_url: str, schema: str, how: str
+) -> None:
+    desk = Desk(store, await new_queue(store, finished_max=20))
+    expires_at = int(time.time() * 1000) + 50 if how == "expired" else NEVER_MS
+    many = [entry(f"{number}", expires_at=expires_at) for number in range(20)]
+    await store.put(desk.ref, many, inserted_at=0)
+    match how:
+        case "failed":
+            await store.fail(desk.ref, [Failure(taken.held) for taken in await desk.claim(20)])
+        case "expired":
+            await asyncio.sleep(0.1)  # until they are
+        case "merged":
+            await store.put(desk.ref, many, inserted_at=0)
+    await store.sweep(desk.ref)
+    await desk.put("next", priority=1)
+    assert (await slots(postgres_url, schema))[1] == 1
+
+
+async def test_a_period_ends_while_there_is_always_somebody_who_puts(
+    desk: Desk, postgres_url: str, schema: str
+) -> None:
+    over = False
+
+    async def put(key: str) -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+            while not over:
+                await desk.store.put_within(connection, desk.ref, [entry(key)], inserted_at=0)  # type: ignore[misc]
+                await asyncio.sleep(0.04)  # the transaction stays open for a while
+                await connection.commit()
+
+    putting = [asyncio.create_task(put(f"{number}")) for number in range(6)]
+    try:
+        async with asyncio.timeout(30):
+            while not await slots(postgres_url, schema):  # noqa: ASYNC110  nothing else tells
+                await asyncio.sleep(0.01)
+        for _ in range(15):
+            await turn(desk, postgres_url, schema)
+            if await draining(postgres_url, schema):
+                break
+        assert await draining(postgres_url, schema)
+    finally:
+        over = True
+        await asyncio.gather(*putting)
 
 
 async def test_one_table_for_ever_never_turns(store: PostgresQueues, postgres_url: str, schema: str) -> None:

@@ -104,6 +104,22 @@ async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
         assert woken - put_at < 4.5, "it was the slow poll that found it"
 
 
+async def test_a_notification_that_no_put_made_does_not_deafen_a_listener(
+    settings_file: Path, postgres_url: str, schema: str
+) -> None:
+    async with tidebook.open(settings_file) as here, tidebook.open(settings_file) as there:
+        await there.queue("mail").open()
+        waiting = asyncio.create_task(next_job(here.queue("mail")))
+        await settled(here)
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            for payload in ("x", "", "1 2 3", "-1", "1 " + "9" * 400):
+                await connection.execute("SELECT pg_notify(%s, %s)", (schema, payload))
+        put_at = time.time()
+        await there.queue("mail").put("x")
+        _, woken = await asyncio.wait_for(waiting, PATIENCE_S)
+        assert woken - put_at < 2.5, "it was the slow poll that found it"
+
+
 async def test_a_listener_wakes_at_the_process_date_of_what_was_put_elsewhere(where: Path) -> None:
     async with tidebook.open(where) as here, tidebook.open(where) as there:
         waiting = asyncio.create_task(next_job(here.queue("mail")))
@@ -146,22 +162,20 @@ async def test_an_idle_listener_hardly_asks(book: tidebook.Book) -> None:
     await asyncio.gather(waiting, return_exceptions=True)
 
 
+async def hear_once(queue: Queue) -> int:
+    async with aclosing(queue.listen()) as dues:
+        await anext(dues)
+    return 1
+
+
 async def test_thousands_of_listeners_share_one_connection(settings_file: Path, postgres_url: str, schema: str) -> None:
     async with tidebook.open(settings_file) as book:
         queue = await book.queue("mail").open()
-        heard = 0
-
-        async def hear() -> None:
-            nonlocal heard
-            async with aclosing(queue.listen()) as dues:
-                await anext(dues)
-                heard += 1
-
-        listeners = [asyncio.create_task(hear()) for _ in range(3_000)]
+        listeners = [asyncio.create_task(hear_once(queue)) for _ in range(3_000)]
         await settled(book)
         await queue.put("x")
-        await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
-        assert heard == 3_000
+        heard = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        assert sum(heard) == 3_000
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             cursor = await connection.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidebook queue listener'"
@@ -171,6 +185,16 @@ async def test_thousands_of_listeners_share_one_connection(settings_file: Path, 
             row = await cursor.fetchone()
         assert row is not None
         assert row[0] <= 1
+
+
+async def test_thousands_of_listeners_in_a_folder_hear_of_one_put_elsewhere(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as here, tidebook.open(tmp_path) as there:
+        queue = await here.queue("mail").open()
+        listeners = [asyncio.create_task(hear_once(queue)) for _ in range(3_000)]
+        await settled(here)
+        await there.queue("mail").put("x")
+        heard = await asyncio.wait_for(asyncio.gather(*listeners), PATIENCE_S)
+        assert sum(heard) == 3_000
 
 
 async def test_a_listener_outlives_its_connections(settings_file: Path, postgres_url: str, schema: str) -> None:
@@ -217,3 +241,22 @@ async def test_who_takes_a_part_is_told_of_the_rest_at_once(book: tidebook.Book)
                 break
     assert taken == list(range(30))
     assert time.monotonic() - began < 20
+
+
+async def test_work_that_was_taken_is_not_told_of_again(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put("x")
+    told: list[float] = []
+
+    async def hear() -> None:
+        async with aclosing(queue.listen()) as dues:
+            async for _ in dues:
+                told.append(time.monotonic())
+
+    hearing = asyncio.create_task(hear())
+    await until(lambda: len(told) == 2)  # once, and once more because nobody came: the next time is set
+    await queue.done(await queue.claim(10))
+    taken_at = time.monotonic()
+    await asyncio.sleep(1.0)  # that next time passes
+    hearing.cancel()
+    assert [moment for moment in told if moment > taken_at] == []

@@ -65,6 +65,28 @@ async def test_a_handler_may_be_async_or_not(book: tidebook.Book, kind: str) -> 
     assert (await queue.status()).waiting == 0
 
 
+async def test_after_a_burst_what_is_put_elsewhere_is_taken_at_once(where: Path) -> None:
+    async with tidebook.open(where) as here, tidebook.open(where) as there:
+        seen: dict[object, float] = {}
+
+        async def handle(job: Job) -> None:
+            await asyncio.sleep(0.02)
+            seen[job.data] = time.monotonic()
+
+        async with working(here.queue("mail"), handle, concurrency=4) as worker:
+            await until(lambda: here.metrics.counted("queue_looks") >= 3)
+            await there.queue("mail").put_many(list(range(30)))
+            await until(lambda: worker.done == 30)
+            late_s = []
+            for name in ("a", "b", "c"):
+                await asyncio.sleep(0.2)  # a pause in the work: the listener has looked, and sleeps
+                began = time.monotonic()
+                await there.queue("mail").put(name)
+                await until(lambda name=name: name in seen)  # type: ignore[misc]
+                late_s.append(seen[name] - began)
+        assert max(late_s) < 2, "it was a poll that found it"
+
+
 async def test_what_is_put_later_is_taken_at_once(book: tidebook.Book) -> None:
     queue, seen = book.queue("mail"), asyncio.Event()
 
@@ -264,3 +286,23 @@ async def test_working_once_tells_that_the_store_is_gone(book: tidebook.Book) ->
     queue.claim = gone  # type: ignore[method-assign]
     with pytest.raises(TidebookError, match="gone"):
         await Worker(queue, lambda job: None).run(once=True)
+
+
+async def test_who_cancels_a_worker_ends_its_handlers_and_gets_their_entries_back(book: tidebook.Book) -> None:
+    queue, running = book.queue("mail"), set[object]()
+
+    async def handle(job: Job) -> None:
+        running.add(job.data)
+        try:
+            await asyncio.sleep(600)
+        finally:
+            running.discard(job.data)
+
+    await queue.put_many(["a", "b"])
+    working = asyncio.create_task(Worker(queue, handle).run())
+    await until(lambda: len(running) == 2)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert not running
+    assert (await queue.status()).due == 2

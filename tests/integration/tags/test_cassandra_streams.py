@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tags.test_stream_properties import World, steps
+from tests.unit.tags.test_stream_properties import PARTITIONS, World, steps
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
 
@@ -26,7 +26,7 @@ topics = (f"t-{uuid.uuid4().hex[:12]}" for _ in itertools.count())
 def opened(tmp_path_factory: pytest.TempPathFactory, cassandra_address: str) -> Iterator[tuple[asyncio.Runner, Book]]:
     sections = {
         "store": Section(f"cassandra://{cassandra_address}/tag_streams"),
-        "journal": Section(None, {"partitions": 2, "segment_size": 3}),
+        "journal": Section(None, {"partitions": PARTITIONS, "segment_size": 3}),
     }
     book = Book(Settings(tmp_path_factory.mktemp("book"), sections))
     with asyncio.Runner() as runner:
@@ -36,7 +36,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory, cassandra_address: str) -> 
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(history=st.lists(steps, min_size=5, max_size=30))
+@given(history=st.lists(steps, min_size=15, max_size=40))
 def test_the_stream_is_the_filter_of_the_journals_on_cassandra(
     opened: tuple[asyncio.Runner, Book], history: list[tuple[Any, ...]]
 ) -> None:

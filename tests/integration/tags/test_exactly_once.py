@@ -9,17 +9,18 @@ import textwrap
 import time
 import uuid
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 import pytest
 
 import tidebook
 from tidebook import Event
-from tidebook.tags.sql_offsets import TABLE, SqlOffsets
+from tidebook.tags.sql_offsets import TABLE, TABLE_MYSQL, SqlOffsets
 from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
-
-pytestmark = pytest.mark.postgres
 
 EVENTS = 120
 #: Counts events, each in a transaction with its offset, and is killed in the middle of one.
@@ -84,6 +85,7 @@ def seen(connection: psycopg.Connection, group: str) -> list[int]:
     return sorted(payload for (payload,) in rows)
 
 
+@pytest.mark.postgres
 def test_events_are_counted_once_though_members_are_killed_in_mid_transaction(
     tmp_path: Path, postgres_url: str
 ) -> None:
@@ -102,3 +104,20 @@ def test_events_are_counted_once_though_members_are_killed_in_mid_transaction(
         assert counted < EVENTS
         asyncio.run(finish(tmp_path, connection, offsets, group))
         assert seen(connection, group) == list(range(EVENTS))
+
+
+@pytest.mark.mariadb
+def test_on_mariadb_tags_that_differ_in_case_alone_have_offsets_of_their_own(tmp_path: Path, mariadb_url: str) -> None:
+    asyncio.run(fill(tmp_path))
+    url, group = urlsplit(mariadb_url), f"g-{uuid.uuid4().hex}"
+
+    def connect() -> pymysql.Connection[Any]:
+        return pymysql.connect(host=url.hostname, port=url.port or 0, user=url.username, database=url.path[1:])
+
+    with tidebook.open_sync(tmp_path) as book, connect() as connection, connection.cursor() as cursor:
+        cursor.execute(TABLE_MYSQL)
+        event = next(book.tags.read("paid"))
+        for name in (group, group.upper()):
+            assert SqlOffsets("paid", name, connect, paramstyle="format").advance(connection, event)
+            assert not SqlOffsets("paid", name, connect, paramstyle="format").advance(connection, event)
+        connection.rollback()

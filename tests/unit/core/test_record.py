@@ -5,15 +5,23 @@ from __future__ import annotations
 from zlib import crc32
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge, Seal
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
-from tidebook.core.event import Event, encode_event, pack_events
+from tidebook.core.event import Event, encode_event, encode_events, pack_events, plain_payload
 from tidebook.core.frame import HEADER_BYTES
 from tidebook.core.position import Position
-from tidebook.core.record import MAGIC, VERSION, decode_record, encode_record, read_record
+from tidebook.core.record import (
+    MAGIC,
+    PLAIN_BYTES_MAX,
+    VERSION,
+    decode_record,
+    encode_plain_appends,
+    encode_record,
+    read_record,
+)
 
 LIMIT = 1_000_000
 ID = bytes(range(16))
@@ -170,3 +178,19 @@ def test_the_events_of_an_append_stay_packed() -> None:
     decoded = decode_record(encode_record(ACTIONS[0], limit_bytes=LIMIT))
     assert isinstance(decoded, Append)
     assert decoded.body == BODY
+
+
+@given(
+    st.integers(1, 4095),
+    st.binary(min_size=16, max_size=16),
+    st.one_of(st.text(min_size=1), st.binary(min_size=1), st.dictionaries(st.text(), st.integers(0, 9))),
+)
+@example(1, b"\xff" * 16, b"\xff" * 70_000)
+@example(4095, b"\xff" * 16, b"\xff")
+def test_a_plain_append_is_the_same_record_however_it_is_encoded(epoch: int, append_id: bytes, payload: object) -> None:
+    plain = plain_payload([Event(payload)])
+    assert plain is not None
+    body, _ = encode_events([Event(payload)])
+    [value] = encode_plain_appends(epoch, [append_id], [plain[0]], [plain[1]])
+    assert value == encode_record(Append(epoch, append_id, 1, body), limit_bytes=LIMIT)
+    assert len(value) <= len(plain[1]) + PLAIN_BYTES_MAX

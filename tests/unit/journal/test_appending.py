@@ -182,6 +182,23 @@ async def test_nothing_is_remembered_of_appends_that_are_settled(rig: Rig) -> No
     assert rig.journal._open.partitions[0].cache.open == {}
 
 
+async def test_nothing_is_remembered_of_unconfirmed_ones_where_only_some_partitions_are_followed(
+    open_rig: OpenRig,
+) -> None:
+    from tidebook.core.event import Event
+
+    rig = open_rig(partitions=8)
+    await rig.append("a", 1)  # confirmed: its partition has a tail from now on
+    ids = [f"j-{n}" for n in range(100)]
+    done = await rig.journal.append_many([(id, [Event(id)]) for id in ids], confirm=False)
+    assert {type(each).__name__ for each in done} == {"Appended"}
+    assert rig.journal._open is not None
+    caches = [partition.cache for partition in rig.journal._open.partitions]
+    assert any(cache.next_offset >= 0 for cache in caches)
+    assert any(cache.next_offset < 0 for cache in caches)
+    assert [cache.open for cache in caches] == [{}] * 8
+
+
 async def test_the_facts_of_the_topic_are_asked_for_once(rig: Rig) -> None:
     await asyncio.gather(*(rig.append("a", i) for i in range(5)))
     assert rig.store_faults.calls["facts"] == 1

@@ -74,6 +74,19 @@ async def test_a_replicated_journal_is_read_without_the_log(rig: Rig) -> None:
     assert rig.metrics.counted("read_store_only") == 1
 
 
+@pytest.mark.parametrize("kind", ["like kafka"])
+async def test_the_first_read_of_a_replicated_journal_reads_the_log_not_even_for_its_own_mark(
+    open_rig: OpenRig,
+) -> None:
+    rig = open_rig()
+    await rig.append("a", 1, 2, 3)
+    await rig.replicate()
+    cold = open_rig()
+    assert await cold.read("a") == [1, 2, 3]
+    assert await cold.journal.pointer("a") == 3
+    assert (cold.log_faults.calls["send"], cold.log_faults.calls["read"], cold.log_faults.calls["wait"]) == (2, 0, 0)
+
+
 @pytest.mark.parametrize("kind", ["like kafka"])  # a log that finds records by key is read by key
 async def test_a_known_tail_is_read_without_the_log(open_rig: OpenRig) -> None:
     rig = open_rig(follow_s=0)
@@ -90,6 +103,7 @@ async def test_a_known_tail_is_read_without_the_log(open_rig: OpenRig) -> None:
     "bounds",
     [
         {"cached_heads_max": 1},
+        {"cached_head_bytes_max": 1},
         {"cached_bytes_max": 1},
         {"cached_offsets_max": 2},
         {"tail_bytes_max": 1},
@@ -108,6 +122,17 @@ async def test_past_its_bounds_a_journal_is_the_same(open_rig: OpenRig, bounds: 
         assert await rig.read(id) == [f"{id}{i}" for i in range(6)]
         assert await rig.read(id, start=3, end=5) == [f"{id}{i}" for i in range(2, 5)]
         assert await rig.journal.pointer(id) == 6
+
+
+async def test_heads_are_forgotten_by_their_bytes_and_learned_again(open_rig: OpenRig) -> None:
+    rig = open_rig(cached_head_bytes_max=30_000)
+    for turn in range(1, 4):
+        for id in ("a", "b", "c"):
+            tagged = [Event(turn, tags={f"{turn} {number}"}) for number in range(50)]
+            assert (await rig.journal.append(id, tagged)).last == 50 * turn
+    # Small at first, so that each is learned once; by the third turn any two of them are too large.
+    assert rig.metrics.counted("head_cache_resolved") > 3
+    assert await rig.read("a") == [turn for turn in (1, 2, 3) for _ in range(50)]
 
 
 async def test_a_tail_too_long_to_hold_is_read_twice_and_is_the_same(open_rig: OpenRig) -> None:
@@ -305,3 +330,49 @@ T = TypeVar("T")
 
 def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return asyncio.get_running_loop().create_task(work)
+
+
+@pytest.mark.parametrize("kind", ["like kafka"])
+async def test_two_who_take_the_tail_over_a_cut_leave_no_hole(open_rig: OpenRig) -> None:
+    """A reader and the follower both find that the log was cut; the slower one must not move the tail back."""
+    mine, other = open_rig(), open_rig()
+    await mine.append("a", 0)
+    for number in range(1, 4):
+        await other.append("a", number)
+    await mine.replicate()
+    cut = await mine.log.end(TOPIC, 0)
+    for number in range(4, 7):
+        await other.append("a", number)
+    await mine.log.truncate(TOPIC, 0, before=cut)
+    slower, quicker = mine.log_faults.hold("read"), mine.log_faults.hold("read")
+    reading = asyncio.create_task(mine.read("a"))
+    await slower.reached()
+    await quicker.reached()
+    pointer = mine.store_faults.hold("pointer")
+    slower.release()
+    await pointer.reached()
+    quicker.release()
+    assert await reading == list(range(7))
+    await other.append("a", 7)
+    in_flight = mine.log_faults.hold("read", after=True)
+    reading = asyncio.create_task(mine.read("a"))
+    await in_flight.reached()
+    again = mine.log_faults.hold("read", where=lambda *_, start, **__: start == cut)
+    pointer.release()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    in_flight.release()
+    assert await reading == list(range(8))
+    again.release()
+    assert await mine.read("a") == list(range(8))
+
+
+@pytest.mark.parametrize("kind", ["like kafka"])
+async def test_a_log_that_ends_before_the_tail_is_told_and_not_asked_for_ever(rig: Rig) -> None:
+    for number in range(4):
+        await rig.append("a", number)
+    await rig.replicate(batch_records=1, batches_max=2)
+    rig.log_faults.fail("read", LogLost(topic=TOPIC, partition=0, first=1, last=3), times=None)
+    await rig.write_raw(b"a", b"another's")
+    with pytest.raises(LogLost):
+        await asyncio.wait_for(rig.read("a"), 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
-from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown
+from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -168,6 +169,44 @@ async def test_who_holds_the_facts_of_an_older_epoch_is_told_of_no_success(open_
     assert (await old.append("a", 2, expected=1)).last == 2
 
 
+async def test_who_does_not_confirm_learns_of_a_new_epoch_within_seconds(
+    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.journal.topic.LOOK_EVERY_S", 0.0)
+    acts: list[Callable[[Rig], Awaitable[object]]] = [
+        lambda rig: rig.append("a", "void", confirm=False),
+        lambda rig: rig.journal.append_many([("a", [Event("void")])], confirm=False),
+    ]
+    for act in acts:
+        old, fresh = open_rig(), open_rig()
+        await old.append("a", 0, confirm=False)
+        await old.replicate()
+        await re_make(old)
+        await fresh.journal.adopt()
+
+        async def go_on(old: Rig = old, act: Callable[[Rig], Awaitable[object]] = act) -> None:
+            for _ in range(1000):
+                await act(old)
+
+        with pytest.raises(Fenced, match="open the book again"):
+            await go_on()
+        await old.journal.close()
+        await act(old)
+
+
+async def test_who_does_not_confirm_goes_on_where_the_store_cannot_be_asked(
+    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.journal.topic.LOOK_EVERY_S", 0.0)
+    rig = open_rig()
+    await rig.append("a", 0, confirm=False)
+    rig.store_faults.fail("facts", Unavailable("the store is down"), times=None)
+    for number in range(1, 4):
+        await rig.append("a", number, confirm=False)
+    rig.store_faults.heal()
+    assert await rig.read("a") == [0, 1, 2, 3]
+
+
 async def test_a_retry_over_an_adoption_makes_no_second_copy(open_rig: OpenRig) -> None:
     rig = open_rig()
     rig.log_faults.fail("send", OutcomeUnknown("no answer"), after=True)
@@ -182,6 +221,62 @@ async def test_a_retry_over_an_adoption_makes_no_second_copy(open_rig: OpenRig) 
     with pytest.raises(OutcomeUnknown, match="too late"):
         await fresh.append("a", "mine", retry=caught.value)
     assert await fresh.journal.pointer("a") == 21
+
+
+async def test_two_who_adopt_at_once_lose_no_append_that_was_acknowledged_between(open_rig: OpenRig) -> None:
+    """The slower one's mark lies behind the append: were the epoch to begin there, nobody would replicate it."""
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    await re_make(rig)
+    one, other = open_rig(), open_rig()
+    held = other.log_faults.hold("append")
+    adopting = asyncio.create_task(other.journal.adopt())
+    await held.reached()
+    facts = await one.journal.adopt()
+    assert (await one.append("a", 2, expected=1)).last == 2
+    held.release()
+    assert await adopting == facts
+    await one.replicate()
+    assert await open_rig().read("a") == [1, 2]
+
+
+async def test_an_adoption_that_was_cut_short_is_finished_by_whoever_comes_next(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.append("a", 2)
+    await rig.replicate()
+    await rig.truncate()
+    await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), Pointer(Position(1, 99), 7), ()))
+    dying = open_rig()
+    dying.store_faults.fail("apply", Unavailable("the store is down"))
+    with pytest.raises(Unavailable):
+        await dying.journal.adopt()
+    for fresh in (open_rig(), open_rig()):
+        assert await fresh.read("a") == [1, 2]
+    assert (await open_rig().journal.adopt()).epoch == 2
+    assert (await open_rig().append("a", 3, expected=2)).last == 3
+    await rig.replicate()
+    assert await open_rig().read("a") == [1, 2, 3]
+
+
+async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhile(open_rig: OpenRig) -> None:
+    """At the same time, offsets would order tagged events; and they begin anew."""
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    await re_make(rig)
+    fresh = open_rig()
+    held = fresh.store_faults.hold("set_facts")
+    adopting = asyncio.create_task(fresh.journal.adopt())
+    await held.reached()
+    late = Pointer(Position(1, 99), 10**15)
+    await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), late, ()))
+    held.release()
+    await adopting
+    pointer = await rig.store.pointer(TOPIC, 0)
+    assert pointer is not None
+    assert (pointer.position.epoch, pointer.time_ms) == (2, late.time_ms + 1)
 
 
 # ---- settings
@@ -208,8 +303,6 @@ def test_settings_that_would_hide_events_or_make_no_sense_are_refused(bad: dict[
 
 
 async def test_two_who_open_a_new_topic_at_once_agree_on_its_facts(open_rig: OpenRig) -> None:
-    import asyncio
-
     one, other = open_rig(segment_size=3), open_rig(segment_size=7)
     facts: list[TopicFacts] = list(await asyncio.gather(one.journal.facts(), other.journal.facts()))
     assert facts[0] == facts[1]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pytest
 
 from tidebook.sql.postgres.outbox_floor import Floor, Floors
 
 LIMIT = 2
-TRANSACTIONS = 3
+WRITERS = 3
 ROWS = 3
 SELECTS = 3
 
@@ -19,13 +19,19 @@ class Table(NamedTuple):
     """PostgreSQL in small: a transaction has its number before it draws ids; its rows appear at its commit."""
 
     next_xid: int = 100
+    #: The highest transaction that has ended: snapshots know of none above it, though some may be running.
+    ended: int = 99
     next_id: int = 1
     running: tuple[tuple[int, tuple[int, ...]], ...] = ()
     visible: frozenset[int] = frozenset()
 
+    def xmax(self) -> int:
+        """One above the last transaction that has ended."""
+        return self.ended + 1
+
     def xmin(self) -> int:
-        """The lowest transaction that still runs."""
-        return min((xid for xid, _ in self.running), default=self.next_xid)
+        """The lowest transaction that still runs, as far as a snapshot knows."""
+        return min((xid for xid, _ in self.running if xid <= self.ended), default=self.xmax())
 
     def begin(self) -> Table:
         return self._replace(next_xid=self.next_xid + 1, running=(*self.running, (self.next_xid, ())))
@@ -36,8 +42,15 @@ class Table(NamedTuple):
         return self._replace(next_id=self.next_id + 1, running=running)
 
     def end(self, which: int, *, commit: bool) -> Table:
-        rows = frozenset(self.running[which][1]) if commit else frozenset()
-        return self._replace(running=(*self.running[:which], *self.running[which + 1 :]), visible=self.visible | rows)
+        xid, inserted = self.running[which]
+        return self._replace(
+            ended=max(self.ended, xid),
+            running=(*self.running[:which], *self.running[which + 1 :]),
+            visible=self.visible | (frozenset(inserted) if commit else frozenset()),
+        )
+
+    def end_xid(self, xid: int) -> Table:
+        return self.end([each for each, _ in self.running].index(xid), commit=True)
 
     def to_come(self) -> set[int]:
         """Rows that are there, or can still appear."""
@@ -48,7 +61,7 @@ class Looked(NamedTuple):
     """A relay between its statements: each has a snapshot of its own, and others go on in between."""
 
     xmin: int
-    xmax: int
+    xid: int | None = None
     rows: tuple[int, ...] | None = None
 
 
@@ -56,58 +69,76 @@ class State(NamedTuple):
     """Everything, with what the floor has come to, so that states can be compared."""
 
     table: Table
-    at: int = 0
-    seen: tuple[tuple[int, int], ...] = ()
+    writers: int = 0
+    floor: tuple[Any, ...] = (0, (), None, 0)
     selects: int = 0
     looked: Looked | None = None
 
 
 MakeFloor = Callable[[], Any]
+#: How a relay may tell a floor of transactions: as it does, and in ways that are wrong.
+Told = Literal["as it is", "xmin from after the select", "the xid of the select itself", "the xmax behind the select"]
 
 
-def steps(state: State, make: MakeFloor, *, guard_first: bool) -> Iterator[tuple[str, State]]:
-    """Everything that can happen next. `guard_first`: xmin is read before the select and xmax after it, as it is."""
+def steps(state: State, make: MakeFloor, told: Told) -> Iterator[tuple[str, State]]:
+    """Everything that can happen next."""
     table, looked = state.table, state.looked
-    if table.next_xid < 100 + TRANSACTIONS:
-        yield "begin", state._replace(table=table.begin())
-    for which in range(len(table.running)):
+    relay = looked.xid if looked is not None else None
+    if state.writers < WRITERS:
+        yield "begin", state._replace(table=table.begin(), writers=state.writers + 1)
+    for which, (xid, _) in enumerate(table.running):
+        if xid == relay:
+            continue
         if table.next_id <= ROWS:
-            yield f"insert {which}", state._replace(table=table.insert(which))
-        yield f"commit {which}", state._replace(table=table.end(which, commit=True))
-        yield f"roll back {which}", state._replace(table=table.end(which, commit=False))
+            yield f"insert {xid}", state._replace(table=table.insert(which))
+        yield f"commit {xid}", state._replace(table=table.end(which, commit=True))
+        yield f"roll back {xid}", state._replace(table=table.end(which, commit=False))
     if looked is None:
         if state.selects < SELECTS:
-            yield "guard", state._replace(looked=Looked(table.xmin(), table.next_xid), selects=state.selects + 1)
+            yield "guard", state._replace(looked=Looked(table.xmin()), selects=state.selects + 1)
+    elif looked.xid is None:
+        yield f"xid {table.next_xid}", state._replace(table=table.begin(), looked=looked._replace(xid=table.next_xid))
     elif looked.rows is None:
-        rows = tuple(sorted(id for id in table.visible if id > state.at)[:LIMIT])
+        rows = tuple(sorted(id for id in table.visible if id > state.floor[0])[:LIMIT])
         yield "select", state._replace(looked=looked._replace(rows=rows))
     else:
-        xmin, xmax = (looked.xmin, table.next_xid) if guard_first else (table.xmin(), looked.xmax)
-        saw = _saw(state, make, looked.rows, xmin, xmax)
+        saw = _saw(state, make, looked.rows, told)
         yield "open, and fail", saw
         if looked.rows:
-            left = table._replace(visible=table.visible - set(looked.rows))
-            yield "open, and send", saw._replace(table=left)
+            yield "open, and send", saw._replace(table=saw.table._replace(visible=table.visible - set(looked.rows)))
 
 
-def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], xmin: int, xmax: int) -> State:
+def _saw(state: State, make: MakeFloor, rows: tuple[int, ...], told: Told) -> State:
+    looked, table = state.looked, state.table
+    assert looked is not None
+    assert looked.xid is not None
     floor = make()
-    floor.at = state.at
-    floor._seen.extend(state.seen)
-    floor.saw(rows, full=len(rows) == LIMIT, xmin=xmin, xmax=xmax)
-    return state._replace(at=floor.at, seen=tuple(floor._seen), looked=None)
+    floor.at, seen, floor._newest, floor._xid = state.floor
+    floor._seen.extend(seen)
+    xmin, full = looked.xmin, len(rows) == LIMIT
+    if told == "xmin from after the select":
+        xmin = table.end_xid(looked.xid).xmin()
+    floor.saw(rows, full=full, xmin=xmin, xid=looked.xid)
+    if floor._newest is not None and told in _BOUND_AT_ONCE:
+        floor._seen.append((floor._newest, looked.xid if told == "the xid of the select itself" else table.xmax()))
+        floor._newest = None
+    after = (floor.at, tuple(floor._seen), floor._newest, floor._xid)
+    return state._replace(floor=after, looked=None, table=table.end_xid(looked.xid))
 
 
-def find_fault(make: MakeFloor, *, guard_first: bool = True) -> list[str] | None:
+_BOUND_AT_ONCE = {"the xid of the select itself", "the xmax behind the select"}
+
+
+def find_fault(make: MakeFloor, told: Told = "as it is") -> list[str] | None:
     """The first history, of all there are, after which a row lies or may appear at or below the floor."""
     start = State(Table())
     known = {start}
     ways: list[tuple[State, tuple[Any, ...]]] = [(start, ())]
     while ways:
         state, way = ways.pop()
-        if any(id <= state.at for id in state.table.to_come()):
+        if any(id <= state.floor[0] for id in state.table.to_come()):
             return _told(way)
-        for name, following in steps(state, make, guard_first=guard_first):
+        for name, following in steps(state, make, told):
             if following not in known:
                 known.add(following)
                 ways.append((following, (name, way)))
@@ -129,11 +160,16 @@ class WrongFloor:
         self.mistake = mistake
         self.at = 0
         self._seen: list[tuple[int, int]] = []
+        self._newest: int | None = None
+        self._xid = 0
 
-    def saw(self, ids: tuple[int, ...], *, full: bool, xmin: int, xmax: int) -> None:
+    def saw(self, ids: tuple[int, ...], *, full: bool, xmin: int, xid: int) -> None:
         if self.mistake == "it follows the last id":
             self.at = max(self.at, *ids, 0)
             return
+        if self._newest is not None:
+            self._seen.append((self._newest, xid))
+            self._newest = None
         covered = None
         while self._seen and self._ended(self._seen[0][1], xmin) and (not full or ids[-1] >= self._seen[0][0]):
             covered = self._seen.pop(0)[0]
@@ -141,14 +177,14 @@ class WrongFloor:
             passes = self.mistake == "it passes rows that were seen and not sent"
             self.at = max(self.at, covered if passes or not ids else min(covered, ids[0] - 1))
         if ids:
-            self._seen.append((ids[-1] + (self.mistake == "it is one id too high"), xmax))
+            self._newest = ids[-1] + (self.mistake == "it is one id too high")
             if self.mistake == "a select covers itself":
                 self.at = max(self.at, ids[0] - 1)
 
-    def _ended(self, xmax: int, xmin: int) -> bool:
+    def _ended(self, bound: int, xmin: int) -> bool:
         if self.mistake == "it waits for nobody":
             return True
-        return xmax <= xmin + (self.mistake == "it does not wait for the youngest")
+        return bound <= xmin + (self.mistake == "it does not wait for the youngest")
 
 
 MISTAKES = [
@@ -170,16 +206,26 @@ def test_a_wrong_floor_is_found_out(mistake: str) -> None:
     assert find_fault(lambda: WrongFloor(mistake)) is not None
 
 
-def test_a_floor_that_is_told_the_transactions_in_the_wrong_order_is_found_out() -> None:
-    """xmin from after the select, xmax from before it: rows that committed in between would be passed over."""
-    assert find_fault(lambda: Floor(0), guard_first=False) is not None
+@pytest.mark.parametrize("told", [each for each in get_args(Told) if each != "as it is"])
+def test_a_floor_that_is_told_the_wrong_transactions_is_found_out(told: Told) -> None:
+    """A snapshot's xmax above all: transactions above it may be running, and have drawn ids."""
+    assert find_fault(lambda: Floor(0), told) is not None
 
 
 def test_the_floor_follows_when_no_transaction_is_left() -> None:
     floor = Floor(0)
     for start in range(1, 100, 10):
-        floor.saw(list(range(start, start + 10)), full=True, xmin=start, xmax=start)
+        floor.saw(list(range(start, start + 10)), full=True, xmin=start, xid=start)
     assert floor.at == 90
+
+
+def test_a_batch_that_is_told_late_is_passed_over() -> None:
+    """A thread that lost its lock tells what it saw behind the thread that took over."""
+    floor = Floor(0)
+    floor.saw([5], full=False, xmin=10, xid=10)
+    floor.saw([1, 2, 3], full=False, xmin=9, xid=9)
+    floor.saw([], full=False, xmin=11, xid=11)
+    assert floor.at == 5
 
 
 def test_rows_that_come_back_reset_it() -> None:
@@ -188,5 +234,11 @@ def test_rows_that_come_back_reset_it() -> None:
     assert floors.of("orders").at == 90
     assert floors.known() == (["orders"], [90], [0])
     assert floors.of("orders", 1).at == 0
-    floors.forget()
-    assert floors.known() == ([], [], [])
+
+
+def test_another_life_of_the_table_resets_all_of_them() -> None:
+    floors = Floors()
+    for life, left in (("first", 0), ("first", 1), ("restored", 0)):
+        floors.are_of(life)
+        assert floors.known() == (["orders"] * left, [90] * left, [0] * left)
+        floors.of("orders", 0).at = 90

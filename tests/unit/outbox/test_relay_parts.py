@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -15,7 +18,7 @@ from tidebook.core.action import NEVER
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event
 from tidebook.log.kafka.relay_partition import murmur2, partition_of
-from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
+from tidebook.log.kafka.relay_producer import Call, RelayProducer, ending, fatal_cause
 from tidebook.outbox.journal_message import append_id, journal_message, read_journal_message
 from tidebook.outbox.stop import Stop
 from tidebook.outbox.wake import Wake, nudge
@@ -112,6 +115,49 @@ def test_a_fatal_error_is_found_however_often_callbacks_wrapped_it(wrapped: int)
 
 def test_a_fatal_error_that_was_lost_is_told_by_what_the_client_said() -> None:
     producer = RelayProducer({})
-    producer.log(50, "%s [%s] %s", "FATAL", "producer-1", "[thrd:main]: Fatal error: Invalid timestamp")
+    producer.said.log(50, "%s [%s] %s", "FATAL", "producer-1", "[thrd:main]: Fatal error: Invalid timestamp")
     assert fatal_cause(SystemError("returned NULL"), producer).str() == "Invalid timestamp"
     assert fatal_cause(SystemError("odd"), RelayProducer({})).str() == "odd"
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_producer_ends_with_its_last_reference_in_a_thread_of_its_own() -> None:
+    """And not when garbage is collected, in whichever thread that is."""
+    ended_in: list[int] = []
+    producer = RelayProducer({})
+    gone = weakref.ref(producer, lambda _: ended_in.append(threading.get_ident()))
+    gc.disable()
+    try:
+        del producer
+        until(lambda: ended_in and gone() is None)
+    finally:
+        gc.enable()
+    assert ended_in != [threading.get_ident()]
+    until(lambda: ending() == 0)
+
+
+def test_a_call_that_does_not_return_is_counted_until_it_does() -> None:
+    go = threading.Event()
+    call = Call(go.wait)
+    assert not call.wait(0.01)
+    call.give_up()
+    assert ending() == 1
+    go.set()
+    assert call.wait(5)
+    call.result()
+    until(lambda: ending() == 0)
+    call.give_up()
+    assert ending() == 0
+
+
+def test_a_call_raises_what_it_raised() -> None:
+    call = Call(lambda: 1 // 0)
+    assert call.wait(5)
+    with pytest.raises(ZeroDivisionError):
+        call.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.replication import Pointer, SliceWrites
 from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
+from tidebook.pipeline import slice as slices
 from tidebook.pipeline.slice import plan_slice, replicate_slice
 from tidebook.store.embedded.store import EmbeddedStore
 from tidebook.store.port import StoreWriter
@@ -146,3 +148,24 @@ async def test_a_replicator_that_holds_the_facts_of_an_older_epoch_is_fenced(
     await store.apply(SliceWrites(TOPIC, 0, None, ahead, ()))
     with pytest.raises(Fenced):
         await replicate_slice(store, TOPIC, 0, records_of([("a", append())]), facts)
+
+
+async def test_while_a_long_slice_is_planned_others_have_their_turns(
+    store: StoreWriter, facts: TopicFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another slice has under way is sent and answered meanwhile."""
+    monkeypatch.setattr(slices, "RECORDS_A_TURN", 10)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await asyncio.sleep(0)
+    began = turns
+    await plan_slice(store, TOPIC, 0, records_of([(f"j-{n % 20}", append()) for n in range(40)]), facts)
+    task.cancel()
+    assert turns - began >= 4 + 3  # while they are read, and while their journals are planned

@@ -122,3 +122,20 @@ def test_what_declares_no_fields_is_refused(declared: Any) -> None:
 def test_xml_that_is_no_plain_declaration_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput):
         read_xml(text, "mail.xml")
+
+
+def test_a_field_that_was_not_declared_is_refused_in_every_form(declared: Any) -> None:
+    fields = fields_of(declared)
+    with pytest.raises(InvalidInput, match="retires"):
+        fields.check({"to": "x", "retires": 3})
+    assert fields.check({"to": "x", "retries": 3}) == {"to": "x", "retries": 3}
+
+
+def test_fields_have_the_names_that_a_struct_gives_them() -> None:
+    class Parcel(msgspec.Struct, rename="camel", tag_field="kind", tag="parcel"):
+        sent_to: str
+
+    fields = fields_of(Parcel)
+    assert fields.check({"kind": "parcel", "sentTo": "x"}) == {"kind": "parcel", "sentTo": "x"}
+    with pytest.raises(InvalidInput):
+        fields.check({"kind": "parcel", "sentTo": "x", "sent_to": "y"})

@@ -38,8 +38,9 @@ from tidebook.store.cassandra.mutations import (
     event_batches,
     head_batches,
     rounds_of,
+    whole_bytes,
 )
-from tidebook.store.cassandra.rows import decode_rows
+from tidebook.store.cassandra.rows import Rows
 from tidebook.store.cassandra.tag_writes import tag_batches
 
 KEY = Key("orders", "o-1")
@@ -67,7 +68,7 @@ def test_event_batches_hold_one_partition_and_stay_within_bytes_and_rows(
 ) -> None:
     rows = rows_of(sizes, first)
     batches = list(event_batches(PutEvents(KEY, head_of(len(sizes) + first, size=size), rows)))
-    assert [row for batch in batches for row in decode_rows(each.values[4] for each in batch)] == list(rows)
+    assert [row for batch in batches for row in Rows([each.values[4] for each in batch])] == list(rows)
     for batch in batches:
         assert len(partition_of(batch)) == 1
         assert len(batch) <= BATCH_ROWS_MAX
@@ -124,6 +125,8 @@ def test_a_long_parked_record_is_kept_in_part_and_says_so() -> None:
     [[statement]] = first
     assert len(statement.values[7]) == PARKED_BYTES_MAX
     assert "4,000,001" in statement.values[6]
+    assert whole_bytes(statement.values[6]) == PARKED_BYTES_MAX + 1
+    assert whole_bytes(parked.reason) is None
     assert statement.values[5] == ""
 
 

@@ -54,7 +54,15 @@ def test_no_secret_shows(tmp_path: Path) -> None:
     inline = CassandraSettings.read("cassandra://me:hidden@one/books")
     from_file = CassandraSettings.read("cassandra://me@one/books", {"password_file": str(tmp_path / "password")})
     assert from_file.secret() == "hidden-in-file"
-    assert "hidden" not in f"{inline!r} {inline} {from_file!r}"
+    assert "hidden" not in f"{inline!r} {inline} {from_file!r} {list(inline.__rich_repr__())}"
+
+
+@pytest.mark.parametrize("cut", ["?", "#", "/", "12/", ":/"])
+def test_a_password_that_cuts_the_url_is_not_shown_either(cut: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        CassandraSettings.read(f"cassandra://me:hunter{cut}secret@host/Books")
+    assert "hunter" not in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_password_file_that_is_missing_is_named() -> None:

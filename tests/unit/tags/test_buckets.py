@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebook.core.buckets import SIZES_MS, Buckets, Change, decode_buckets, encode_buckets
+from tidebook.core.buckets import FIXED_AHEAD_MS, SIZES_MS, Buckets, Change, decode_buckets, encode_buckets
 from tidebook.core.errors import Corrupt, InvalidInput
 
 HOUR, DAY = SIZES_MS["hour"], SIZES_MS["day"]
@@ -53,6 +53,30 @@ def test_an_unknown_size_or_an_earlier_change_is_refused() -> None:
         Buckets().changed("week", from_ms=5)
     with pytest.raises(InvalidInput):
         Buckets((Change(0, "day"), Change(50, "hour"))).changed("minute", from_ms=50)
+
+
+def test_no_change_begins_in_what_is_fixed() -> None:
+    buckets = Buckets().fixed(DAY)
+    assert buckets.fixed_ms == DAY + FIXED_AHEAD_MS
+    with pytest.raises(InvalidInput):
+        buckets.changed("minute", from_ms=buckets.fixed_ms - 1)
+    later = buckets.changed("minute", from_ms=buckets.fixed_ms)
+    assert later.fixed_ms == later.changes[-1].from_ms, "and none before the next one"
+
+
+@given(histories(), st.integers(0, 12 * DAY), st.integers(0, 12 * DAY))
+def test_what_is_fixed_is_cut_alike_whatever_changes_later(buckets: Buckets, fixed_at: int, time: int) -> None:
+    fixed = buckets.fixed(fixed_at)
+    assert fixed.fixed_ms > fixed_at
+    assert fixed.fixed(fixed_at // 2) == fixed, "it never goes back"
+    changed = fixed.changed("minute", from_ms=fixed.fixed_ms + 1)
+    below = min(time, fixed.fixed_ms - 1)
+    assert changed.start(below) == fixed.start(below) == buckets.start(below)
+    assert decode_buckets(encode_buckets(changed)) == changed
+
+
+def test_a_history_of_an_older_tidebook_has_nothing_fixed() -> None:
+    assert decode_buckets('[[0,"day"],[50,"hour"]]') == Buckets((Change(0, "day"), Change(50, "hour")))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '[[0,"week"]]', "null"])

@@ -15,6 +15,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.replication import EventRow, TagPlace, TagRow
+from tidebook.tags.delay import DelayedStream
 from tidebook.tags.settings import TagSettings
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
@@ -33,7 +34,7 @@ class Lagging:
         self._store = store
         self.hidden: Callable[[TagRow], bool] = lambda row: False
         self.headless = False
-        self.waited = 0
+        self.waited = self.pages = self.events_read = 0
         #: Awaited after the first page of a journal's events was read.
         self.on_events: Callable[[], Awaitable[None]] | None = None
         self.on_wait: Callable[[], None] = lambda: None
@@ -46,6 +47,7 @@ class Lagging:
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
         rows: Sequence[EventRow] = await self._store.events(key, head, after=after, to=to, limit=min(limit, 2))
+        self.events_read += len(rows)
         if self.on_events is not None:
             happens, self.on_events = self.on_events, None
             await happens()
@@ -59,6 +61,7 @@ class Lagging:
     async def tag_rows(
         self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow]:
+        self.pages += 1
         while rows := await self._store.tag_rows(tag, after=after, from_ms=from_ms, until_ms=until_ms, limit=limit):
             if seen := [row for row in rows if not self.hidden(row)]:
                 return seen
@@ -264,3 +267,86 @@ async def test_a_life_that_begins_while_a_gap_of_the_last_one_is_looked_for_is_n
     assert await world.read() == [1, 4]
     world.clock.advance(60_000)
     assert await world.read() == ["x", "y", "z"]
+
+
+async def test_a_stream_that_begins_in_the_middle_does_not_read_its_buckets_for_every_journal(world: World) -> None:
+    for payload in (1, 2, 3):
+        for n in range(20):
+            await world.append(f"j-{n}", payload, step_ms=1)
+    await world.book.journal("t").delete("j-0", to=1)
+    await replicate(world.book.log, world.book.store, "t")
+    world.clock.advance(3 * HOUR_MS)
+    events = [event async for event in world.tags().read("paid")]
+    world.store.pages = 0
+    assert len(await world.read(after=events[20].tag_offset)) == len(events) - 21
+    assert world.store.pages < 40, "as many as the stream has, and a few for looking back"
+
+
+async def test_a_stream_of_other_topics_goes_on_behind_what_it_leaves_out(world: World) -> None:
+    await world.append("a", *range(30))
+    await world.book.journal("other").append("b", [Event("mine", tags={"paid"})])
+    await replicate(world.book.log, world.book.store, "other")
+    world.clock.advance(60_000)
+    stream = world.tags(back_track_period_s=0.0).read("paid", topics=["other"], follow=True)
+    assert (await anext(stream)).payload == "mine"
+    await world.append("a", "left out")
+    world.clock.advance(60_000)
+    waits: list[int] = []
+
+    def waited() -> None:
+        waits.append(world.store.pages)
+        if len(waits) == 5:
+            raise TimeoutError
+
+    world.store.on_wait = waited
+    with pytest.raises(TimeoutError):
+        await anext(stream)
+    assert waits[-1] - waits[-2] <= 2, "nothing is read again"
+
+
+@pytest.mark.parametrize("deleted", [0, 50])
+async def test_a_stream_that_begins_at_the_end_of_a_long_journal_does_not_read_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    monkeypatch.setattr("tidebook.tags.missing.NEAR_EVENTS", 4)
+    for first in range(0, 400, 100):
+        await world.book.journal("t").append("a", [Event(n, tags={"paid"}) for n in range(first, first + 100)])
+        world.clock.advance(HOUR_MS)
+    if deleted:
+        await world.book.journal("t").delete("a", to=deleted)
+    await world.append("a", "x", "y", "z")
+    world.clock.advance(3 * HOUR_MS)
+    events = [event async for event in world.tags().read("paid")]
+    assert len(events) == 403 - deleted
+    world.store.events_read = 0
+    for back in range(1, 6):
+        after = events[-1 - back].tag_offset
+        assert await world.read(after) == [event.payload for event in events[-back:]]
+    assert world.store.events_read <= 40
+    middle = events[200 - deleted]
+    world.store.events_read = 0
+    world.store.hidden = lambda row: row.tag_seq_nr in (203, 204)
+    assert await world.read(middle.tag_offset) == [event.payload for event in events[201 - deleted :]]
+    assert world.store.events_read <= 40
+
+
+async def test_what_is_remembered_is_bounded_while_a_stream_catches_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.tags.delay.JOURNALS_MAX", 10)
+    for hour in range(8):
+        await world.append(f"j-{hour}", hour, step_ms=1)
+        for n in range(6):
+            await world.append(f"j-{hour}-{n}", hour, step_ms=1)
+        world.clock.advance(HOUR_MS)
+    remembered = 0
+    forget = DelayedStream._forget
+
+    async def noted(stream: DelayedStream) -> None:
+        nonlocal remembered
+        await forget(stream)
+        remembered = max(remembered, len(stream._last))
+
+    monkeypatch.setattr(DelayedStream, "_forget", noted)
+    assert await world.read() == [hour for hour in range(8) for _ in range(7)]
+    assert 10 <= remembered <= 10 + 2 * 7

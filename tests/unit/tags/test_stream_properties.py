@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tidebook.core.action import Mark
+from tidebook.core.buckets import SIZES_MS
 from tidebook.core.errors import Fenced
 from tidebook.core.event import Event
+from tidebook.core.key import partition_of
+from tidebook.core.record import encode_record
+from tidebook.log.port import Outgoing
 from tidebook.pipeline.slice import Plan, plan_slice
+from tidebook.tags.delay import DelayedStream
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.settings import TagSettings
+from tidebook.tags.tags import Tags
 from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
 
 TAGS = ("red", "blue")
+PARTITIONS = 2
+#: Two in each partition, so that one may be late.
+JOURNALS = tuple(
+    id
+    for partition in range(PARTITIONS)
+    for id in itertools.islice((f"j-{n}" for n in range(100) if partition_of(f"j-{n}", PARTITIONS) == partition), 2)
+)
+#: Where the log's time goes on from when the size of buckets has changed: just before the change, at it, or further.
+AHEAD_MS = (-1, 0, 90_000, 2 * SIZES_MS["hour"])
 numbers = itertools.count()
 
 appends = st.tuples(
@@ -38,8 +56,26 @@ steps = st.one_of(
     st.tuples(st.just("apply"), st.integers(0, 5)),
     st.tuples(st.just("replicate"), st.integers(1, 3)),
     st.tuples(st.just("tick")),
-    st.tuples(st.just("read")),
+    st.tuples(st.just("read"), st.booleans()),
+    st.tuples(st.just("append_ahead"), st.integers(0, 3), st.sets(st.sampled_from(TAGS)), st.integers(1, 60_000)),
+    st.tuples(st.just("resize"), st.sampled_from(sorted(SIZES_MS)), st.sampled_from(AHEAD_MS), st.integers(0, 2)),
 )
+#: A stream behind the clock that stays behind it by nothing, and so meets all that comes late; it always looks back for
+#: that, as far as it takes.
+HASTY = TagSettings(consistency="delay", delay_s=0, back_track_interval_s=0, back_track_period_s=1e9)
+
+
+class AheadClock:
+    """The machine's clock, or ahead of it where the log's time is: a stream behind the clock shows nothing newer."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+    def reach(self, time_ms: int) -> None:
+        self.ahead_ms += max(0, time_ms - self.now_ms())
 
 
 class World:
@@ -52,6 +88,11 @@ class World:
         self.journal = book.journal(self.topic)
         self.plans: list[Plan] = []
         self.seen: dict[str, list[TaggedEvent]] = {tag: [] for tag in TAGS}
+        #: What streams that never end have shown, behind the clock.
+        self.clock = AheadClock()
+        self.behind_clock = Tags(store=book.store, clock=self.clock, settings=HASTY)
+        self.delayed = {tag: self.delayed_stream(tag) for tag in TAGS}
+        self.seen_late: dict[str, list[TaggedEvent]] = {tag: [] for tag in TAGS}
         self.payloads = itertools.count()
 
     async def step(self, name: str, *arguments: Any) -> None:
@@ -59,13 +100,13 @@ class World:
 
     async def append(self, journal: int, tag_sets: list[set[str]]) -> None:
         events = [Event(next(self.payloads), tags={self.names[tag] for tag in tags}) for tags in tag_sets]
-        await self.journal.append(f"j-{journal}", events)
+        await self.journal.append(JOURNALS[journal], events)
 
     async def delete(self, journal: int, to: int) -> None:
-        await self.journal.delete(f"j-{journal}", to=to)
+        await self.journal.delete(JOURNALS[journal], to=to)
 
     async def purge(self, journal: int) -> None:
-        await self.journal.purge(f"j-{journal}")
+        await self.journal.purge(JOURNALS[journal])
 
     async def plan(self, partition: int, limit: int) -> None:
         """A replicator that plans, and then is paused, or dies."""
@@ -92,10 +133,47 @@ class World:
     async def tick(self) -> None:
         await tick(self.book.log, self.book.store, [self.topic])
 
-    async def read(self) -> None:
+    async def resize(self, size: str, ahead_ms: int, partition: int) -> None:
+        """Change the size of buckets, and let the time of one partition, or of both, go on to there."""
+        sizes = await self.book.tags.set_bucket_size(size)
+        of = range(PARTITIONS) if partition == PARTITIONS else (partition,)
+        await self.move_on(of, max(0, sizes.changes[-1].from_ms + ahead_ms))
+
+    async def append_ahead(self, journal: int, tags: set[str], ahead_ms: int) -> None:
+        """Append where the broker's clock is ahead of all the others', and goes on.
+
+        Changes of the bucket size have taken the book further than the machine's clock, and a new topic begins there.
+        """
+        partition = partition_of(JOURNALS[journal], PARTITIONS)
+        most_ms = (await self.book.tags.horizon()).most_ms
+        time_ms = max(most_ms, self.book.clock.now_ms()) + ahead_ms
+        await self.move_on([partition], time_ms)
+        await self.append(journal, [tags])
+        await self.move_on([partition], time_ms + 1)
+
+    async def move_on(self, partitions: Iterable[int], time_ms: int) -> None:
+        facts = await self.book.store.facts(self.topic)
+        assert facts is not None
+        value = encode_record(Mark(facts.epoch, time_ms), limit_bytes=facts.limit_bytes)
+        for each in partitions:
+            await self.book.log.append(Outgoing(self.topic, each, None, value))
+
+    async def read(self, replicated: bool = False) -> None:
+        """Both readers go on, before or after what has come is replicated, though no tick has come behind it."""
+        if replicated:
+            await replicate(self.book.log, self.book.store, self.topic)
         for tag, seen in self.seen.items():
             after = seen[-1].tag_offset if seen else None
             seen += await self.events(tag, after)
+        self.clock.reach((await self.book.tags.horizon([self.topic])).most_ms + 1)
+        for tag, seen in self.seen_late.items():
+            seen += [TaggedEvent(row) async for row in self.delayed[tag].news()]
+
+    def delayed_stream(self, tag: str) -> DelayedStream:
+        return DelayedStream(
+            self.names[tag], None, 0, begins=True, topics=frozenset([self.topic]),
+            store=self.book.store, clock=self.clock, settings=HASTY, metrics=self.book.metrics,
+        )  # fmt: skip
 
     async def events(self, tag: str, after: str | None = None) -> list[TaggedEvent]:
         return [event async for event in self.book.tags.read(self.names[tag], after=after, topics=[self.topic])]
@@ -117,36 +195,48 @@ class World:
         await self.check()
 
     async def check(self) -> None:
-        for tag, seen in self.seen.items():
-            events = await self.events(tag)
-            expected = {}
-            for id in [f"j-{n}" for n in range(4)]:
-                of = [event async for event in self.journal.read(id) if self.names[tag] in event.tags]
-                expected[id] = [(event.seq_nr, event.payload) for event in of]
-                mine = [event for event in events if event.id == id]
-                assert [(event.seq_nr, event.payload) for event in mine] == expected[id]
-                tag_numbers = [event.tag_seq_nr for event in mine]
-                assert tag_numbers == list(range(tag_numbers[0], tag_numbers[0] + len(mine))) if mine else True
-            payloads = [event.payload for event in seen]
-            assert len(set(payloads)) == len(payloads), "a reader that resumes gets each event once"
-            assert {event.payload for event in events} <= set(payloads), "and misses none that is still there"
-            for id in expected:
-                of_id = [event.payload for event in seen if event.id == id]
-                assert of_id == sorted(of_id), "in order per journal"
+        for tag in TAGS:
+            below_horizon = await self.events(tag)
+            await self.check_seen(tag, below_horizon, self.seen[tag])
+            name = self.names[tag]
+            behind_clock = [event async for event in self.behind_clock.read(name, topics=[self.topic])]
+            assert behind_clock == below_horizon, "with all of it there, both ways of reading show the same"
+            await self.check_seen(tag, behind_clock, self.seen_late[tag])
+
+    async def check_seen(self, tag: str, events: list[TaggedEvent], seen: list[TaggedEvent]) -> None:
+        expected = {}
+        for id in JOURNALS:
+            of = [event async for event in self.journal.read(id) if self.names[tag] in event.tags]
+            expected[id] = [(event.seq_nr, event.payload) for event in of]
+            mine = [event for event in events if event.id == id]
+            assert [(event.seq_nr, event.payload) for event in mine] == expected[id]
+            tag_numbers = [event.tag_seq_nr for event in mine]
+            assert tag_numbers == list(range(tag_numbers[0], tag_numbers[0] + len(mine))) if mine else True
+        payloads = [event.payload for event in seen]
+        assert len(set(payloads)) == len(payloads), "a reader that resumes gets each event once"
+        assert {event.payload for event in events} <= set(payloads), "and misses none that is still there"
+        for id in expected:
+            of_id = [event.payload for event in seen if event.id == id]
+            assert of_id == sorted(of_id), "in order per journal"
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, Book]]:
     folder: Path = tmp_path_factory.mktemp("book")
-    book = Book(Settings(folder, {"journal": Section(None, {"partitions": 2})}))
+    book = Book(Settings(folder, {"journal": Section(None, {"partitions": PARTITIONS})}))
     with asyncio.Runner() as runner:
         runner.run(book.__aenter__())
         yield runner, book
         runner.run(book.__aexit__(None, None, None))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(history=st.lists(steps, min_size=1, max_size=30))
+#: What a stream without a horizon, or one that never looks back, would lose.
+LATE = [("append_ahead", 2, {"red"}, 5000), ("read", True), ("append", 0, [{"red"}])]
+
+
+@example(history=LATE)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(history=st.lists(steps, min_size=15, max_size=40))
 def test_the_stream_is_the_filter_of_the_journals(
     opened: tuple[asyncio.Runner, Book], history: list[tuple[Any, ...]]
 ) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tidebook import Event, Fenced
+from tidebook import Event, Fenced, InvalidInput
 from tidebook.core.clock import RandomIds
-from tidebook.tags.shares import SHARES, Group, decode_group, encode_group, left, owned, renewed
+from tidebook.core.replication import TagPlace
+from tidebook.tags.shares import SHARES, Group, decode_group, encode_group, left, owned, renewed, share_of
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.tags.tags import Tags
-from tidebook.tags.ticks import tick
+from tidebook.tags.ticks import FOLLOWED_SETTING, tick
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -96,6 +100,85 @@ async def test_two_members_share_the_journals_and_a_late_commit_is_fenced(world:
             with pytest.raises(Fenced):
                 await first.commit(held[0])
             await second.commit(taken[0])
+
+
+async def test_a_restarted_group_does_not_read_again_what_it_committed(world: World) -> None:
+    """Also where most shares have no journal, and so never an event to commit."""
+    for n in range(12):
+        await world.book.journal("t").append(f"j-{n % 3}", [Event(n, tags={"paid"})])
+    await world.append()
+    async with world.tags.subscribe("paid", "mail", follow=False) as events:
+        async for event in events:
+            await events.commit(event)
+    begun: list[TagPlace | None] = []
+    again = world.tags.subscribe("paid", "mail", follow=False)
+    read = again._read
+    again._read = lambda place: (begun.append(place), read(place))[1]  # type: ignore[func-returns-value]
+    async with again:
+        assert [event async for event in again] == []
+    assert begun[0] is not None
+
+
+@given(done=st.lists(st.integers(0, 39), max_size=10), stop=st.integers(0, 40))
+@hypothesis_settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_given_and_not_committed_comes_again(tmp_path: Path, done: list[int], stop: int) -> None:
+    async def go() -> None:
+        folder = tmp_path / uuid.uuid4().hex
+        async with Book(Settings(folder, {"journal": Section(None, {"partitions": 2})})) as book:
+            world = World(book, ManualClock())
+            await world.append(*range(40))
+            committed: dict[int, int] = {}
+            seen: list[int] = []
+            async with world.tags.subscribe("paid", "mail", follow=False) as events:
+                async for event in events:
+                    if len(seen) == stop:
+                        break
+                    seen.append(event.payload)
+                    if event.payload in done:
+                        await events.commit(event)
+                        committed[share_of(event.topic, event.id)] = len(seen)
+            of_share = {n: share_of("t", f"j-{n % 20}") for n in range(40)}
+            owed = {n for at, n in enumerate(seen) if at >= committed.get(of_share[n], 0)}
+            async with world.tags.subscribe("paid", "mail", follow=False) as events:
+                again = [event.payload async for event in events]
+            assert set(again) == owed | (set(range(40)) - set(seen))
+            assert len(again) == len(set(again))
+
+    asyncio.run(go())
+
+
+async def test_a_member_that_follows_lets_ticks_come_often(world: World) -> None:
+    await world.append(1)
+    async with world.tags.subscribe("paid", "mail", follow=False) as events:
+        assert [event.payload async for event in events] == [1]
+    assert await world.book.store.setting(FOLLOWED_SETTING) is None, "one that only catches up needs none"
+    async with world.tags.subscribe("paid", "live") as events:
+        async for event in events:
+            assert event.payload == 1
+            break
+    assert await world.book.store.setting(FOLLOWED_SETTING) is not None
+
+
+async def test_a_member_with_a_short_lease_is_alive_while_it_reads(world: World) -> None:
+    await world.append(*range(10))
+    async with world.tags.subscribe("paid", "mail", follow=False, lease_s=1.5) as events:
+        async for _ in events:
+            group = decode_group(await world.book.store.setting("tags/group/mail/paid"))
+            assert min(group.members.values()) > world.clock.now_ms()
+            world.clock.advance(600)
+    with pytest.raises(InvalidInput):
+        world.tags.subscribe("paid", "mail", lease_s=0)
+
+
+async def test_groups_and_tags_with_slashes_are_not_mixed_up(world: World) -> None:
+    await world.append(1)
+    await world.book.journal("t").append("j-1", [Event("other", tags={"b/paid"})])
+    await world.append()
+    async with world.tags.subscribe("b/paid", "a", follow=False) as events:
+        async for event in events:
+            await events.commit(event)
+    async with world.tags.subscribe("paid", "a/b", follow=False) as events:
+        assert [event.payload async for event in events] == [1]
 
 
 async def test_events_are_counted_once_in_a_table_that_holds_the_offsets_too(world: World, tmp_path: Path) -> None:

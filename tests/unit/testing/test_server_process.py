@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tidebook.testing.servers.ivy import Artifact
-from tidebook.testing.servers.process import Process, birth_of
+from tidebook.testing.servers.process import Process, _descendants, birth_of
 from tidebook.testing.servers.server import HOST, PORTS, free_port
 
 READY = "print('ready', flush=True); import time; time.sleep(600)"
@@ -48,6 +51,39 @@ def test_killing_ends_the_children_too(parent: subprocess.Popen[bytes]) -> None:
     assert process.wait(10)
     assert parent.stdout is not None
     assert parent.stdout.read() == b""  # the end of the pipe: nobody holds it any more
+
+
+def states(pid: int) -> set[str]:
+    """Of all threads of a process and of its children."""
+    tasks = [task for each in (pid, *_descendants(pid)) for task in Path(f"/proc/{each}/task").iterdir()]
+    return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux shows the state of threads")
+def test_freezing_returns_when_nothing_runs_any_more(
+    parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal takes effect when the system comes to it, which on a busy machine is late."""
+    process, kill, timers = Process.of(parent), os.kill, list[threading.Timer]()
+
+    def kill_late(pid: int, number: int) -> None:
+        timers.append(threading.Timer(0.1 * len(timers) + 0.1, kill, (pid, number)))
+        timers[-1].start()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", kill_late)
+        assert process.freeze(10)
+    assert states(parent.pid) == {"T"}
+    assert len(timers) == 2
+    process.signal_all(signal.SIGCONT)
+    assert process.alive()
+
+
+def test_what_goes_on_in_spite_of_it_is_told(parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Process, "signal_all", lambda *_: None)
+    frozen = Process.of(parent).freeze(0.05)
+    monkeypatch.undo()
+    assert not frozen
 
 
 def test_a_free_port_is_given_once_and_can_be_bound() -> None:

@@ -1,19 +1,34 @@
-"""How long a fresh process takes to its first batch: `python -m tidebook.bench.pipeline_parts.start BOOK TOPIC`."""
+"""How long a fresh process takes to its first batch: `python -m tidebook.bench.pipeline_parts.start JOB BOOK TOPIC`.
+
+JOB is `replicate`, or `bare`: a streaming job over the same records through the same Kafka source and a `mapInArrow`
+that counts them, which is what Spark takes by itself.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidebook.core.portal import Portal
+    from tidebook.wiring.book import Book
+
+BEGAN = time.perf_counter()
+NOW = Callable[[], None]
 
 
 def main() -> None:
-    """Start Spark and the job; print what Spark's session and first job took, and all up to the first batch."""
-    began = time.perf_counter()
-    where, topic = sys.argv[1:]
+    """Start Spark and the job; print what Spark's session took, and all up to the first batch."""
+    kind, where, topic = sys.argv[1:]
     import tidebook
     from tidebook.core.portal import Portal
-    from tidebook.pipeline.jobs.replicate import Replication
     from tidebook.pipeline.session import job_session
 
     portal = Portal()
@@ -21,16 +36,39 @@ def main() -> None:
     portal.run(book.__aenter__())
     opened = time.perf_counter()
     spark = job_session("tidebook bench", book.settings)
-    spark.range(1).count()
-    spark_s = time.perf_counter() - opened
+    session_s = time.perf_counter() - opened
     first: list[float] = []
-    job = Replication(
-        spark, book, portal, topics=[topic], on_batch=lambda number, done: first.append(time.perf_counter() - began)
-    )
-    job.run(once=True)
-    print(json.dumps({"spark_start_s": spark_s, "first_batch_s": first[0]}))
+    jobs = {"replicate": replicate, "bare": bare}
+    jobs[kind](spark, book, portal, topic, lambda: first.append(time.perf_counter() - BEGAN))
+    print(json.dumps({"session_s": session_s, "first_batch_s": first[0]}))
     spark.stop()
     portal.run(book.__aexit__(None, None, None))
+
+
+def replicate(spark: SparkSession, book: Book, portal: Portal, topic: str, now: NOW) -> None:
+    """The job that is measured."""
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    Replication(spark, book, portal, topics=[topic], on_batch=lambda number, done: now()).run(once=True)
+
+
+def bare(spark: SparkSession, book: Book, portal: Portal, topic: str, now: NOW) -> None:
+    """The least that Spark can do with the same records."""
+    from tidebook.pipeline.source.stream import stream_records
+
+    facts = portal.run(book.journal(topic).facts())
+    starts = {topic: {str(number): 0 for number in range(facts.partitions)}}
+
+    def each(batch: DataFrame, number: int) -> None:
+        batch.collect()
+        now()
+
+    counted = stream_records(spark, book.settings, starts, records_max=500_000).mapInArrow(_count, "rows long")
+    counted.writeStream.foreachBatch(each).trigger(availableNow=True).start().awaitTermination()
+
+
+def _count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([sum(each.num_rows for each in batches)], pa.int64())})
 
 
 if __name__ == "__main__":

@@ -17,11 +17,14 @@ PAYLOAD = b"x" * 200
 IN_FLIGHT_MAX = 20_000
 
 
-async def fill(book: Book, topic: str, *, appends: int, journals: int, events: int = 1) -> None:
+async def fill(
+    book: Book, topic: str, *, appends: int, journals: int, events: int = 1, tags: tuple[str, ...] = ()
+) -> None:
     """Append to journals in turn."""
     facts = await book.journal(topic).facts()
     ids = RandomIds()
-    body = pack_events([encode_event(Event(PAYLOAD))] * events)
+    body = pack_events([encode_event(Event(PAYLOAD, tags=tags))] * events)
+    tagged = tuple((tag, events) for tag in tags)
     room = asyncio.Semaphore(IN_FLIGHT_MAX)
     failed: list[TidebookError] = []
 
@@ -32,7 +35,8 @@ async def fill(book: Book, topic: str, *, appends: int, journals: int, events: i
 
     for n in range(appends):
         id = f"j-{n % journals}"
-        value = encode_record(Append(facts.epoch, ids.new(), events, body), limit_bytes=facts.limit_bytes)
+        append = Append(facts.epoch, ids.new(), events, body, tagged=tagged)
+        value = encode_record(append, limit_bytes=facts.limit_bytes)
         await room.acquire()
         book.log.send(Outgoing(topic, partition_of(id, facts.partitions), id.encode(), value), on_sent)
     for _ in range(IN_FLIGHT_MAX):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 
@@ -15,9 +16,11 @@ from tidebook.queue.queue import Queue
 
 SCHEMA = "bench_tidebook"
 FEW = 5_000
-CLAIMS = 20
+CLAIMS = 40
 PERIODS = 10
+#: As much as ends a period by default.
 PERIOD_COUNT = 50_000
+TURN_S_MAX = 30.0
 #: Entries as `put` would make them: due, in five priorities.
 _MANY = f"""INSERT INTO {SCHEMA}.entry
     (id, process_at, expires_at, inserted_at, queue, slot, priority, kind, keyhash, data)
@@ -34,7 +37,7 @@ async def many(run: Run, waiting: int) -> None:
         try:
             with timed(f"{count:,} entries are made"):
                 await _make(run.url, ours.queue, count)
-            await claim_ms(ours.queue, 3)
+            await claim_ms(ours.queue, 5)
             run.figures[f"claim_{name}_ms"] = await claim_ms(ours.queue, CLAIMS)
             run.figures[f"claim_{name}_entries"] = count
         finally:
@@ -53,25 +56,42 @@ async def _make(url: str, queue: Queue, count: int) -> None:
 
 
 async def churn(run: Run) -> None:
-    """Ten periods' worth is put and worked off while a transaction elsewhere keeps its snapshot."""
+    """Ten periods are put and worked off while a transaction elsewhere keeps its snapshot; then most of another one."""
     ours = Ours(run.url, schema=SCHEMA)
     await ours.open()
     try:
         await ours.put(FEW, tasks=1)
-        await claim_ms(ours.queue, 3)
+        await claim_ms(ours.queue, 5)
         run.figures["claim_fresh_ms"] = await claim_ms(ours.queue, CLAIMS)
         async with await psycopg.AsyncConnection.connect(run.url) as holding:
             await holding.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             await holding.execute("SELECT count(*) FROM pg_class")
             for number in range(PERIODS):
                 with timed(f"period {number + 1} of {PERIODS} under a held snapshot"):
-                    await ours.put(run.few(PERIOD_COUNT), tasks=4)
+                    await ours.put(PERIOD_COUNT, tasks=4)
                     await ours.drain(connections=2)
+                    await _turned(run.url)
             await ours.put(FEW, tasks=1)
-            await claim_ms(ours.queue, 3)
+            await claim_ms(ours.queue, 5)
             run.figures["claim_churned_ms"] = await claim_ms(ours.queue, CLAIMS)
+            await ours.put(PERIOD_COUNT * 4 // 5, tasks=4)
+            await ours.drain(connections=2)
+            await ours.put(FEW, tasks=1)
+            await claim_ms(ours.queue, 5)
+            run.figures["claim_late_in_period_ms"] = await claim_ms(ours.queue, CLAIMS)
     finally:
         await ours.close()
+
+
+async def _turned(url: str) -> None:
+    """Return when the keeper has noticed that a period's worth is finished, and begun the next one."""
+    async with asyncio.timeout(TURN_S_MAX), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        while True:
+            cursor = await connection.execute(f"SELECT max(finished) FROM {SCHEMA}.period")
+            row = await cursor.fetchone()
+            if row is not None and row[0] < PERIOD_COUNT // 2:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def claim_ms(queue: Queue, count: int) -> float:

@@ -17,20 +17,21 @@ WORKERS = 20
 ROUNDS = 2
 #: pgqueuer's jobs in one dequeue: its best counts.
 PGQUEUER_BATCHES = (100, 500)
-#: Slow sides get less to do: they take as long over each entry.
-PGQUEUER_COUNT, PROCRASTINATE_COUNT, SINGLES = 20_000, 2_000, 4_000
+COUNT, SINGLES = 50_000, 4_000
+#: A job of procrastinate's takes as long whatever their number, and fifty thousand of them would take minutes.
+PROCRASTINATE_COUNT = 2_000
 
 
 async def drain(run: Run) -> None:
-    """Everybody in turns; the best number of connections of each counts."""
-    count = run.few(50_000)
-    fast: list[Side] = [Bare(run.url), Pgmq(run.url), Ours(run.url)]
+    """Everybody in turns, each as often as the others; the best of each counts, with its best number of connections."""
+    count = run.few(COUNT)
+    sides: list[Side] = [Bare(run.url), Pgmq(run.url), Ours(run.url)]
+    sides += [PgQueuer(run.url, batch=batch) for batch in PGQUEUER_BATCHES]
     for _ in range(1 if run.quick else ROUNDS):
-        for side in fast:
+        for side in sides:
             for connections in CONNECTIONS:
                 await _drain_once(run, side, count, connections)
-    await _drain_pgqueuer(run)
-    await _drain_once(run, Procrastinate(run.url), run.few(PROCRASTINATE_COUNT), 4)
+        await _drain_once(run, Procrastinate(run.url), run.few(PROCRASTINATE_COUNT), 4)
 
 
 async def _drain_once(run: Run, side: Side, count: int, connections: int) -> None:
@@ -43,22 +44,6 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
         run.keep_best(f"{side.name}_drain_per_s", rate)
     finally:
         await side.close()
-
-
-async def _drain_pgqueuer(run: Run) -> None:
-    count = run.few(PGQUEUER_COUNT)
-    for batch in PGQUEUER_BATCHES:
-        for connections in CONNECTIONS:
-            side = PgQueuer(run.url)
-            await side.open()
-            try:
-                run.keep_best("pgqueuer_put_per_s", await fill(side, count))
-                what = f"pgqueuer: drain {count:,} by {batch}, {connections} at one time"
-                rate = await rate_of(what, count, partial(side.drain, connections=connections, batch=batch))
-                run.keep_best(f"pgqueuer_drain_{connections}_by_{batch}_per_s", rate)
-                run.keep_best("pgqueuer_drain_per_s", rate)
-            finally:
-                await side.close()
 
 
 async def singles(run: Run) -> None:

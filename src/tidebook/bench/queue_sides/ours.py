@@ -14,6 +14,9 @@ from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
 from tidebook.wiring.book import Book
 
+#: Tasks share the calls of others, which never take more than four connections: two for claims, two for finishes.
+TASKS_EACH = 2
+
 
 class Ours:
     """A book whose queues are on PostgreSQL, or in a folder."""
@@ -57,7 +60,7 @@ class Ours:
                 done += len(jobs)
             return done
 
-        return sum(await asyncio.gather(*(some() for _ in range(connections))))
+        return sum(await asyncio.gather(*(some() for _ in range(TASKS_EACH * connections))))
 
     async def singles(self, *, workers: int) -> int:
         async def some() -> int:

@@ -28,8 +28,9 @@ class PgQueuer:
 
     name = "pgqueuer"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, batch: int = BATCH) -> None:
         self._url = url
+        self._batch = batch
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -46,11 +47,11 @@ class PgQueuer:
 
         await asyncio.gather(*(some(count // BATCH // tasks) for _ in range(tasks)))
 
-    async def drain(self, *, connections: int, batch: int = BATCH) -> int:
-        return sum(await asyncio.gather(*(self._work(batch) for _ in range(connections))))
+    async def drain(self, *, connections: int) -> int:
+        return sum(await asyncio.gather(*(self._work(self._batch) for _ in range(connections))))
 
     async def singles(self, *, workers: int) -> int:
-        return await self.drain(connections=workers, batch=1)
+        return sum(await asyncio.gather(*(self._work(1) for _ in range(workers))))
 
     async def latencies_ms(self, count: int, pause_s: float) -> list[float]:
         """From the enqueue of one job on another connection to its handler, with nothing else to do."""

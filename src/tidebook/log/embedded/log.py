@@ -22,7 +22,7 @@ from tidebook.log.embedded.chunks import Bounds
 from tidebook.log.embedded.ordered import OrderedAppends
 from tidebook.log.embedded.reading import Page, Reading
 from tidebook.log.embedded.tables import FILE, SCHEMA
-from tidebook.log.port import Batch, InOrder, OnSent, Outgoing, Sent, TopicState
+from tidebook.log.port import Batch, InOrder, Many, OnSent, OnSentMany, Outgoing, Sent, TopicState, one_of
 
 PARTITIONS_MAX = 10_000
 
@@ -93,6 +93,11 @@ class EmbeddedLog:
             self._writer.post(self._append, record, on_sent, len(record.value))
         except TidebookError as error:
             asyncio.get_running_loop().call_soon(on_sent, error)
+
+    def send_many(self, many: Many, on_sent: OnSentMany) -> None:
+        """`send` for many, in this order."""
+        for place in range(len(many.values)):
+            self.send(many.record(place), one_of(on_sent, place))
 
     async def append(self, record: Outgoing) -> Sent:
         """`send`, awaited."""

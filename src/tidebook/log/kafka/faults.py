@@ -17,6 +17,8 @@ UNKNOWN_TOPIC = frozenset(
 )
 TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 OUT_OF_RANGE = frozenset({KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET})
+#: What a consumer was sent has another checksum than it says, or cannot be taken apart.
+DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 #: A topic that was just made, or a leader that is just moving: asking again will do.
 PASSING = frozenset(
     {
@@ -53,8 +55,9 @@ _INVALID = frozenset(
         KafkaError._INVALID_ARG,
     }
 )
-#: The leader refused the record, and the client never retries these: it is in no log.
-_NEVER_WRITTEN = REFUSED | _INVALID | UNKNOWN_TOPIC
+#: A bad record: the leader refuses it however often it is sent, so it is in no log. A permission that was taken away,
+#: or a topic that is gone, tells nothing of an earlier attempt whose answer was lost.
+_NEVER_WRITTEN = _INVALID
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
@@ -86,8 +89,13 @@ def not_acknowledged(error: KafkaError, topic: str, partition: int) -> TidebookE
     """An error of a record that was handed to the client: only a refusal proves that it is nowhere."""
     if error.code() in _NEVER_WRITTEN:
         return not_sent(error, topic, partition)
+    look = ""
+    if error.code() in UNKNOWN_TOPIC:
+        look = "; is the topic still there?"
+    elif error.code() in REFUSED:
+        look = "; check user, password, CA and ACLs"
     return OutcomeUnknown(
-        f"sending to {topic}/{partition}: no acknowledgement ({error.name()}: {error.str()}): "
+        f"sending to {topic}/{partition}: no acknowledgement ({error.name()}: {error.str()}{look}): "
         "the record may be in the log; retry with the same append id",
         partition=partition,
     )

@@ -15,18 +15,16 @@ from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.pool import ConsumerPool
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.reading import Slice, lost
+from tidebook.log.kafka.route import RECORD_FRAME_BYTES, Route
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.kafka.tail import Place, Tail
 from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, unknown
-from tidebook.log.port import Batch, OnSent, Outgoing, Sent, TopicState
+from tidebook.log.port import Batch, Many, OnSent, OnSentMany, Outgoing, Sent, TopicState, one_of
 
 #: A followed partition that has news brings it within this time, or a consumer of the pool fetches it.
 _TAIL_PATIENCE_S = 0.1
 #: How often a wait without news looks whether the topic is still there.
 _LOOK_EVERY_S = 5.0
-#: What batch and record headers may take of FRAME_BYTES.
-_RECORD_FRAME_BYTES = 96
-_KEY_BYTES_MAX = FRAME_BYTES - _RECORD_FRAME_BYTES
 
 
 async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaLog:
@@ -69,7 +67,7 @@ class KafkaLog:
         #: Ends that were seen: at least so far there are records.
         self._ends: dict[Place, int] = {}
         #: The short way for topics that were sent to.
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, Route] = {}
         self._producers: dict[int, KafkaProducer] = {}
         self._lazy_topics: Topics | None = None
         self._lazy_offsets: Offsets | None = None
@@ -140,28 +138,30 @@ class KafkaLog:
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         route = self._routes.get(record.topic)
-        if (
-            route is not None
-            and 0 <= record.partition < route.partitions
-            and len(record.value) <= route.limit_bytes
-            and not record.headers
-            and (record.key is None or len(record.key) <= _KEY_BYTES_MAX)
-        ):
+        if route is not None and route.takes(record):
             route.send(record, on_sent)
         else:
             self._send_checked(record, on_sent)
+
+    def send_many(self, many: Many, on_sent: OnSentMany) -> None:
+        route = self._routes.get(many.topic)
+        if route is not None and route.takes_all(many):
+            route.send_many(many, on_sent)
+        else:
+            for place in range(len(many.values)):
+                self.send(many.record(place), one_of(on_sent, place))
 
     def _send_checked(self, record: Outgoing, on_sent: OnSent) -> None:
         """What is not plainly right: a topic that is met first, headers, or something to refuse."""
         known = self._known.get(record.topic)
         if self._closed or self._forked:
             self._loop.call_soon(on_sent, self._unusable())
-        elif known is None or not 0 <= record.partition < known.state.partitions:
-            self._send_placed(record, on_sent)
+        elif record.topic in self._unplaced or known is None or not 0 <= record.partition < known.state.partitions:
+            self._send_placed(record, on_sent)  # behind what waits, even where another looked it up meanwhile
         elif len(record.value) > known.limit_bytes or _frame(record) > FRAME_BYTES:
             self._loop.call_soon(on_sent, _too_large(known, record))
         else:
-            route = self._routes[record.topic] = _Route(known, self._producer(known))
+            route = self._routes[record.topic] = Route(known, self._producer(known))
             route.send(record, on_sent)
 
     def _send_placed(self, record: Outgoing, on_sent: OnSent) -> None:
@@ -221,7 +221,7 @@ class KafkaLog:
             raise InvalidInput(f"a read begins at offset 0 or later and has a limit of 1 or more, not {start}, {limit}")
         await self._check(topic, partition)
         if start >= stop:
-            return Batch((), max(start, stop) if start == stop else start)
+            return Batch((), start)
         wanted = Slice(
             topic, partition, start, await self._stop(topic, partition, start, stop), key, limit, limit_bytes
         )
@@ -355,19 +355,8 @@ class KafkaLog:
         await asyncio.gather(*(part.close() for part in parts if part is not None))
 
 
-class _Route:
-    """Where records of a topic go, and what they may be."""
-
-    __slots__ = ("limit_bytes", "partitions", "send")
-
-    def __init__(self, known: KafkaTopic, producer: KafkaProducer) -> None:
-        self.partitions = known.state.partitions
-        self.limit_bytes = known.limit_bytes
-        self.send = producer.send
-
-
 def _frame(record: Outgoing) -> int:
-    size = _RECORD_FRAME_BYTES + (0 if record.key is None else len(record.key))
+    size = RECORD_FRAME_BYTES + (0 if record.key is None else len(record.key))
     for name, value in record.headers:
         size += 16 + 4 * len(name) + len(value)
     return size

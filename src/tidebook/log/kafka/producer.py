@@ -25,8 +25,10 @@ from tidebook.log.kafka.client import LOGGER, connect, producer_config
 from tidebook.log.kafka.crossing import Crossing
 from tidebook.log.kafka.faults import TOO_LARGE, not_acknowledged, not_sent
 from tidebook.log.kafka.reading import Message
+from tidebook.log.kafka.run import Run, runs
 from tidebook.log.kafka.settings import KafkaSettings
-from tidebook.log.port import OnSent, Outgoing, Sent
+from tidebook.log.kafka.topics import FRAME_BYTES
+from tidebook.log.port import Many, OnSent, OnSentMany, Outgoing, Sent
 
 #: A poll returns as soon as there is news; this only bounds how late a stop is noticed.
 _POLL_S = 0.1
@@ -40,12 +42,17 @@ _PROBE_S = 1.0
 _FULL_WAIT_S = 0.005
 
 
+def _is_load(done: list[Any]) -> bool:
+    """Whether so much was acknowledged: a run counts for many."""
+    return len(done) >= 2 * _LOAD_RESULTS or (bool(done) and done[-1] is None)
+
+
 class _Sending(msgspec.Struct, gc=False):
     """A record on its way, and what the client calls once it was delivered or not."""
 
     producer: KafkaProducer
     record: Outgoing
-    on_sent: OnSent
+    on_sent: Any
     #: Should it still wait in this process then, it is given up.
     give_up_at: float
 
@@ -55,10 +62,14 @@ class _Sending(msgspec.Struct, gc=False):
             offset = message.offset()
             if offset >= 0:
                 done = self.producer.done
-                done.append(self.on_sent)
+                done.append(self)
                 done.append(Sent(self.record.partition, offset, message.timestamp()[1]))
                 return
-        self.producer.undelivered(self, error)
+        self.producer.done += (self, self.producer.undelivered(self.record, error))
+
+    def tell(self, result: Sent | TidebookError) -> None:
+        """In the event loop."""
+        self.on_sent(result)
 
 
 class KafkaProducer:
@@ -75,9 +86,10 @@ class KafkaProducer:
         #: Clients that failed for good, polled until all their records are answered.
         self._retired: list[Producer] = []
         #: Not yet handed to the client.
-        self._waiting: deque[_Sending] = deque()
+        self._waiting: deque[_Sending | Run] = deque()
         self._flushing: asyncio.Handle | None = None
         self._in_flight = 0
+        self._in_flight_bytes = 0
         #: The thread stands still: the loop polls, and lets it go on where nothing has come.
         self._polling = False
         self._go_on = threading.Lock()
@@ -89,7 +101,7 @@ class KafkaProducer:
         #: Set when closing: everything has been answered.
         self._drained: asyncio.Event | None = None
         # Owned by the thread, or by the loop while that polls:
-        #: Callbacks and what they are to be told, by turns: pairs would be so many more objects.
+        #: Records and what came of them, by turns: pairs would be so many more objects.
         self.done: list[Any] = []
         self._told_down = False
         self._stopping = False
@@ -103,27 +115,32 @@ class KafkaProducer:
         """Send a record; the callback comes in a later tick."""
         if self._flushing is None or self._down:
             self._give_up_at = self._loop.time() + self._timeout_s
-        sending = _Sending(self, record, on_sent, self._give_up_at)
-        if self._in_flight == 0 and not self._waiting and not self._down and self._produce(sending):
+        alone = self._in_flight == 0 and not self._waiting
+        self._waiting.append(_Sending(self, record, on_sent, self._give_up_at))
+        if alone and not self._down and self._produce(1):
             return
         if self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)
-        self._waiting.append(sending)
+
+    def send_many(self, many: Many, on_sent: OnSentMany) -> None:
+        """Send records; the callbacks come in later ticks."""
+        if self._flushing is None or self._down:
+            self._give_up_at = self._loop.time() + self._timeout_s
+        for partition, places in runs(many):
+            self._waiting.append(Run(many, partition, places, on_sent, self._run_done, self._give_up_at))
+        if self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = None
         waiting, full = self._waiting, False
         if not self._down:
-            for _ in range(min(len(waiting), _TICK_RECORDS_MAX)):
-                sending = waiting.popleft()
-                if not self._produce(sending):
-                    waiting.appendleft(sending)
-                    full = True
-                    break
+            full = not self._produce(_TICK_RECORDS_MAX)
         self._give_up()
         if self._polling:
             self._poll()
         if waiting and self._flushing is None:
+            self._give_up_at = self._loop.time() + self._timeout_s  # for what is sent until the next flush
             if full:
                 self._flushing = self._loop.call_later(_FULL_WAIT_S, self._flush)
             elif self._down:
@@ -147,51 +164,98 @@ class KafkaProducer:
         now = self._loop.time()
         while self._waiting and self._waiting[0].give_up_at <= now:
             sending = self._waiting.popleft()
-            record = sending.record
+            count, where = (len(sending.places), sending) if isinstance(sending, Run) else (1, sending.record)
             error = Unavailable(
-                f"sending to {record.topic}/{record.partition}: no Kafka server took it for "
+                f"sending to {where.topic}/{where.partition}: no Kafka server took it for "
                 f"{self._timeout_s:g} s: nothing was written"
             )
-            self._loop.call_soon(sending.on_sent, error)
-            self._metrics.count("kafka_send_failed", error="Unavailable")
+            self._loop.call_soon(sending.tell, error)
+            self._metrics.count("kafka_send_failed", count, error="Unavailable")
         self._settle()
 
-    def _produce(self, sending: _Sending) -> bool:
-        """Hand a record to the client; False if it takes none now."""
-        record = sending.record
-        try:
-            if record.headers:
-                headers: list[tuple[str, str | bytes | None]] = list(record.headers)
-                self._client.produce(record.topic, record.value, record.key, record.partition, sending, headers=headers)
-            else:
-                self._client.produce(record.topic, record.value, record.key, record.partition, sending)
-        except BufferError:
-            return False
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError._FATAL:
-                self._replace()
+    def _produce(self, count: int) -> bool:
+        """Hand the first records that wait to the client; False if it takes no more now."""
+        waiting, produce = self._waiting, self._client.produce
+        while waiting and count > 0:
+            sending = waiting[0]
+            if isinstance(sending, Run):
+                count -= len(sending.places)
+                if not self._produce_run(sending):
+                    return False
+                continue
+            count -= 1
+            record = sending.record
+            try:
+                if record.headers:
+                    headers: list[tuple[str, str | bytes | None]] = list(record.headers)
+                    produce(record.topic, record.value, record.key, record.partition, sending, headers=headers)
+                else:
+                    produce(record.topic, record.value, record.key, record.partition, sending)
+                self._in_flight += 1
+                self._in_flight_bytes += len(record.value)
+            except BufferError:
                 return False
-            self._loop.call_soon(sending.on_sent, self._refusal(error.args[0], record, sent=False))
-            return True
-        except (TypeError, ValueError) as error:
-            self._loop.call_soon(
-                sending.on_sent, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}")
-            )
-            return True
-        self._in_flight += 1
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._FATAL:
+                    self._replace()
+                    return False
+                self._loop.call_soon(sending.tell, self._refusal(error.args[0], record, sent=False))
+            except (TypeError, ValueError) as error:
+                refused = InvalidInput(f"sending to {record.topic}/{record.partition}: {error}")
+                self._loop.call_soon(sending.tell, refused)
+            waiting.popleft()
         return True
+
+    def _produce_run(self, run: Run) -> bool:
+        """The first that waits, all of it: where room for some is left, later ones might pass those before them."""
+        if not self._has_room(run):
+            return False
+        messages = run.messages()
+        try:
+            taken = self._client.produce_batch(run.topic, messages, run.partition, run)
+        except KafkaException as error:
+            self._waiting.popleft()
+            self._loop.call_soon(run.tell, self._refusal(error.args[0], run.record(0), sent=False))
+            return True
+        if not taken and messages[0]["_error"].code() == KafkaError._FATAL:
+            self._replace()
+            return False
+        self._in_flight += len(messages)
+        self._in_flight_bytes += run.size_bytes
+        self._waiting.popleft()
+        if taken < len(messages):
+            for number, message in enumerate(messages):
+                refused = message.get("_error")
+                if refused is not None and run.refuse(number, self._refusal(refused, run.record(number), sent=False)):
+                    self._loop.call_soon(self._take, [run, None], False)
+        return True
+
+    def _has_room(self, run: Run) -> bool:
+        """Whether the client will take all of it: it counts keys too, of which we only know how long they may be."""
+        settings, records = self._settings, self._in_flight + len(run.places)
+        size_bytes = self._in_flight_bytes + run.size_bytes + records * FRAME_BYTES
+        fits = records <= settings.in_flight_records_max and size_bytes <= settings.in_flight_bytes_max
+        return fits or not self._in_flight
 
     def _take(self, done: list[Any], load: bool) -> None:
         """Acknowledgements, in the order in which the broker gave them."""
         count = len(done) // 2
-        self._in_flight -= count
-        self._metrics.count("kafka_sent", count)
+        size_bytes = 0
         turns = iter(done)
-        for on_sent, result in zip(turns, turns, strict=True):
+        for sending, result in zip(turns, turns, strict=True):
             try:
-                on_sent(result)
+                if result is None:
+                    count += len(sending.places) - 1
+                    size_bytes += sending.size_bytes
+                    sending.tell_reported(self.undelivered)
+                else:
+                    size_bytes += len(sending.record.value)
+                    sending.on_sent(result)
             except Exception as error:  # one sender's mistake must not cost the others their answers
                 self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
+        self._in_flight -= count
+        self._in_flight_bytes -= size_bytes
+        self._metrics.count("kafka_sent", count)
         self._settle()
         if load:  # after those who were just woken have sent what they want to send
             self._polling = True
@@ -252,7 +316,7 @@ class KafkaProducer:
             client = self._client
             client.poll(_POLL_S)
             if not self._retired and not self._told_down:
-                if self._hand_over(load=len(self.done) >= 2 * _LOAD_RESULTS):
+                if self._hand_over(load=_is_load(self.done)):
                     self._stand_still()
                 continue
             self._hand_over()
@@ -282,17 +346,18 @@ class KafkaProducer:
                 self._stopping = True
                 return
 
-    def undelivered(self, sending: _Sending, error: KafkaError | None) -> None:
-        """The client's bad news, in whichever thread polls."""
-        record = sending.record
-        if error is None:  # a repeated batch that the broker knows, but no longer where
-            told: TidebookError = OutcomeUnknown(
-                f"sending to {record.topic}/{record.partition}: written, but the broker forgot where",
-                partition=record.partition,
-            )
-        else:
-            told = self._refusal(error, record, sent=True)
-        self.done += (sending.on_sent, told)
+    def _run_done(self, run: Run) -> None:
+        """In whichever thread polls."""
+        self.done += (run, None)
+
+    def undelivered(self, record: Outgoing, error: KafkaError | None) -> TidebookError:
+        """The client's bad news, in whichever thread."""
+        if error is not None:
+            return self._refusal(error, record, sent=True)
+        return OutcomeUnknown(  # a repeated batch that the broker knows, but no longer where
+            f"sending to {record.topic}/{record.partition}: written, but the broker forgot where",
+            partition=record.partition,
+        )
 
     def _refusal(self, error: KafkaError, record: Outgoing, *, sent: bool) -> TidebookError:
         if error.code() in TOO_LARGE:

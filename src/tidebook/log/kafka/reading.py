@@ -8,10 +8,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from tidebook.core.errors import LogLost, Unavailable
+from tidebook.core.errors import Corrupt, LogLost, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import new_consumer
-from tidebook.log.kafka.faults import OUT_OF_RANGE, UNKNOWN_TOPIC, failed
+from tidebook.log.kafka.faults import DAMAGED, OUT_OF_RANGE, REFUSED, UNKNOWN_TOPIC, failed
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.port import Batch, Record
 
@@ -84,7 +84,8 @@ class SliceReader:
         except BaseException:
             self.place = None  # wherever it stands now, nobody may go on from there
             raise
-        if not self._ahead and self._caught_up():
+        # Who asks for a single record looks and does not read on: fetching what follows would only cost.
+        if wanted.limit == 1 or (not self._ahead and self._caught_up()):
             self.rest()
         return Batch(tuple(page.records), page.next_offset)
 
@@ -149,8 +150,13 @@ class SliceReader:
         if code in OUT_OF_RANGE:
             low, high = self._watermarks(wanted)
             raise lost(wanted.topic, wanted.partition, page.next_offset, low, high)
-        if code in UNKNOWN_TOPIC:
+        if code in UNKNOWN_TOPIC or code in REFUSED:
             raise failed(error, f"reading {wanted}")
+        if code in DAMAGED:
+            raise Corrupt(
+                f"reading {wanted}: Kafka sent a batch at offset {page.next_offset} that is damaged ({error.str()}): "
+                "nothing behind it can be read until the broker has it whole"
+            )
         return False  # a connection that comes back, or the deadline
 
     def _watermarks(self, wanted: Slice) -> tuple[int, int]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from tidebook.log.kafka.faults import TOO_LARGE
 from tidebook.log.kafka.relay_partition import partition_of
-from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
+from tidebook.log.kafka.relay_producer import Call, RelayProducer, fatal_cause
 from tidebook.log.relay_port import Outcome, Partly, Refusal, Relayed, Sent, TargetTopic, Unsure
 
 #: What a broker says of a message that it will never take, whoever sends it and whenever.
-REFUSALS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD})
+REFUSALS = TOO_LARGE | {KafkaError.INVALID_RECORD}
 _TOO_OLD = "Invalid timestamp"
 #: By the key.
 ANY_PARTITION = -1
 BATCH_BYTES_MAX = 1_000_000
+#: The most that the client takes for a message.
+MESSAGE_BYTES_MAX = 1_000_000_000
 #: A batch's own bytes in the broker's count.
 BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
@@ -48,7 +52,7 @@ def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compressio
         "compression.type": compression,
         "linger.ms": 5,  # flush does not wait for it
         # One message too many would fail its whole batch: a batch never passes the topic's limit.
-        "message.max.bytes": max(limit_bytes, BATCH_BYTES_MAX),
+        "message.max.bytes": min(MESSAGE_BYTES_MAX, max(limit_bytes, BATCH_BYTES_MAX)),
         "batch.size": max(1, min(BATCH_BYTES_MAX, limit_bytes - BATCH_OVERHEAD_BYTES)),
         "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
         "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
@@ -79,12 +83,15 @@ class KafkaChannel:
 
     def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
         """Hand the batch to the producer, or its first message where it goes singly."""
+        self._take(messages, timestamp_ms)
+        self._produce(1 if self._singly else len(messages))
+
+    def _take(self, messages: Sequence[Relayed], timestamp_ms: int) -> None:
         self._messages = messages
         self._timestamp_ms = timestamp_ms
         self._next = 0
         self._failure = None
         self._told_until = None
-        self._produce(1 if self._singly else len(messages))
 
     def _produce(self, count: int) -> None:
         topic, partitions = self.topic.topic, self.topic.partitions
@@ -180,36 +187,75 @@ class KafkaChannel:
 
 
 class KafkaTransactionChannel(KafkaChannel):
-    """A batch is one transaction: a newer channel of the topic fences this one."""
+    """A batch is one transaction: a newer channel of the topic fences this one.
+
+    The client's calls for a transaction may outlast the time they are given, for ever where the producer failed
+    meanwhile. Each runs in a thread of its own, and `wait` returns in time, so that the hold gives signs of life.
+    """
+
+    _call: Call | None = None
+    _committing = False
 
     def start(self, messages: Sequence[Relayed], *, timestamp_ms: int) -> None:
+        """Begin the transaction; the messages follow from `wait`."""
+        self._take(messages, timestamp_ms)
+        self._committing = False
+        self._call = Call(self._producer.begin_transaction)
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        if self._committing:
+            return self._complete()
+        if self._call is not None:
+            if not self._call.wait(timeout_s):
+                return None
+            self._broken = self._ended()
+            if self._broken is None:
+                self._produce(1 if self._singly else len(self._messages))
+        return super().wait(timeout_s)
+
+    def _ended(self) -> KafkaError | None:
+        """What the call under way, which has ended, failed with."""
+        call, self._call = self._call, None
+        assert call is not None
         try:
-            self._producer.begin_transaction()
-        except KafkaException as error:
-            self._broken = error.args[0]
-        super().start(messages, timestamp_ms=timestamp_ms)
+            call.result()
+        except (KafkaException, SystemError) as error:
+            return fatal_cause(error, self._producer)
+        return None
 
     def _both_told(self) -> bool:
         """A transaction that failed can be aborted, and so is no fatal error: one part is all there is."""
         return True
 
     def _complete(self) -> Outcome | None:
-        try:
-            self._producer.commit_transaction(STEP_S)
-        except KafkaException as error:
-            failure: KafkaError = error.args[0]
-            if failure.retriable() and not failure.fatal():
-                return None
-            return Unsure(f"{failure.name()}: {failure.str()}")
-        return super()._complete()
+        if self._call is None:
+            self._committing = True
+            self._call = Call(partial(self._producer.commit_transaction, STEP_S))
+        if not self._call.wait(STEP_S):
+            return None
+        failure = self._ended()
+        if failure is None:
+            return super()._complete()
+        if failure.retriable() and not failure.fatal():
+            return None
+        return Unsure(f"{failure.name()}: {failure.str()}")
 
     def _failed(self) -> Outcome:
         """An aborted transaction leaves nothing behind, so that a refused message can be told at once."""
         outcome = super()._failed()
         if isinstance(outcome, Partly):
-            try:
-                self._producer.abort_transaction(END_S_MAX)
-            except KafkaException as error:
-                return Unsure(f"a transaction could not be aborted: {error}", suspect=True)
+            self._call = Call(partial(self._producer.abort_transaction, END_S_MAX))
+            if not self._call.wait(END_S_MAX):
+                return Unsure("a transaction could not be aborted in time", suspect=True)
+            failure = self._ended()
+            if failure is not None:
+                return Unsure(f"a transaction could not be aborted: {failure.str()}", suspect=True)
             return Partly((), outcome.refused)
         return outcome
+
+    def drop(self) -> None:
+        """Forget what is not acknowledged, and close; a call that is still under way is left to itself."""
+        super().drop()
+        if self._call is not None:
+            self._call.give_up()
+            self._call = None

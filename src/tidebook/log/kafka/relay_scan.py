@@ -17,8 +17,12 @@ STEP_S = 0.2
 STILL_S_MAX = 10.0
 
 
-def scan_settings(client: Mapping[str, Any]) -> dict[str, Any]:
-    """By assignment, committed messages only (those outside of transactions too), and never past a lost offset."""
+def scan_settings(client: Mapping[str, Any], *, committed: bool) -> dict[str, Any]:
+    """By assignment, and never past a lost offset.
+
+    `committed`: of transactions, those that were committed. Else everything: somebody else's transaction that is left
+    open would hide what follows it for as long as it lasts.
+    """
     return {
         **client,
         "group.id": "tidebook-outbox-scan",  # the client insists on one; nothing is committed
@@ -26,7 +30,7 @@ def scan_settings(client: Mapping[str, Any]) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
+        "isolation.level": "read_committed" if committed else "read_uncommitted",
         "fetch.wait.max.ms": 100,
     }
 
@@ -46,9 +50,13 @@ def scan_range(
     lost = f"the log of partition {gone[0]} now begins behind the session's first offset" if gone else None
     left = {p: end for p, end in ends.items() if at[p] < end}
     found: set[int] = set()
+    holes = False
     if not left:
         return Found(frozenset(), lost)
-    consumer = Consumer(scan_settings(client))
+    try:
+        consumer = Consumer(scan_settings(client, committed=scan.committed))
+    except KafkaException as refused:
+        raise Unavailable(f"reading topic {topic!r}: {refused}") from refused
     moved_at = time.monotonic()
     try:
         consumer.assign([TopicPartition(topic, p, at[p]) for p in left])
@@ -59,6 +67,8 @@ def scan_range(
                 raise _standing_still(topic, at, left)
             for message in read:
                 error = message.error()
+                partition = message.partition()
+                holes = holes or message.offset() > at[partition]
                 if error is None:
                     _look(message, scan, found)
                     position = message.offset() + 1
@@ -66,7 +76,6 @@ def scan_range(
                     position = message.offset()
                 else:
                     raise Unavailable(f"reading topic {topic!r}: {error.str()}")
-                partition = message.partition()
                 if position > at[partition]:
                     at[partition], moved_at = position, time.monotonic()
                 if partition in left and position >= left[partition]:
@@ -75,7 +84,7 @@ def scan_range(
         raise Unavailable(f"reading topic {topic!r}: {error}") from error
     finally:
         consumer.close()
-    return Found(frozenset(found), lost if len(found) < len(scan.ids) else None)
+    return Found(frozenset(found), lost if len(found) < len(scan.ids) else None, holes)
 
 
 def _standing_still(topic: str, at: Mapping[int, int], left: Mapping[int, int]) -> Unavailable:

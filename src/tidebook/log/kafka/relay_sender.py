@@ -13,18 +13,17 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
-from tidebook.core.errors import OutcomeUnknown, TidebookError
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import common_config
-from tidebook.log.kafka.faults import kafka_error, not_acknowledged, not_sent
-from tidebook.log.kafka.relay_channel import ANY_PARTITION
+from tidebook.log.kafka.faults import TOO_LARGE, kafka_error, not_acknowledged, not_sent
+from tidebook.log.kafka.relay_channel import ANY_PARTITION, MESSAGE_BYTES_MAX
 from tidebook.log.kafka.relay_partition import partition_of
 from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
 from tidebook.log.kafka.settings import KafkaSettings
 
 LOGGER = logging.getLogger("tidebook.outbox")
 POLL_S = 0.1
-MESSAGE_BYTES_MAX = 1_000_000_000
 #: What the client may take to report, past the time that it gives a message.
 REPORT_S_MAX = 5.0
 
@@ -71,6 +70,8 @@ class KafkaSender:
 
     def send(self, messages: Sequence[Sendable], *, wait: bool) -> None:
         """Send in order. With `wait`, the first failure is raised once every outcome is known."""
+        for topic in dict.fromkeys(message.topic for message in messages):
+            self._count(topic)
         producer = self._producer
         reports: list[Report] = []
         on_delivery = partial(_keep, reports if wait else self._untold)
@@ -162,6 +163,11 @@ def _keep(reports: list[Report] | deque[Report], error: KafkaError | None, messa
 
 
 def _failure(error: KafkaError, message: Any) -> TidebookError:
+    if error.code() in TOO_LARGE:
+        return InvalidInput(
+            f"topic {message.topic()!r}: Kafka refused a message of {len(message):,} bytes, or the batch that it went "
+            f"in ({error.str()}): it is in no log; raise the topic's max.message.bytes, or send less at once"
+        )
     told = not_acknowledged(error, message.topic(), message.partition())
     if isinstance(told, OutcomeUnknown):
         return OutcomeUnknown(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -21,17 +23,20 @@ from tidebook.core.errors import InvalidInput, NotFound, Unavailable
 from tidebook.log.kafka.client import common_config
 from tidebook.log.kafka.faults import PASSING, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.log.kafka.relay_channel import (
+    MESSAGE_BYTES_MAX,
     KafkaChannel,
     KafkaTransactionChannel,
     producer_settings,
     transaction_settings,
 )
-from tidebook.log.kafka.relay_producer import RelayProducer
+from tidebook.log.kafka.relay_producer import ENDING_MAX, Call, RelayProducer, ending, fatal_cause
 from tidebook.log.kafka.relay_scan import scan_range
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.relay_port import Found, Scan, TargetTopic
 
 T = TypeVar("T")
+
+LOGGER = logging.getLogger("tidebook.outbox")
 
 REQUEST_S_MAX = 10.0
 TOPIC_KEPT_S = 60.0
@@ -39,12 +44,18 @@ ENDS_KEPT_S = 10.0
 BEFORE_MAX = "message.timestamp.before.max.ms"
 TYPE = "message.timestamp.type"
 _TRY_AGAIN = PASSING | {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.CONCURRENT_TRANSACTIONS}
-#: In a producer's statistics, once it has its id.
-_HAS_ID = '"idemp_state": "Assigned"'
-STATISTICS_MS = 100
+_NOT_ALLOWED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.UNSUPPORTED_VERSION,
+}
+#: How long one look for a producer's id takes.
+ID_STEP_S = 0.05
 TRY_AGAIN_S = 0.1
 PRODUCERS_MAX = 64
 TRANSACTION_MS_LEAST = 10_000
+#: What a call of the client may take past the time that it is given.
+GRACE_S = 1.0
 
 
 class KafkaTarget:
@@ -99,7 +110,7 @@ class KafkaTarget:
             topic=topic,
             uuid=str(described.topic_id),
             partitions=len(described.partitions),
-            limit_bytes=int(config["max.message.bytes"]),
+            limit_bytes=min(int(config["max.message.bytes"]), int(config["segment.bytes"]), MESSAGE_BYTES_MAX),
             needs_key="compact" in config["cleanup.policy"],
             fence=fence,
             fence_ms=fence_ms,
@@ -126,6 +137,8 @@ class KafkaTarget:
         try:
             self._ask(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())), topic)
         except (Unavailable, InvalidInput) as error:
+            if not _refuses(error):  # it only does not answer: the topic rests
+                raise
             return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
         return None, self._fence_ms
 
@@ -158,7 +171,7 @@ class KafkaTarget:
         producer = None if transaction and fresh else producers.get(name)
         if producer is None:
             producers.pop(name, None)
-            producer = self._transactional(topic) if transaction else self._idempotent(topic)
+            producer = self._new(topic)
             producers[name] = producer
             while len(producers) > PRODUCERS_MAX:
                 del producers[next(iter(producers))]
@@ -168,24 +181,26 @@ class KafkaTarget:
     def _settings(self, topic: TargetTopic) -> dict[str, Any]:
         return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
 
+    def _new(self, topic: TargetTopic) -> RelayProducer:
+        if ending() >= ENDING_MAX:
+            raise Unavailable(f"topic {topic.topic!r}: {ENDING_MAX} producers are about to end, and do not")
+        try:
+            return self._transactional(topic) if topic.fence == "transaction" else self._idempotent(topic)
+        except KafkaException as error:
+            raise failed(error, f"topic {topic.topic!r}") from error
+        except SystemError as error:  # a fatal error, wrapped by a callback
+            raise Unavailable(f"topic {topic.topic!r}: its producer failed: {error}") from error
+
     def _idempotent(self, topic: TargetTopic) -> RelayProducer:
         """A producer that may send at once: a new one waits for its id, half a second of a batch's short life."""
-        ready = False
-
-        def look(statistics: str) -> None:
-            # It may run with a fatal error on its way out, when every call it makes fails: a lock that is taken then
-            # is never let go of.
-            nonlocal ready
-            ready = ready or _HAS_ID in statistics
-
-        settings = {"statistics.interval.ms": STATISTICS_MS, "stats_cb": look}
-        producer = RelayProducer(self._settings(topic) | settings)
+        # Not by statistics: they would go on for ever, and pile up while nobody polls.
+        producer = RelayProducer(self._settings(topic) | {"debug": "eos"})
         self._again(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
         deadline = time.monotonic() + REQUEST_S_MAX
-        while not ready:
+        while not producer.has_id():
             if time.monotonic() > deadline:
                 raise Unavailable(f"topic {topic.topic!r}: Kafka gave no producer id for {REQUEST_S_MAX:g} s")
-            producer.poll(STATISTICS_MS / 1000)
+            producer.poll(ID_STEP_S)
         return producer
 
     def _transactional(self, topic: TargetTopic) -> RelayProducer:
@@ -193,8 +208,15 @@ class KafkaTarget:
         name = f"tidebook-outbox-{self._outbox.hex()}-{topic.topic}"
         settings = transaction_settings(name, timeout_ms=max(TRANSACTION_MS_LEAST, self._fence_ms_most))
         producer = RelayProducer(self._settings(topic) | settings)
-        self._again(lambda: producer.init_transactions(REQUEST_S_MAX), topic.topic)
+        self._again(lambda: self._init(producer), topic.topic)
         return producer
+
+    def _init(self, producer: RelayProducer) -> None:
+        call = Call(partial(producer.init_transactions, REQUEST_S_MAX))
+        if not call.wait(REQUEST_S_MAX + GRACE_S):
+            call.give_up()
+            raise TimeoutError
+        call.result()
 
     def _producers(self) -> dict[str, RelayProducer]:
         found: dict[str, RelayProducer] | None = getattr(self._mine, "producers", None)
@@ -213,6 +235,17 @@ class KafkaTarget:
 
     def release(self, topic: str) -> None:
         """Producers stay warm: a new one takes half a second to be ready."""
+
+    def tend(self) -> None:
+        """Serve this thread's producers: what the client says waits in each until somebody polls."""
+        producers = self._producers()
+        for name, producer in list(producers.items()):
+            try:
+                producer.poll(0)
+            except (KafkaException, SystemError) as error:
+                LOGGER.warning("outbox: an idle producer failed: %s", fatal_cause(error, producer).str())
+                del producers[name]
+            producer.tell()
 
     def close(self) -> None:
         """Producers go with their threads."""
@@ -240,6 +273,14 @@ class KafkaTarget:
             except TimeoutError as error:
                 raise Unavailable(f"topic {topic!r}: Kafka did not answer for {REQUEST_S_MAX:g} s") from error
         raise Unavailable(f"topic {topic!r}: its leader is on the move")
+
+
+def _refuses(error: Unavailable | InvalidInput) -> bool:
+    """Whether Kafka will not do it, by its rules or for this user."""
+    if isinstance(error, InvalidInput):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and kafka_error(cause).code() in _NOT_ALLOWED
 
 
 def _forget(producers: dict[str, RelayProducer], name: str) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.core.secret import QUOTE, Secret, read_secret
 
 PORT = 9092
 PASSWORD_VARIABLE = "TIDEBOOK_LOG_PASSWORD"
@@ -21,35 +22,6 @@ _SERVER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?")
 Security = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 Mechanism = Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"]
 Compression = Literal["none", "lz4", "zstd", "snappy", "gzip"]
-
-
-class Secret:
-    """A text that shows itself to nobody who does not ask for it by name.
-
-    >>> Secret("hunter2")
-    ***
-    """
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def reveal(self) -> str:
-        """The text itself."""
-        return self._text
-
-    def __repr__(self) -> str:
-        return "***"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-    def __reduce__(self) -> str:
-        raise TypeError("a secret is not pickled: give a password_file to other processes")
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,14 +87,15 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if given.get("password") is None and given.get("password_file") is None and PASSWORD_VARIABLE in environment:
             given["password"] = environment[PASSWORD_VARIABLE]
         try:
-            return msgspec.convert(given, cls, dec_hook=_secret, strict=False)
+            return msgspec.convert(given, cls, dec_hook=read_secret, strict=False)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"[log] for Kafka: {error}") from error
 
     def __post_init__(self) -> None:
         for server in self.servers:
             if not _SERVER.fullmatch(server):
-                raise InvalidInput(f"{server[:80]!r} is no host:port of a Kafka server: kafka://host:9092,host:9092")
+                # It is not shown: what stands there may be a part of a password.
+                raise InvalidInput(f"a server of a Kafka URL is no host:port: kafka://host:9092,host:9092{QUOTE}")
         if not self.servers:
             raise InvalidInput("a Kafka URL names at least one server: kafka://host:9092")
         if self.password is not None and self.password_file is not None:
@@ -173,22 +146,12 @@ _AT_LEAST_ONE = (
 )
 
 
-def _secret(kind: type, value: Any) -> Any:
-    if kind is Secret:
-        if isinstance(value, Secret):
-            return value
-        if isinstance(value, str):
-            return Secret(value)
-        raise ValueError("password must be text")
-    raise NotImplementedError(kind)
-
-
 def _of_url(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme != "kafka":
         raise InvalidInput("a Kafka log has a URL such as kafka://host:9092")
     if parts.path.strip("/") or parts.fragment:
-        raise InvalidInput("a Kafka URL has no path: topics are named where journals are opened")
+        raise InvalidInput(f"a Kafka URL has no path: topics are named where journals are opened{QUOTE}")
     who, _, where = parts.netloc.rpartition("@")
     servers = [server.strip() for server in where.split(",") if server.strip()]
     given: dict[str, Any] = dict(parse_qsl(parts.query))

@@ -23,11 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, to_date
 from pyspark.sql.functions import max as greatest
 
-from tidebook.core.errors import InvalidInput, TidebookError
+from tidebook.core.errors import Conflict, Corrupt, InvalidInput, TidebookError
 from tidebook.core.portal import Portal
 from tidebook.core.topic import TopicFacts
 from tidebook.pipeline.failures import failure_of
 from tidebook.pipeline.jobs.flush_wal import STAGING, output_folder
+from tidebook.pipeline.session import local_uri
+from tidebook.pipeline.source.epochs import epoch_of, in_epoch
 from tidebook.pipeline.source.format import NAME, register
 from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.status import replicated_to, topic_facts
@@ -45,7 +47,7 @@ class Exported(msgspec.Struct, frozen=True):
     batches: int
     events: int
     seconds: float
-    #: The next offsets, by topic and partition.
+    #: The next offsets, by topic and partition, and each topic's epoch.
     offsets: Offsets
 
 
@@ -96,27 +98,57 @@ def export(
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What is to be exported of a topic: starts ≤ offset < stops, by partition."""
+    """What is to be exported of a topic: starts ≤ position < stops, by partition, each with its epoch.
+
+    Starts without an epoch are those of a topic that was never exported: all that the store has is meant.
+    """
 
     starts: dict[str, int]
     stops: dict[str, int]
-    #: Whether the log still has all of it. If not, or at the first export, the store is read instead.
+    #: Whether the log still has all of it. If not, at the first export, and over epochs, the store is read instead.
     in_log: bool
 
 
 async def _spans(book: Book, facts: Mapping[str, TopicFacts], reached: Offsets) -> dict[str, Span]:
     spans: dict[str, Span] = {}
     for topic, each in facts.items():
-        before = reached.get(topic, {})
-        starts = {str(number): before.get(str(number), 0) for number in range(each.partitions)}
-        stops, in_log = dict(starts), topic in reached
-        for number in range(each.partitions):
-            stop = replicated_to(await book.store.pointer(topic, number), each.epoch)
-            stops[str(number)] = max(starts[str(number)], stop)
-            in_log = in_log and await book.log.start(topic, number) <= starts[str(number)]
-        if stops != starts:
-            spans[topic] = Span(starts, stops, in_log)
+        before = reached.get(topic)
+        epoch = each.epoch if before is None else epoch_of(before)
+        if epoch > each.epoch:
+            raise Corrupt(
+                f"topic {topic}: the target was filled from epoch {epoch}, and the store is in epoch {each.epoch}: "
+                "restore the store's newer copy, or export to another place"
+            )
+        starts = {str(number): (before or {}).get(str(number), 0) for number in range(each.partitions)}
+        stops = await _replicated(book, topic, each)
+        if epoch == each.epoch:
+            stops = {number: max(start, stops[number]) for number, start in starts.items()}
+            if stops == starts:
+                continue
+        in_log = before is not None and epoch == each.epoch and await _in_log(book, topic, each, starts, stops)
+        if before is not None:
+            starts = in_epoch(starts, epoch)
+        spans[topic] = Span(starts, in_epoch(stops, each.epoch), in_log)
     return spans
+
+
+async def _replicated(book: Book, topic: str, facts: TopicFacts) -> dict[str, int]:
+    """How far each partition is replicated in the present epoch."""
+    pointers = await book.store.pointers(topic)
+    return {str(number): replicated_to(pointers.get(number), facts.epoch) for number in range(facts.partitions)}
+
+
+async def _in_log(
+    book: Book, topic: str, facts: TopicFacts, starts: Mapping[str, int], stops: Mapping[str, int]
+) -> bool:
+    """Whether the log has these offsets, and is the one that the store was filled from."""
+    state = await book.log.topic(topic)
+    if state is None or state.topic_id != facts.topic_id:
+        return False
+    for number, start in starts.items():
+        if await book.log.start(topic, int(number)) > start or await book.log.end(topic, int(number)) < stops[number]:
+            return False
+    return True
 
 
 def _scan(spark: SparkSession, book: Book, topic: str, span: Span) -> DataFrame:
@@ -151,9 +183,9 @@ def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> Non
             failed.append(error)  # it would reach us as text, wrapped several times
             raise
 
-    scratch = tempfile.mkdtemp(prefix="tidebook-export-")
+    scratch = Path(tempfile.mkdtemp(prefix="tidebook-export-"))
     try:
-        writer = stream.writeStream.foreachBatch(guarded).option("checkpointLocation", scratch)
+        writer = stream.writeStream.foreachBatch(guarded).option("checkpointLocation", local_uri(scratch))
         writer.trigger(availableNow=True).start().awaitTermination()
     except Exception as error:
         raise failed[0] if failed else failure_of(error) from error
@@ -192,7 +224,7 @@ class ParquetTarget:
     def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
         number = self._base.number + 1
         staging = self._output / STAGING / f"export-{number}-{uuid4().hex}"
-        events.write.partitionBy(*PARTITIONED_BY).parquet(staging.as_uri())
+        events.write.partitionBy(*PARTITIONED_BY).parquet(local_uri(staging))
         files = sorted(staging.glob("topic=*/day=*/*.parquet"))
         if not files and offsets is None:
             shutil.rmtree(staging, ignore_errors=True)
@@ -200,7 +232,7 @@ class ParquetTarget:
         added = 0
         behind = self._base.offsets
         if files:
-            behind, added = _behind(self._spark.read.parquet(staging.as_uri()), behind)
+            behind, added = _behind(self._spark.read.parquet(local_uri(staging)), behind)
         moves = tuple(
             Move(
                 str(file.relative_to(self._output)),
@@ -239,22 +271,35 @@ class DeltaTarget:
         kept = events.persist()
         try:
             behind, added = _behind(kept, self._offsets)
-            if not added:
+            if not added and offsets is None:
                 return 0
-            mark = {"tidebook": self._number + 1, "offsets": behind | (offsets or {})}
+            number, behind = self._number + 1, behind | (offsets or {})
+            self._save(kept, number, behind)
+        finally:
+            kept.unpersist()
+        # A transaction whose number was taken adds nothing, and Delta does not say so.
+        found = self._last()
+        if found != (number, behind):
+            raise Conflict(key=self._output, expected=number, found=found[0])
+        self._number, self._offsets = found
+        return added
+
+    def _save(self, events: DataFrame, number: int, offsets: Offsets) -> None:
+        mark = {"tidebook": number, "offsets": offsets}
+        try:
             (
-                kept.write.format("delta")
+                events.write.format("delta")
                 .mode("append")
                 .partitionBy(*PARTITIONED_BY)
                 .option("txnAppId", self.APP)
-                .option("txnVersion", str(self._number + 1))
+                .option("txnVersion", str(number))
                 .option("userMetadata", msgspec.json.encode(mark).decode())
                 .save(self._output)
             )
-        finally:
-            kept.unpersist()
-        self._number, self._offsets = self._last()
-        return added
+        except Exception as error:
+            if "ConcurrentTransaction" in str(error) or "DELTA_CONCURRENT_TRANSACTION" in str(error):
+                raise Conflict(key=self._output, expected=number, found=number) from error
+            raise
 
     def _last(self) -> tuple[int, Offsets]:
         """The newest commit of ours: others may have compacted or cleaned the table since."""

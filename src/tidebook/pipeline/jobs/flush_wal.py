@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidebook.core.errors import InvalidInput
 from tidebook.core.portal import Portal
 from tidebook.pipeline.failures import failure_of
+from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
 from tidebook.wal.flush import Flushed, Life, Range, flush_region
 from tidebook.wal.manifest import VERSION, Commit, FolderManifest, Move, next_commit
@@ -112,7 +113,7 @@ class ParquetSink:
         width = min(tables, self._spark.sparkContext.defaultParallelism * 4)
         by_table = entries.repartition(width, "table").sortWithinPartitions("table", "seq").drop("region")
         try:
-            by_table.write.partitionBy("table").parquet(staging.as_uri())
+            by_table.write.partitionBy("table").parquet(local_uri(staging))
         except Exception as error:
             raise failure_of(error) from error
         return [str(path.relative_to(self._output)) for path in sorted(staging.glob("table=*/*.parquet"))]

@@ -8,14 +8,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from tidebook.core.errors import Fenced, LogLost, NotFound, UnknownVersion
-from tidebook.core.event import event_tags
-from tidebook.core.head import Head
-from tidebook.core.key import Key, partition_of
-from tidebook.core.mend import Mend
+from tidebook.core.errors import Corrupt, LogLost, NotFound, UnknownVersion
+from tidebook.core.key import Key
 from tidebook.core.portal import Portal
+from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.record import read_record
-from tidebook.core.replication import EventRow, TagRow, tag_row
 from tidebook.core.topic import TopicFacts
 from tidebook.journal.settings import JournalSettings
 from tidebook.pipeline.jobs.replicate import Replication
@@ -24,13 +21,10 @@ from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.worker import Worker
 from tidebook.store.port import Split, StoreWriter
 from tidebook.store.revision import next_rev
-from tidebook.tags.rebuild import remove_stale
+from tidebook.tags.rebuild import remove_stale, write_journal
 from tidebook.tags.settings import TagSettings
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import options_as, settings_to_json
-
-PAGE = 1_000
-TRIES_MAX = 20
 
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
@@ -39,13 +33,15 @@ Task = Callable[[Batches], Iterator[pa.RecordBatch]]
 def rebuild(
     spark: SparkSession, book: Book, portal: Portal, topic: str, *, tell: Tell = lambda difference: None
 ) -> Verified:
-    """Make the store of a topic what its whole log says. A log that no longer reaches back to its start refuses."""
+    """Make the store of a topic what its whole log says. Refused where the log is not whole, or was adopted."""
     ends = portal.run(_whole_log(book, topic))
     facts = portal.run(book.store.facts(topic))
     if facts is None:
-        epoch = _last_epoch(spark, book, topic, ends)
-        facts = portal.run(_make_facts(book, topic, epoch))
+        _refuse_later(topic, _last_epoch(spark, book, topic, ends))
+        facts = portal.run(_make_facts(book, topic))
     began = portal.run(_replicated(book, topic, facts))
+    if not began:
+        _refuse_later(topic, facts.epoch)
     done = verify(spark, book, portal, [topic], repair=True, tell=tell) if began else Verified()
     Replication(spark, book, portal, topics=[topic]).run(once=True)
     last = verify(spark, book, portal, [topic])
@@ -73,12 +69,20 @@ async def _whole_log(book: Book, topic: str) -> dict[int, int]:
     return ends
 
 
-async def _make_facts(book: Book, topic: str, epoch: int) -> TopicFacts:
+def _refuse_later(topic: str, epoch: int) -> None:
+    """What was in the store before an adopt is not in the log, and what the log has of it would count as later."""
+    if epoch > FIRST_EPOCH:
+        raise Corrupt(
+            f"topic {topic}: its log was adopted (epoch {epoch}), and what the store had of older epochs is not in it: "
+            "restore the store from a copy, and replicate from there"
+        )
+
+
+async def _make_facts(book: Book, topic: str) -> TopicFacts:
     state = await book.log.topic(topic)
     assert state is not None
     settings: JournalSettings = options_as(book.settings.section("journal"), "journal", JournalSettings)
-    facts = msgspec.structs.replace(settings.facts(state.topic_id, state.partitions), epoch=epoch)
-    return await book.store.set_facts(topic, facts, expected=None)
+    return await book.store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
 
 
 async def _replicated(book: Book, topic: str, facts: TopicFacts) -> bool:
@@ -186,37 +190,5 @@ async def _write_tags(worker: Worker, topic: str, facts: TopicFacts, split: Spli
     async for page in store.heads_in(topic, split):
         for id, head in page:
             if head.live and head.tag_counts:
-                written += await _write_journal(store, Key(topic, id), facts, rev)
+                written += await write_journal(store, Key(topic, id), facts, rev=rev)
     return written
-
-
-async def _write_journal(store: StoreWriter, key: Key, facts: TopicFacts, rev: int) -> int:
-    partition = partition_of(key.id, facts.partitions)
-    for _ in range(TRIES_MAX):
-        pointer = await store.pointer(key.topic, partition)
-        head = await store.head(key)
-        if head is None or not head.live or pointer is None:
-            return 0
-        rows = await _tag_rows(store, key, head, partition)
-        try:
-            await store.mend(Mend(key=key, partition=partition, pointer=pointer, rev=rev, head=head, tags=tuple(rows)))
-        except Fenced:
-            continue
-        return len(rows)
-    raise Fenced(f"{key}: it moves faster than its tags can be written: stop the replication meanwhile")
-
-
-async def _tag_rows(store: StoreWriter, key: Key, head: Head, partition: int) -> list[TagRow]:
-    """The tag rows of the events that are there. Deletes take the first ones, so numbers are counted from the last."""
-    events: list[EventRow] = []
-    after = head.delete_to
-    while page := await store.events(key, head, after=after, to=head.seq_nr, limit=PAGE):
-        events += page
-        after = page[-1].seq_nr
-    counts = dict(head.tag_counts)
-    rows: list[TagRow] = []
-    for row in reversed(events):
-        for tag in event_tags(row.kept):
-            rows.append(tag_row(tag, key, partition, head.incarnation, counts[tag], row))
-            counts[tag] -= 1
-    return rows[::-1]

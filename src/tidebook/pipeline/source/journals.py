@@ -17,6 +17,7 @@ from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Pointer, TagPlace
 from tidebook.core.topic import TopicFacts
+from tidebook.pipeline.source.epochs import EPOCH, positions
 from tidebook.pipeline.source.events import EventPage
 from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.source.wanted import MOST, Wanted, narrow, wanted_of
@@ -91,9 +92,11 @@ class JournalsReader(DataSourceReader):
 
     def _plan(self, topic: str, facts: TopicFacts, pointers: Mapping[int, Pointer]) -> Plan:
         starts, stops = self._starts.get(topic, {}), self._stops.get(topic, {})
-        since = {int(number): Position(facts.epoch, offset) for number, offset in starts.items()}
+        since = positions(starts, facts.epoch)
+        if EPOCH not in starts:  # from the very beginning: what older epochs have left in the store as well
+            since = {number: at for number, at in since.items() if at.offset > 0}
         until = {number: pointer.position.next for number, pointer in pointers.items()}
-        until |= {int(number): Position(facts.epoch, offset) for number, offset in stops.items()}
+        until |= positions(stops, facts.epoch)
         return Plan(topic, facts, since, until)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -100,13 +100,14 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """One time of holding a topic's lock. `previous_owner` is who held it before."""
+    """One time of holding a topic's lock. `previous_owner` is who held it before; `notice` is the topic's."""
 
     topic: str
     uuid: bytes
     owner: str
     previous_owner: str | None
     dirty: Session | None
+    notice: str | None = None
 
 
 class NewSession(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class TopicStatus(msgspec.Struct, frozen=True):
     #: Counted up to a bound: see `waiting_is_bound`.
     waiting: int
     waiting_is_bound: bool
-    #: How long the first row by id has waited; None where none waits.
+    #: How long the oldest row has waited, those that are held or tried again included; None where none waits.
     oldest_age_ms: int | None
     locked_by: str | None
     locked_age_ms: int | None

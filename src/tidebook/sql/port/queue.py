@@ -17,6 +17,8 @@ SLOW_PRIORITY: Final = 200
 PRIORITY_MAX: Final = 255
 #: Entries in one call of the port.
 ENTRIES_MAX: Final = 1_000
+#: Data in one put, in bytes; one entry may always be put by itself.
+PUT_BYTES_MAX: Final = 16_000_000
 #: A hundred years.
 LEASE_MS_MAX: Final = 3_153_600_000_000
 #: Process dates that `due` tells of a queue.
@@ -275,6 +277,7 @@ class QueueStore(Protocol):
     ) -> list[Claimed]:
         """Hand out due entries in order of priority, process date and age. Slow ones never come with others.
 
+        Fewer than there are may come, one at least: what a claim brings is bounded in bytes, too.
         `together` says that they will be finished in one call, most likely; it changes nothing but what that costs.
         """
         ...
@@ -328,7 +331,11 @@ class QueueStore(Protocol):
         ...
 
     async def retry(self, queue: QueueRef, flag: int) -> bool:
-        """Put a dead letter back as a new entry; False where the queue has none of this number."""
+        """Put a dead letter back as a new entry; False where the queue has none of this number.
+
+        A newer entry of its key keeps its data: one that waits takes the letter in, beside one that is being processed
+        the letter waits with that one's data.
+        """
         ...
 
     async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:

@@ -68,7 +68,7 @@ class PostgresOutboxStore(OperatedOutboxStore):
 
     def _take(self, parameters: Sequence[Any], topic: str, hold: bytes) -> Row | None:
         rows = self._rows(sql.LOCK, parameters)
-        return rows[0][:6] if rows else None
+        return rows[0][:7] if rows else None
 
     def heartbeat(self, hold: Hold) -> None:
         if not self._rows(sql.HEARTBEAT, (hold.topic, self._uuid(hold.uuid))):
@@ -94,7 +94,7 @@ class PostgresOutboxStore(OperatedOutboxStore):
                 held = guard.fetchone()
                 if held is None:
                     raise fenced(hold)
-                rewinds, xmin, aside = held
+                rewinds, xmin, xid, aside = held
                 heads: set[bytes] = self._heads(hold.topic) if aside else set()
                 if aside or floor.rewinds != rewinds:
                     floor = self._floors.of(hold.topic, self._rewinds(hold) if aside else rewinds)
@@ -106,15 +106,15 @@ class PostgresOutboxStore(OperatedOutboxStore):
                 opened = self._opened(hold, session, chosen, len(done.ids))
             ids = [row.id for row in rows]
             more = more_waits(rows, chosen, limit)
-            opened_ms, xmax = opened.fetchall()[0]
-        floor.saw(ids, full=more, xmin=xmin, xmax=xmax)
+            opened_ms = opened.fetchall()[0][0] if opened is not None else 0
+        floor.saw(ids, full=more, xmin=xmin, xid=xid)
         return Batch(session.uuid, chosen.send, opened_ms, more, len(chosen.aside))
 
     def _opened(self, hold: Hold, session: NewSession, chosen: Chosen, done: int) -> Any:
-        """A cursor whose row tells when the session was opened, and the transactions that had begun by then."""
+        """A cursor whose row tells when the session was opened; None where there is nothing to send."""
         if not chosen.send:
             self._connection.execute(sql.STATEMENTS.close_session, (done, done, hold.topic, self._uuid(hold.uuid)))
-            return self._connection.execute(sql.NOT_OPENED)
+            return None
         ids = pack_ids([row.id for row in chosen.send])
         opened = (self._uuid(session.uuid), ids, session.fence, session.topic_uuid, done, done, hold.topic)
         return self._connection.execute(sql.OPEN, opened)
@@ -175,12 +175,11 @@ class PostgresOutboxDatabase:
         self._floors = Floors()
 
     def connect(self) -> PostgresOutboxStore:
-        self._floors.forget()  # the database may have been restored meanwhile
+        connection = self._open("tidebook-outbox")
+        with _translated():
+            self._floors.are_of(connection.execute(sql.LIFE).fetchone())
         return PostgresOutboxStore(
-            self._open("tidebook-outbox"),
-            self._floors,
-            lock_limit_ms=self._lock_limit_ms,
-            hold_parked=self._hold_parked,
+            connection, self._floors, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked
         )
 
     def listen(self) -> PostgresListener:

@@ -18,26 +18,41 @@ class Floor:
     """One topic's floor, raised as batches go by.
 
     Every transaction has its number (xid) before it draws an id: so a row at or below an id that a select saw, and
-    which that select did not see, belongs to a transaction below the `xmax` read after it. Once all of those have
-    ended (`xmin` of a later select, read before it), that later select has seen every such row.
+    which that select did not see, belongs to a transaction below any number that is drawn after the select. The relay
+    draws one itself when it begins the next batch. (A snapshot's xmax would not do: it is one above the last
+    transaction that has ended, and others above it may be running.) Once all of those have ended (`xmin` of a later
+    select, read before it), that later select has seen every such row.
     """
 
     def __init__(self, rewinds: int) -> None:
         self.at = 0
         self.rewinds = rewinds
+        #: Ids, each with a transaction number that was drawn after the select that saw it.
         self._seen: deque[tuple[int, int]] = deque(maxlen=SEEN_MAX)
+        #: What the last select saw: the next batch's number is not drawn yet.
+        self._newest: int | None = None
+        self._xid = 0
         self._lock = threading.Lock()
 
-    def saw(self, ids: Sequence[int], *, full: bool, xmin: int, xmax: int) -> None:
-        """A select from the floor on returned these ids: all there are, unless it is `full`."""
+    def saw(self, ids: Sequence[int], *, full: bool, xmin: int, xid: int) -> None:
+        """A select from the floor on returned these ids: all there are, unless it is `full`.
+
+        `xid` is the number of the transaction that selected, drawn before the select and after the one before it.
+        """
         with self._lock:
+            if xid <= self._xid:  # told late: a batch that was selected behind this one was told before it
+                return
+            self._xid = xid
+            if self._newest is not None:
+                self._seen.append((self._newest, xid))
+                self._newest = None
             covered: int | None = None
             while self._seen and self._seen[0][1] <= xmin and (not full or ids[-1] >= self._seen[0][0]):
                 covered = self._seen.popleft()[0]
             if covered is not None:
                 self.at = max(self.at, min(covered, ids[0] - 1) if ids else covered)
             if ids and (not self._seen or self._seen[-1][0] < ids[-1]):
-                self._seen.append((ids[-1], xmax))
+                self._newest = ids[-1]
 
 
 class Floors:
@@ -45,6 +60,7 @@ class Floors:
 
     def __init__(self) -> None:
         self._floors: dict[str, Floor] = {}
+        self._life: object = None
 
     def of(self, topic: str, rewinds: int | None = None) -> Floor:
         """A topic's floor as it is known; with `rewinds`, begun anew where rows came back from the side since."""
@@ -62,6 +78,8 @@ class Floors:
             [floor.rewinds for _, floor in known],
         )
 
-    def forget(self) -> None:
-        """Begin anew everywhere."""
-        self._floors = {}
+    def are_of(self, life: object) -> None:
+        """Begin anew everywhere where this life of the table is another one: it may have been restored."""
+        if life != self._life:
+            self._life = life
+            self._floors = {}

@@ -13,6 +13,8 @@ _ASLEEP = (
     "INSERT INTO kafka_wake (relay, asleep_until) VALUES (%s, clock_timestamp() + %s * interval '1 second') "
     "ON CONFLICT (relay) DO UPDATE SET asleep_until = excluded.asleep_until"
 )
+#: Relays that were killed leave their rows behind.
+_CLEAN = "DELETE FROM kafka_wake WHERE asleep_until < clock_timestamp() - interval '1 minute'"
 
 
 class PostgresListener:
@@ -21,6 +23,7 @@ class PostgresListener:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         connection.execute("SET synchronous_commit TO off")
+        connection.execute(_CLEAN)
         connection.execute("LISTEN tidebook_outbox")
         self._schema = str(connection.execute("SELECT current_schema()").fetchone()[0])  # type: ignore[index]
 

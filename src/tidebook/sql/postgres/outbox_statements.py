@@ -12,7 +12,7 @@ _NOT_DURABLE = "set_config('synchronous_commit', 'off', true)"
 
 LOCK = (
     f"{STATEMENTS.lock} RETURNING previous_owner, session_id, session_ids, {POSTGRES.age.format('session_at')}, "
-    f"session_fence, topic_uuid, {_NOT_DURABLE}"
+    f"session_fence, topic_uuid, notice, {_NOT_DURABLE}"
 )
 HEARTBEAT = f"{STATEMENTS.heartbeat} RETURNING {_NOT_DURABLE}"
 
@@ -34,7 +34,7 @@ _GUARD = f"""\
 WITH held AS (
     SELECT rewinds FROM kafka_topic_info WHERE topic = %(topic)s AND locked_by = %(hold)s FOR UPDATE
 ), {_DONE}
-SELECT rewinds, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+SELECT rewinds, pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint,
 EXISTS (SELECT 1 FROM kafka_parked WHERE topic = %(topic)s) FROM held"""
 
 _COUNTED = STATEMENTS.counted.replace("%s", "%(done)s")
@@ -47,11 +47,7 @@ WITH held AS (
 ), {_DONE}
 SELECT {_NOT_DURABLE} FROM held"""
 
-OPEN = (
-    f"{STATEMENTS.open_session} RETURNING {POSTGRES.epoch.format('session_at')}, "
-    "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-)
-NOT_OPENED = "SELECT 0, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+OPEN = f"{STATEMENTS.open_session} RETURNING {POSTGRES.epoch.format('session_at')}"
 
 # Two probes of the index a topic, however many rows wait: is there a row behind its floor, and is there a topic
 # between it and the next one? DISTINCT would read every row.
@@ -71,6 +67,11 @@ SELECT fresh.topic FROM known k CROSS JOIN LATERAL (
 UNION
 SELECT i.topic FROM kafka_topic_info i WHERE {STATEMENTS.lockable}
 AND EXISTS (SELECT 1 FROM kafka_parked p WHERE p.topic = i.topic AND p.state = 1 AND p.retry_at <= clock_timestamp())"""
+
+#: Differs where the server was started anew, or the table was made or filled anew: its rows may be others then.
+LIFE = """\
+SELECT pg_postmaster_start_time(), current_database(), current_schema(),
+to_regclass('kafka_messages')::oid, pg_relation_filenode(to_regclass('kafka_messages'))"""
 
 TOPICS_IN_USE = """\
 WITH RECURSIVE found(topic) AS (

@@ -69,8 +69,9 @@ class PostgresQueues:
         self._schema = schema_name(schema)
         self._now = now
         self._pid = os.getpid()
-        self._pool = make_pool(url, size_max=connections_max, application="tidebook queue", settings=_PLANS)
-        self._calls = Calls(self._pool)
+        # One more than puts may take: while they wait for locks, leases are extended over it.
+        self._pool = make_pool(url, size_max=connections_max + 1, application="tidebook queue", settings=_PLANS)
+        self._calls = Calls(self._pool, puts_max=connections_max)
         self._tables: dict[str, TableStatements] = {}
         self._claims = Claims(self._calls)
         self._leases = Leases(self._calls)
@@ -131,9 +132,12 @@ class PostgresQueues:
 
     async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
         """Bind a queue to a declaration of its fields. A changed one applies to a new table, which is begun for it."""
-        number, changed = await self._declarations.number(queue, fields)
-        if changed:
-            await self._keeping.begin(queue)
+        number = await self._declarations.known(queue, fields)
+        if number is None:
+            if await self._declarations.any(queue):  # what was put by an older one stays in its table
+                await self._keeping.begin(queue)
+            # Only now: where no table could be begun, the next who declares it tries again.
+            number = await self._declarations.add(queue, fields)
         return msgspec.structs.replace(queue, format=number)
 
     async def queues(self) -> list[QueueRef]:
@@ -146,8 +150,9 @@ class PostgresQueues:
     async def put(self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int) -> Put:
         """Add entries in one transaction; one whose key waits already is merged into the waiting one."""
         parameters = put_parameters(queue, entries, inserted_at)
-        rows = await self._calls.rows(self._of(queue).put, parameters, level=queue.settings.synchronous)
+        rows = await self._calls.put(self._of(queue).put, parameters, level=queue.settings.synchronous)
         now_ms, merged = rows[0]
+        self._keeping.count(queue, merged)
         return Put(len(entries) - merged, merged, now_ms)
 
     async def put_once(
@@ -189,6 +194,7 @@ class PostgresQueues:
             self._of(queue).fail, fail_parameters(queue, failures), level=queue.settings.synchronous
         )
         outcomes: list[Outcome] = rows[0][0]
+        self._keeping.count(queue, len(outcomes))
         return outcomes
 
     async def due(self, queues: Sequence[QueueRef]) -> list[Due]:
@@ -226,6 +232,7 @@ class PostgresQueues:
         """Notice leases that ran out and entries that expired; begin and clear period tables."""
         rows = await self._calls.rows(self._of(queue).sweep, (queue.id, queue.settings.max_timeouts))
         expired, run_out, dead, next_at, now_ms = rows[0]
+        self._keeping.count(queue, expired + run_out)
         period_end = await self._keeping.keep(queue, now_ms)
         return Swept(expired, run_out, dead, min(next_at, period_end), now_ms)
 

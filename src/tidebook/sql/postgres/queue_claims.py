@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.gather import Gather
@@ -13,13 +13,15 @@ from tidebook.sql.postgres.queue_calls import Calls
 from tidebook.sql.queries.queue.arguments import hashes, numbers
 from tidebook.sql.queries.queue.statements import TableStatements
 
-#: Claims of one call, and the calls of a queue that are under way at one time.
-CLAIMS_MAX = 8
+#: Entries that the claims of one call ask for, and calls of a queue that are under way at one time. Claims that all
+#: share one call stay in step: the server rests while they read what came, and they rest while it works.
+SHARED_MAX = 256
 FLIGHTS_MAX = 2
-
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
+_KEY = 3
+_LIMIT = attrgetter("limit")
 
 
 class Kind(NamedTuple):
@@ -50,7 +52,7 @@ class Claims:
         """The entries of one claim, in order."""
         gather = self._gathers.get(claim.kind.queue.id)
         if gather is None:
-            gather = Gather(self._run, group_max=CLAIMS_MAX, flights_max=FLIGHTS_MAX)
+            gather = Gather(self._run, group_max=SHARED_MAX, flights_max=FLIGHTS_MAX, weigh=_LIMIT)
             self._gathers[claim.kind.queue.id] = gather
         return await gather(claim)
 
@@ -85,10 +87,18 @@ class Claims:
             not settings.parallel_keys,
             kind.together,
         )
-        rows = await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous, writes=False)
+        rows = await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous)
         found: list[list[Claimed]] = []
         for claim in claims:
             mine, rows = rows[: claim.limit], rows[claim.limit :]
             mine.sort(key=_ORDER)
-            found.append([Claimed(*row) for row in mine])
+            found.append(_claimed(mine, together=kind.together))
         return found
+
+
+def _claimed(rows: list[tuple[Any, ...]], *, together: bool) -> list[Claimed]:
+    """What one claim got: its entries without a key lie in a bundle, if there are two or more and they may."""
+    count = [row[_KEY] for row in rows].count(None) if together else 0
+    if count < 2:
+        return [Claimed(*row) for row in rows]
+    return [Claimed(*row, count if row[_KEY] is None else 0) for row in rows]  # type: ignore[call-arg]  # 14 in a row

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import psycopg
 
-from tidebook.sql.port.queue import Flag, NewEntry, QueueRef
+from tidebook.core.errors import Unavailable
+from tidebook.sql.port.queue import NEVER_MS, Flag, NewEntry, QueueRef
+from tidebook.sql.postgres.connect import Connection
 from tidebook.sql.postgres.queue_calls import Calls
 from tidebook.sql.queries.queue.arguments import numbers, put_parameters
 from tidebook.sql.queries.queue.statements import FLAG_COLUMNS
+
+#: How often a letter is put back anew because an entry of its key came to wait at the same time.
+RETRIES_MAX = 10
 
 
 class Flags:
@@ -17,6 +23,7 @@ class Flags:
 
     def __init__(self, calls: Calls, schema: str, now: str) -> None:
         self._calls = calls
+        self._schema = schema
         self._dead = f"{schema}.dead"
         self._queue = f"{schema}.queue"
         self._now = now
@@ -34,8 +41,8 @@ class Flags:
         return int(rows[0][0])
 
     async def retry(self, queue: QueueRef, flag: int, put: str) -> bool:
-        """Put a dead letter back: it waits from now on, with its key, priority and data."""
-        async with self._calls.connection() as connection, connection.transaction():
+        """Put a dead letter back: it waits from now on, with the data of a newer entry of its key, if there is one."""
+        async with self._calls.connection(puts=True) as connection, connection.transaction():
             cursor = await connection.execute(
                 f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s"
                 " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
@@ -47,12 +54,50 @@ class Flags:
             if row is None:
                 return False
             keyhash, kind, data, key, priority, inserted_at, expires_at, number, now_ms = row
-            queue = msgspec.structs.replace(queue, format=number)
-            entry = NewEntry(keyhash, kind, data, key, priority)
-            if expires_at > now_ms:  # one that has expired since would never be handed out
-                entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
-            await connection.execute(put, put_parameters(queue, [entry], inserted_at))
-            return True
+            if expires_at <= now_ms:  # it would never be handed out
+                expires_at = NEVER_MS
+            entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
+            for _ in range(RETRIES_MAX):
+                if key is not None and await self._join(connection, queue, entry, inserted_at):
+                    return True
+                if await self._put_back(connection, queue, entry, inserted_at, number, put):
+                    return True
+            raise Unavailable(f"queue {queue.name!r}: {key} is put and taken all the time: try again later")
+
+    async def _join(self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int) -> bool:
+        """Merge a letter into the waiting entry of its key, whose data was put later, and stays."""
+        cursor = await connection.execute(
+            f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, priority = least(priority, %s),"
+            " expires_at = greatest(expires_at, %s)"
+            f" WHERE queue = %s AND status = 'W' AND keyhash = %s::text::uuid AND expires_at > {self._now}",
+            (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
+        )
+        return cursor.rowcount > 0
+
+    async def _put_back(
+        self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int, number: int, put: str
+    ) -> bool:
+        """Put a letter, beside the one that is being processed with that one's data; False: one waits by now."""
+        done = False
+        async with connection.transaction():
+            if letter.key is not None:
+                cursor = await connection.execute(
+                    f"SELECT kind, data, format FROM {self._schema}.{queue.table} WHERE queue = %s AND status = 'P'"
+                    " AND keyhash = %s::text::uuid ORDER BY id DESC LIMIT 1",
+                    (queue.id, letter.keyhash.hex()),
+                    binary=True,
+                )
+                held = await cursor.fetchone()
+                if held is not None:
+                    kind, data, number = held
+                    letter = msgspec.structs.replace(letter, kind=kind, data=data)
+            ref = msgspec.structs.replace(queue, format=number)
+            cursor = await connection.execute(put, put_parameters(ref, [letter], inserted_at))
+            row = await cursor.fetchone()
+            done = row is not None and bool(row[1] == 0)
+            if not done:
+                raise psycopg.Rollback
+        return done
 
     async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
         """Replace the user data, which was checked against the declaration that is in force now."""

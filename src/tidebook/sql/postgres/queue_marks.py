@@ -38,7 +38,7 @@ class Marks:
     ) -> Put | None:
         """Move the marks and put; None where a mark stood elsewhere."""
         done: Put | None = None
-        async with self._calls.connection() as connection, connection.transaction():
+        async with self._calls.connection(puts=True) as connection, connection.transaction():
             await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
             for step in sorted(steps, key=_part):  # in one order, so that two never wait for one another
                 if not await self._move(connection, queue, source, step):

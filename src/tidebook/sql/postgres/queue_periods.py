@@ -78,11 +78,14 @@ class Periods:
             f"UPDATE {self._schema}.period SET finished = finished + %s WHERE table_name = %s", (count, self._table)
         )
 
-    async def turn(self, connection: Connection, seen: PeriodState, now_ms: int) -> bool:
-        """Begin a new period if it is still the one that was seen; False where others keep the tables busy."""
+    async def turn(self, connection: Connection, seen: PeriodState, now_ms: int, *, patient: bool = False) -> bool:
+        """Begin a new period if it is still the one that was seen; False where others keep the tables busy.
+
+        `patient`: wait in line for those who put, and let those who come later wait behind. For a moment only.
+        """
         try:
             async with connection.transaction():
-                if not await self._begin_alone(connection):
+                if not await self._begin_alone(connection, patient=patient):
                     return False
                 state = await self.state(connection, lock=True)
                 if state.began_at != seen.began_at:
@@ -121,11 +124,13 @@ class Periods:
         except (errors.LockNotAvailable, errors.DeadlockDetected, errors.UndefinedTable):
             return False
 
-    async def _begin_alone(self, connection: Connection) -> bool:
+    async def _begin_alone(self, connection: Connection, *, patient: bool) -> bool:
         await connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS_MAX}")
-        cursor = await connection.execute(
-            f"SELECT pg_try_advisory_xact_lock('{self._parent}'::regclass::oid::integer, 1)"
-        )
+        lock = f"('{self._parent}'::regclass::oid::integer, 1)"
+        if patient:
+            await connection.execute(f"SELECT pg_advisory_xact_lock{lock}")
+            return True
+        cursor = await connection.execute(f"SELECT pg_try_advisory_xact_lock{lock}")
         row = await cursor.fetchone()
         return row is not None and bool(row[0])
 

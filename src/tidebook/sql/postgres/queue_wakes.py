@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import psycopg
@@ -15,6 +16,17 @@ from tidebook.sql.queries.queue.arguments import booleans, numbers
 
 #: A sleeper that was not heard of for this long is taken for dead.
 SLEEPER_MS_MAX = 120_000
+
+_PAYLOAD = re.compile(r"([0-9]{1,10})(?: ([0-9]{1,18}))?")
+
+
+def parse_wake(payload: str) -> Wake | None:
+    """What a put said; None for what it cannot have said: any user of the database may notify on any channel."""
+    found = _PAYLOAD.fullmatch(payload)
+    if found is None:
+        return None
+    queue, at = found.groups()
+    return Wake(int(queue), None if at is None else int(at))
 
 
 class Wakes:
@@ -71,8 +83,9 @@ class Wakes:
             await connection.execute(f'LISTEN "{self._schema}"')
             yield Wake(0, None)  # it listens from here on: what was put before must be looked for
             async for notification in connection.notifies():
-                queue, _, at = notification.payload.partition(" ")
-                yield Wake(int(queue), int(at) if at else None)
+                wake = parse_wake(notification.payload)
+                if wake is not None:
+                    yield wake
         except psycopg.Error as error:
             raise from_psycopg(error, writes=False) from error
         finally:

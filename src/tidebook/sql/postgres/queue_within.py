@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable
 from typing import Any
 
 import psycopg
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.sql.port.queue import Put, Synchronous
 from tidebook.sql.postgres.failures import from_psycopg
 
 _LEVELS = ("off", "local", "remote_write", "on", "remote_apply")
-_ACCEPTED = "give a psycopg connection, or a SQLAlchemy session or connection on psycopg, sync or async"
+_ACCEPTED = "give a psycopg connection, or a SQLAlchemy session or connection on psycopg or asyncpg, sync or async"
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 
 
 def put_within(
@@ -51,26 +51,43 @@ async def _within_async(
 async def _within_async_sqlalchemy(
     session: Any, sql: str, parameters: tuple[object, ...], level: Synchronous, count: int
 ) -> Put:
-    def run(inner: Any) -> Put:
-        connection = inner.connection() if callable(getattr(inner, "connection", None)) else inner
-        if level != "local":
-            connection.exec_driver_sql(_raise_level(level).decode())
-        return _put(connection.exec_driver_sql(sql, parameters).fetchone(), count)
-
-    put: Put = await session.run_sync(run)
+    put: Put = await session.run_sync(lambda inner: put_within(inner, sql, parameters, level, count))
     return put
 
 
 class _SqlAlchemy:
-    """A SQLAlchemy connection with the two names that are used here."""
+    """A SQLAlchemy connection with the names that are used here."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self.driver = getattr(connection.connection, "driver_connection", None)
+        dialect = connection.dialect
+        self._numbered = dialect.paramstyle == "numeric_dollar"
+        if dialect.name != "postgresql" or dialect.paramstyle not in {"format", "pyformat", "numeric_dollar"}:
+            raise InvalidInput(f"{dialect.name} on {dialect.driver} is not known to the queue: {_ACCEPTED}")
+
+    def alone(self) -> bool:
+        """Whether it is in autocommit and in no transaction."""
+        driver = self._connection.connection.driver_connection
+        if hasattr(driver, "info"):  # psycopg
+            return _alone(driver)
+        detect = getattr(self._connection.dialect, "detect_autocommit_setting", None)
+        return detect is not None and bool(detect(self._connection.connection.dbapi_connection))
 
     def execute(self, sql: str | bytes, parameters: tuple[object, ...] | None = None) -> Any:
         text = sql.decode() if isinstance(sql, bytes) else sql
-        return self._connection.exec_driver_sql(text, parameters)
+        if self._numbered and parameters:
+            first, *others = text.split("%s")
+            text = first + "".join(f"${place}{other}" for place, other in enumerate(others, 1))
+        try:
+            return self._connection.exec_driver_sql(text, parameters)
+        except Exception as error:
+            driver = getattr(error, "orig", None)  # what SQLAlchemy wraps; its other errors are the caller's own
+            if driver is None:
+                raise
+            if isinstance(driver, psycopg.Error):
+                raise from_psycopg(driver, writes=False) from error
+            told = str(driver).strip().partition("\n")[0] or type(driver).__name__
+            raise Unavailable(f"PostgreSQL: {told}") from error
 
 
 def _connection_of(transaction: Any) -> Any:
@@ -85,11 +102,12 @@ def _connection_of(transaction: Any) -> Any:
 
 
 def _refuse_autocommit(connection: Any) -> None:
-    driver = getattr(connection, "driver", connection)
-    if inspect.isawaitable(driver) or not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
-        return
-    if driver.autocommit and driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+    if connection.alone() if isinstance(connection, _SqlAlchemy) else _alone(connection):
         raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and put inside it")
+
+
+def _alone(driver: Any) -> bool:
+    return bool(driver.autocommit) and driver.info.transaction_status == _IDLE
 
 
 def _raise_level(level: Synchronous) -> bytes:

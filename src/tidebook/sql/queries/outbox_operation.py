@@ -32,15 +32,17 @@ class OperatedOutboxStore(SqlOutboxStore):
     def status(self, *, count_max: int) -> list[TopicStatus]:
         """Every topic that waits or was ever relayed."""
         infos = {str(row[0]): row[1:] for row in self._rows(self._sql.infos)}
-        aside: dict[str, dict[int, int]] = {}
-        for topic, state, count in self._rows(self._sql.aside_counts):
-            aside.setdefault(str(topic), {})[int(state)] = int(count)
+        aside: dict[str, dict[int, tuple[int, int]]] = {}
+        for topic, state, count, age_ms in self._rows(self._sql.aside_counts):
+            aside.setdefault(str(topic), {})[int(state)] = int(count), int(age_ms)
         names = sorted({*infos, *self._topics_in_use(), *aside})
         return [self._topic_status(name, infos.get(name), aside.get(name, {}), count_max) for name in names]
 
-    def _topic_status(self, topic: str, info: Any, aside: Mapping[int, int], count_max: int) -> TopicStatus:
+    def _topic_status(self, topic: str, info: Any, aside: Mapping[int, tuple[int, int]], count_max: int) -> TopicStatus:
         waiting = int(self._rows(self._sql.count, (topic, count_max))[0][0])
-        oldest = self._rows(self._sql.oldest, (topic,))
+        ages_ms = [int(row[0]) for row in self._rows(self._sql.oldest, (topic,))]
+        ages_ms += [aside[state][1] for state in (Aside.HELD, Aside.RETRYING) if state in aside]
+        count = {state: each[0] for state, each in aside.items()}
         owner, locked_ms, error, retries, retry_ms, reason, notice, notice_ms, dirty, relayed, minute = info or (
             *(None, None, 0, 0, None, None, None, None, 0, 0, 0),
         )
@@ -48,7 +50,7 @@ class OperatedOutboxStore(SqlOutboxStore):
             topic=topic,
             waiting=waiting,
             waiting_is_bound=waiting >= count_max,
-            oldest_age_ms=_number(oldest[0][0]) if oldest else None,
+            oldest_age_ms=max(ages_ms, default=None),
             locked_by=owner,
             locked_age_ms=_number(locked_ms),
             error=bool(error),
@@ -60,8 +62,8 @@ class OperatedOutboxStore(SqlOutboxStore):
             dirty=bool(dirty),
             relayed=int(relayed),
             per_minute=int(minute),
-            parked=aside.get(Aside.PARKED, 0) + aside.get(Aside.RETRYING, 0),
-            held=aside.get(Aside.HELD, 0),
+            parked=count.get(Aside.PARKED, 0) + count.get(Aside.RETRYING, 0),
+            held=count.get(Aside.HELD, 0),
         )
 
     def parked(self, topic: str | None, *, limit: int) -> list[ParkedMessage]:

@@ -46,8 +46,8 @@ class RelayStatements:
             f"error = 0 WHERE topic = %s AND ({self.lockable} OR locked_by = %s)"
         )
         self.held = (
-            f"SELECT previous_owner, session_id, session_ids, {w.age.format('session_at')}, session_fence, topic_uuid "
-            "FROM kafka_topic_info WHERE topic = %s AND locked_by = %s"
+            f"SELECT previous_owner, session_id, session_ids, {w.age.format('session_at')}, session_fence, topic_uuid, "
+            "notice FROM kafka_topic_info WHERE topic = %s AND locked_by = %s"
         )
         self.offsets = f"SELECT {w.partition}, scan_from FROM kafka_topic_offset WHERE topic = %s"
         self.put_offsets = f"INSERT INTO kafka_topic_offset (topic, {w.partition}, scan_from) VALUES {{0}} " + (
@@ -132,5 +132,7 @@ class RelayStatements:
         )
         self.count = "SELECT count(*) FROM (SELECT 1 FROM kafka_messages WHERE topic = %s LIMIT %s) bounded"
         self.oldest = f"SELECT {w.age.format('created_at')} FROM kafka_messages WHERE topic = %s ORDER BY id LIMIT 1"
-        self.aside_counts = "SELECT topic, state, count(*) FROM kafka_parked GROUP BY topic, state"
+        self.aside_counts = (
+            f"SELECT topic, state, count(*), {w.age.format('MIN(created_at)')} FROM kafka_parked GROUP BY topic, state"
+        )
         self.identity = "SELECT uuid, version FROM kafka_outbox"

@@ -80,13 +80,13 @@ class SqlOutboxStore(ABC):
         taken = self._take(parameters, topic, hold)
         if taken is None:
             return None
-        previous, session_id, session_ids, age_ms, fence, topic_uuid = taken
+        previous, session_id, session_ids, age_ms, fence, topic_uuid, notice = taken
         dirty = None
         if session_id is not None:
             offsets = {int(p): int(o) for p, o in self._rows(self._sql.offsets, (topic,))}
             ids = unpack_ids(bytes(session_ids))
             dirty = Session(as_bytes(session_id), ids, int(age_ms), fence, topic_uuid, offsets)
-        return Hold(topic, hold, owner, previous, dirty)
+        return Hold(topic, hold, owner, previous, dirty, notice)
 
     def _take(self, parameters: Sequence[Any], topic: str, hold: bytes) -> Row | None:
         """Run the guarded UPDATE; the row as it is then, if it was ours to take."""

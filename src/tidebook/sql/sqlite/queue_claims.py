@@ -19,8 +19,14 @@ from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, Held, QueueRef
 from tidebook.sql.sqlite.queue_puts import channel_of
 from tidebook.sql.sqlite.queue_runouts import run_out
 
-_ROWS = """SELECT json_group_array(json_array(id, hex(keyhash), key, priority, timeouts, format, inserted_at,
-    process_at, expires_at, kind, hex(data)))"""
+#: A claim stops at so many bytes of data. What is longer than INLINE_BYTES_MAX is fetched by itself, and at most
+#: PICK_MAX entries are picked at once: so their text stays small beside what a claim may hold.
+CLAIM_BYTES_MAX = 64_000_000
+INLINE_BYTES_MAX = 32_000
+PICK_MAX = 1_000
+
+_ROWS = f"""SELECT json_group_array(json_array(id, hex(keyhash), key, priority, timeouts, format, inserted_at,
+    process_at, expires_at, kind, CASE WHEN length(data) <= {INLINE_BYTES_MAX} THEN hex(data) ELSE length(data) END))"""
 _NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
     ORDER BY priority LIMIT 1"""
 _PICK = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_order
@@ -36,6 +42,7 @@ _NEXT_RUN_OUT = """SELECT min(priority) FROM entry INDEXED BY entry_lease
 _PICK_RUN_OUT = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_lease
     WHERE e.queue = ? AND e.status = 'P' AND e.lease_until = 0 AND e.priority = ? AND e.expires_at > ?
     ORDER BY e.process_at, e.id LIMIT ?)"""
+_DATA = "SELECT data FROM entry WHERE id = ?"
 _TAKE = """UPDATE entry SET status = 'P', token = ?, started_at = ?, lease_until = ?, serial = ?
     WHERE id IN (SELECT value FROM json_each(?))"""
 # Ids that are held under one token; and whether an entry waits for one of their keys.
@@ -49,7 +56,7 @@ _DELETE_KEYLESS = """DELETE FROM entry WHERE id IN (SELECT value FROM json_each(
 _EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
 
 _encode = msgspec.json.Encoder().encode
-_Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str]
+_Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str | int]
 _decode_rows = msgspec.json.Decoder(list[_Row]).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
 
@@ -88,9 +95,9 @@ class Claims:
         if any_run_out:
             run_out(connection, ref, now_ms)
         found: list[Claimed] = []
-        lowest = 0
-        while len(found) < claim.limit:
-            left = claim.limit - len(found)
+        lowest, room_bytes = 0, CLAIM_BYTES_MAX
+        while len(found) < claim.limit and room_bytes > 0:
+            left = min(claim.limit - len(found), PICK_MAX)
             priority, here = _next(connection, ref.id, lowest, run_out=any_run_out)
             if priority is None or (priority >= SLOW_PRIORITY and found and found[0].priority < SLOW_PRIORITY):
                 break
@@ -98,8 +105,9 @@ class Claims:
             if here:
                 rows += _rows(connection, _PICK_RUN_OUT, (ref.id, priority, now_ms, left))
                 rows.sort(key=_by_date)
-            found += self._take(connection, claim, now_ms, rows[:left])
-            lowest = priority + 1
+            rows, room_bytes = _fitting(rows[:left], room_bytes)
+            found += self._take(connection, claim, now_ms, rows)
+            lowest = priority if len(rows) == PICK_MAX else priority + 1
         found.sort(key=attrgetter("priority", "process_at", "id"))
         return found
 
@@ -112,7 +120,8 @@ class Claims:
         connection.execute(_TAKE, (claim.token, now_ms, until, serial, ids))
         return [
             Claimed(id, id, bytes.fromhex(hash_), key, priority, timeouts, format, inserted_at, process_at, expires_at,
-                now_ms, until, kind, bytes.fromhex(data))
+                now_ms, until, kind,
+                bytes.fromhex(data) if type(data) is str else connection.execute(_DATA, (id,)).get)
             for id, hash_, key, priority, timeouts, format, inserted_at, process_at, expires_at, kind, data in rows
         ]  # fmt: skip
 
@@ -165,6 +174,16 @@ def _finish_keyless(connection: apsw.Connection, asked: Sequence[Held]) -> bool:
 def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -> list[_Row]:
     text: str = connection.execute(pick, parameters).get
     return _decode_rows(text)
+
+
+def _fitting(rows: list[_Row], room_bytes: int) -> tuple[list[_Row], int]:
+    """The first rows, until their data has filled the room, and the room that is left."""
+    for place, row in enumerate(rows):
+        data = row[10]
+        room_bytes -= data if type(data) is int else len(data) // 2  # type: ignore[arg-type]
+        if room_bytes <= 0:
+            return rows[: place + 1], 0
+    return rows, room_bytes
 
 
 def _by_date(row: _Row) -> tuple[int, int]:

@@ -16,6 +16,12 @@ from tidebook.sql.sqlite.queue_puts import NewEntries, channel_of, insert
 _FIND = "SELECT id, name, settings FROM queue WHERE name = ?"
 _DEAD = """DELETE FROM dead WHERE id = ? AND queue = ? RETURNING keyhash, kind, data, key, priority, inserted_at,
     expires_at, format"""
+# The one that waits keeps its data, which was put later than the letter's.
+_JOIN = """UPDATE entry INDEXED BY entry_waiting SET timeouts = 0, inserted_at = ?, priority = min(priority, ?),
+    expires_at = max(expires_at, ?)
+    WHERE queue = ? AND status = 'W' AND key IS NOT NULL AND keyhash = ? AND expires_at > ?"""
+_NEWEST_HELD = """SELECT kind, data, format FROM entry INDEXED BY entry_held
+    WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND keyhash = ? ORDER BY id DESC LIMIT 1"""
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(QueueSettings).decode
@@ -79,7 +85,7 @@ class Letters:
         return numbers
 
     def retry(self, session: Session, flags: Sequence[tuple[QueueRef, int]]) -> list[bool]:
-        """Put dead letters back; they wait from now on."""
+        """Put dead letters back; they wait from now on, with the data of a newer entry of their key if one is there."""
         return [self._retry(session, queue, flag) for queue, flag in flags]
 
     def _retry(self, session: Session, queue: QueueRef, flag: int) -> bool:
@@ -90,10 +96,17 @@ class Letters:
         now_ms = self._clock.now_ms()
         if expires_at <= now_ms:  # it would never be handed out
             expires_at = NEVER_MS
+        session.channels.add(channel_of(queue.id))
+        execute = session.connection.execute
+        if key is not None:
+            execute(_JOIN, (inserted_at, priority, expires_at, queue.id, keyhash, now_ms))
+            if session.connection.changes():
+                return True
+            held: Any = execute(_NEWEST_HELD, (queue.id, keyhash)).fetchone()
+            kind, data, format = held or (kind, data, format)
         entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
         ref = msgspec.structs.replace(queue, format=format)
         insert(session.connection, NewEntries(ref, [entry], inserted_at), now_ms)
-        session.channels.add(channel_of(queue.id))
         return True
 
     def edit(self, session: Session, edits: Sequence[Edit]) -> list[bool]:

@@ -11,14 +11,15 @@ from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, Tidebook
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.consistency import reads_see_writes, replicas_of
 from tidebook.store.cassandra.schema import BOOTSTRAP, MIGRATIONS, Migration
-from tidebook.store.cassandra.session import Session
+from tidebook.store.cassandra.session import SCHEMA_TIMEOUT_S, Session
 from tidebook.store.cassandra.settings import CassandraSettings
 
 SCHEMA: Final = "schema"
 VERSION: Final = "version"
-#: A holder that died is waited for this long; one that lives renews its lock before each migration.
-LOCK_S: Final = 60
-LOCK_WAIT_S_MAX: Final = 180
+#: A holder that died is waited for this long; one that lives renews its lock before each statement, and none of those
+#: may take as long.
+LOCK_S: Final = SCHEMA_TIMEOUT_S + 30
+LOCK_WAIT_S_MAX: Final = 3 * LOCK_S
 LOCK_POLL_S: Final = 0.2
 REPLICAS_DEFAULT: Final = 3
 VISIBLE_S_MAX: Final = 10
@@ -74,8 +75,7 @@ async def migrate(session: Session, keyspace: str, migrations: Sequence[Migratio
     async with _Lock(session) as lock:
         # Another may have done it while we waited.
         for number in range(await _version(session, migrations), len(migrations)):
-            await lock.renew()
-            await _run(session, number + 1, migrations[number])
+            await _run(session, lock, number + 1, migrations[number])
 
 
 async def _when_visible(act: Callable[[], Awaitable[T]]) -> T:
@@ -100,8 +100,9 @@ async def _version(session: Session, migrations: Sequence[Migration]) -> int:
     return version
 
 
-async def _run(session: Session, number: int, migration: Migration) -> None:
+async def _run(session: Session, lock: _Lock, number: int, migration: Migration) -> None:
     for ddl in migration.statements:
+        await lock.renew()
         try:
             await session.define(ddl)
         except TidebookError as error:
@@ -110,6 +111,7 @@ async def _run(session: Session, number: int, migration: Migration) -> None:
                 f"{number - 1}: mend the cause and open the store again"
             )
             raise
+    await lock.renew()
     if number == 1:
         told = await session.compare_and_set(cql.NEW_SETTING, [SCHEMA, VERSION, "1"])
     else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import Any, Final, NamedTuple, assert_never
 
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
-from tidebook.core.position import tombstone_stamp, write_stamp
+from tidebook.core.position import Position, tombstone_stamp, write_stamp
 from tidebook.core.replication import (
     ClearEvents,
     ClearJournal,
@@ -28,6 +28,9 @@ BATCH_BYTES_MAX: Final = 40_000
 BATCH_ROWS_MAX: Final = 100
 #: A longer record is kept in part: Cassandra refuses a mutation over half a commit log segment, 16 MiB by default.
 PARKED_BYTES_MAX: Final = 4_000_000
+#: Stands behind the reason of a record that was cut.
+_CUT_NOTE: Final = " (kept: the first {:,} of {:,} bytes)"
+_CUT_SIZE: Final = re.compile(r" \(kept: the first [\d,]+ of ([\d,]+) bytes\)$")
 #: What a row's key and bookkeeping are taken for.
 _ROW_BYTES: Final = 100
 #: Beside the head itself: the columns that repeat parts of it.
@@ -42,7 +45,7 @@ class Statement(NamedTuple):
     values: list[Any]
 
 
-#: Statements of one partition of one table, carried out together.
+#: Statements that are carried out together: of one partition of one table, until they are gathered.
 Batch = list[Statement]
 
 
@@ -80,15 +83,30 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
 
 def event_batches(write: PutEvents, *, stamp: int | None = None) -> Iterator[Batch]:
     """The rows of one journal, by segment, in batches that are bounded by bytes and rows."""
+    # One pass without a call that could be spared: each event of the log comes through here.
     topic, id = write.key
-    size = write.head.segment_size
-    for segment, rows in groupby(write.rows, lambda row: event_segment(row.seq_nr, size)):
-        statements = []
-        for row in rows:
-            cell = encode_row(row)
-            values = [id, topic, segment, row.seq_nr, cell, stamp or write_stamp(row.position)]
-            statements.append((len(cell) + len(id) + _ROW_BYTES, Statement(cql.PUT_EVENT, values)))
-        yield from bounded(statements)
+    segment_size = write.head.segment_size
+    row_bytes = len(id) + _ROW_BYTES
+    batch: Batch = []
+    room = segment = segment_first = segment_last = 0
+    position: Position | None = None
+    row_stamp = stamp
+    for row in write.rows:
+        seq_nr = row.seq_nr
+        if stamp is None and row.position is not position:  # the events of a record share one
+            position = row.position
+            row_stamp = write_stamp(position)
+        cell = encode_row(row)
+        room -= len(cell) + row_bytes
+        if room < 0 or len(batch) == BATCH_ROWS_MAX or not segment_first <= seq_nr <= segment_last:
+            if batch:
+                yield batch
+            batch, room = [], BATCH_BYTES_MAX - len(cell) - row_bytes
+            segment = event_segment(seq_nr, segment_size)
+            segment_first, segment_last = segment * segment_size + 1, (segment + 1) * segment_size
+        batch.append(Statement(cql.PUT_EVENT, [id, topic, segment, seq_nr, cell, row_stamp]))
+    if batch:
+        yield batch
 
 
 def head_batches(writes: Iterable[PutHead], segments: int, *, stamp: int | None = None) -> Iterator[Batch]:
@@ -146,7 +164,7 @@ def _pointer(writes: SliceWrites) -> Statement:
 def _parked(parked: Parked) -> Statement:
     reason, value = parked.reason, parked.value
     if len(value) > PARKED_BYTES_MAX:
-        reason = f"{reason} (kept: the first {PARKED_BYTES_MAX:,} of {len(value):,} bytes)"
+        reason = f"{reason}{_CUT_NOTE.format(PARKED_BYTES_MAX, len(value))}"
         value = value[:PARKED_BYTES_MAX]
     epoch, offset = parked.position
     values = [
@@ -154,6 +172,12 @@ def _parked(parked: Parked) -> Statement:
         write_stamp(parked.position),
     ]  # fmt: skip
     return Statement(cql.PUT_PARKED, values)
+
+
+def whole_bytes(reason: str) -> int | None:
+    """The size of a parked record that was cut, as the reason beside it tells."""
+    found = _CUT_SIZE.search(reason)
+    return None if found is None else int(found[1].replace(",", ""))
 
 
 def unpark(parked: Parked) -> Statement:

@@ -12,7 +12,7 @@ from acsylla import errors
 
 from tidebook.core.errors import Unavailable
 from tidebook.core.metrics import Metrics
-from tidebook.store.cassandra.failures import PASSING, translate, translated
+from tidebook.store.cassandra.failures import NOT_SENT, PASSING, translate, translated
 from tidebook.store.cassandra.mutations import Batch, Statement
 from tidebook.store.cassandra.settings import CassandraSettings
 
@@ -25,8 +25,8 @@ IDLE_S: Final = 15
 SCHEMA_TIMEOUT_S: Final = 60
 #: Reads and changes of one setting that meet hold each other up, and then time out long before a node is down.
 SERIAL_ATTEMPTS: Final = 5
-#: Single rows in flight for each batch that may be: 64 batches, or 256 rows, keep one node busy and not overloaded.
-SINGLES_PER_BATCH: Final = 4
+#: Single rows in flight for each batch that may be: 128 batches, or 256 rows, keep one node busy and not overloaded.
+SINGLES_PER_BATCH: Final = 2
 
 _VERIFY: Final = {
     "certificate": acsylla.SSLVerifyFlags.PEER_CERT,
@@ -107,22 +107,25 @@ class Session:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.write_deadline_s
         pause_s = RETRY_FIRST_S
+        told: errors.CassException | None = None
         async with self._singles if len(batch) == 1 else self._batches:
             while True:
                 try:
                     return await self._attempt(batch)
                 except PASSING as error:
+                    # An earlier attempt may have had an effect, though the last one was not even sent.
+                    told = error if told is None or not isinstance(error, NOT_SENT) else told
                     if loop.time() + pause_s > give_up:
-                        raise translate(error, "a write", wrote=True) from error
+                        raise translate(told, "a write", wrote="repeatedly") from told
                     self._metrics.count("cassandra_write_retries", reason=type(error).__name__)
                 except errors.CassException as error:
-                    raise translate(error, "a write", wrote=True) from error
+                    raise translate(error, "a write", wrote="repeatedly") from error
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
 
     async def write_once(self, statement: Statement) -> None:
         """Carry out one statement, with one attempt: its caller hears of a failure at once."""
-        with translated("a write", wrote=True):
+        with translated("a write", wrote="repeatedly"):
             async with self._singles:
                 await self._attempt([statement])
 
@@ -133,9 +136,9 @@ class Session:
         together = acsylla.create_batch_unlogged(timeout=self._settings.write_timeout_s)
         together.set_consistency(self._writing)
         together.set_is_idempotent(True)
-        for statement in batch:
-            prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
-            together.add_statement(prepared.bind(statement.values))
+        for cql, values in batch:
+            prepared = self._prepared.get(cql) or await self._prepare(cql)
+            together.add_statement(prepared.bind(values))
         await self._session.execute_batch(together)
 
     async def _bound(self, statement: Statement) -> Any:
@@ -146,20 +149,22 @@ class Session:
 
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
         """A conditional statement's answer: `[applied]`, and where it is False what was found. Never sent twice."""
-        with translated("a compare-and-set", wrote=True):
+        with translated("a compare-and-set", wrote="once"):
             prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
                 values, consistency=self._writing, serial_consistency=self._serial,
                 timeout=self._settings.write_timeout_s,
             )  # fmt: skip
             statement.set_is_idempotent(False)
+            # By default what a node answers as unavailable goes to the next one, and would find its own value there.
+            statement.set_retry_policy("fallthrough")
             result = await self._session.execute(statement)
         told: dict[str, Any] = result.first().as_dict()
         return told
 
     async def define(self, ddl: str) -> None:
         """Carry out DDL, and return when the nodes agree on it."""
-        with translated("a change of the schema", wrote=True):
+        with translated("a change of the schema", wrote="once"):
             await self._session.query(ddl, timeout=SCHEMA_TIMEOUT_S)
 
     async def query(self, cql: str) -> list[tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.core.secret import QUOTE, Secret, read_secret
 from tidebook.store.cassandra.consistency import READ_LEVELS, SERIAL_LEVELS, WRITE_LEVELS
 
 PORT = 9042
@@ -31,7 +32,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     port: int = PORT
     keyspace: str
     user: str | None = None
-    password: str | None = None
+    password: Secret | None = None
     #: Read once, when the store is opened.
     password_file: str | None = None
     tls: bool = False
@@ -54,7 +55,9 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     write_timeout_s: float = 5.0
     #: How long an unacknowledged write of a slice is sent again before the slice is given up.
     write_deadline_s: float = 30.0
-    in_flight_max: int = 64
+    in_flight_max: int = 128
+    #: How many partitions of a table one small request may touch; 1 sends every request to replicas of its own.
+    partitions_together_max: int = 10
     #: Tag rows of one tag and bucket that are written in one batch; beside it a bound of bytes holds.
     max_message_batch_size: int = 100
 
@@ -68,7 +71,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if given.get("password") is None and given.get("password_file") is None and PASSWORD_VARIABLE in environment:
             given["password"] = environment[PASSWORD_VARIABLE]
         try:
-            return msgspec.convert(given, cls)
+            return msgspec.convert(given, cls, dec_hook=read_secret)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"[store] for Cassandra: {error}") from error
 
@@ -76,9 +79,8 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if not self.hosts or not all(self.hosts):
             raise InvalidInput("a Cassandra URL names at least one host: cassandra://host:9042/keyspace")
         if not _KEYSPACE.fullmatch(self.keyspace):
-            raise InvalidInput(
-                f"keyspace {self.keyspace[:60]!r} must be 1 to 48 of a-z, 0-9 and _, beginning with a letter"
-            )
+            # It is not shown: what stands there may be a part of a password.
+            raise InvalidInput(f"a keyspace is 1 to 48 of a-z, 0-9 and _, beginning with a letter{QUOTE}")
         for name, level, levels in (
             ("consistency", self.consistency, READ_LEVELS),
             ("read_consistency", self.reading, READ_LEVELS),
@@ -89,6 +91,8 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 raise InvalidInput(f"{name} {level!r} is none of {', '.join(levels)}")
         if self.max_message_batch_size < 1:
             raise InvalidInput(f"max_message_batch_size is at least 1, not {self.max_message_batch_size}")
+        if self.partitions_together_max < 1:
+            raise InvalidInput(f"partitions_together_max is at least 1, not {self.partitions_together_max}")
         if isinstance(self.replication, dict) and not all(_DC.fullmatch(dc) for dc in self.replication):
             raise InvalidInput("replication names a data centre that cannot be one")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
@@ -105,7 +109,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def secret(self) -> str | None:
         """The password, from wherever it is kept."""
         if self.password is not None or self.password_file is None:
-            return self.password
+            return None if self.password is None else self.password.reveal()
         return _text(self.password_file, "password_file").rstrip("\r\n")
 
     def certificate(self, name: Literal["ca_file", "cert_file", "key_file"]) -> str | None:
@@ -123,16 +127,14 @@ def _of_url(url: str) -> dict[str, Any]:
     if parts.scheme != "cassandra":
         raise InvalidInput("a Cassandra store has a URL such as cassandra://host:9042/keyspace")
     if parts.query or parts.fragment:
-        raise InvalidInput("a Cassandra URL takes no query: write options beside it, in [store]")
+        raise InvalidInput(f"a Cassandra URL takes no query: write options beside it, in [store]{QUOTE}")
     who, _, where = parts.netloc.rpartition("@")
     hosts, _, port = where.partition(":")
     given: dict[str, Any] = {"hosts": tuple(host.strip() for host in hosts.split(","))}
     given["keyspace"] = parts.path.strip("/")
     if port:
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InvalidInput(
-                f"{port[:20]!r} is no port: one port serves all hosts, cassandra://one,two:9042/keyspace"
-            )
+            raise InvalidInput(f"one port serves all hosts: cassandra://one,two:9042/keyspace{QUOTE}")
         given["port"] = int(port)
     if who:
         user, colon, password = who.partition(":")

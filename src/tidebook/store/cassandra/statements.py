@@ -11,6 +11,8 @@ PUT_HEAD: Final = (
 )
 HEAD: Final = "SELECT head FROM metajournal WHERE topic = ? AND segment = ? AND id = ?"
 HEADS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment = ? AND id IN ?"
+#: Of several segments at once: each of them looks for all the ids, so only for few.
+HEADS_OF_SEGMENTS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment IN ? AND id IN ?"
 IDS: Final = "SELECT id, live FROM metajournal WHERE topic = ? AND segment = ?"
 EXPIRIES: Final = "SELECT id, expires_at_ms FROM metajournal WHERE topic = ? AND segment = ?"
 
@@ -37,6 +39,7 @@ TAG_ROWS: Final = (
 )
 PUT_TAG_BUCKET: Final = "INSERT INTO tag_buckets (tag, bucket) VALUES (?, ?) USING TIMESTAMP ?"
 TAG_BUCKETS: Final = "SELECT bucket FROM tag_buckets WHERE tag = ? AND bucket > ? LIMIT ?"
+TAG_BUCKET_AT: Final = "SELECT bucket FROM tag_buckets WHERE tag = ? AND bucket <= ? ORDER BY bucket DESC LIMIT 1"
 TAGS: Final = "SELECT DISTINCT tag FROM tag_buckets"
 PUT_TAG_PROGRESS: Final = (
     "INSERT INTO tag_views_progress (topic, id, tag, tag_seq_nr, seq_nr, epoch, log_offset) "

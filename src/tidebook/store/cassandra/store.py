@@ -19,19 +19,20 @@ from tidebook.core.segments import head_segment
 from tidebook.core.topic import TopicFacts
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.concurrently import each
+from tidebook.store.cassandra.gathering import gathered, head_queries
 from tidebook.store.cassandra.mending import mend_rounds
 from tidebook.store.cassandra.migrate import migrate, use_keyspace
-from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark
+from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark, whole_bytes
 from tidebook.store.cassandra.ring import events_in, heads_in, ring_splits
 from tidebook.store.cassandra.scan import EventPages, each_segment
 from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, Session, connect
 from tidebook.store.cassandra.settings import CassandraSettings
+from tidebook.store.cassandra.tag_buckets import TagBuckets
 from tidebook.store.cassandra.tag_views import TagViews
 from tidebook.store.port import Snapshot, Split
 
 FACTS: Final = "facts"
 SETTINGS: Final = "setting"
-HEADS_PER_QUERY_MAX: Final = 100
 IDS_PAGE: Final = 2000
 PARKED_PAGE: Final = 5
 SNAPSHOT_BYTES_MAX: Final = 8_000_000
@@ -70,10 +71,11 @@ class CassandraStore:
         self._session = session
         self._settings = settings
         self._metrics = metrics
-        self._pages = EventPages(session, metrics)
+        self._pages = EventPages(session)
         self._segments: dict[str, int] = {}
+        self._buckets = TagBuckets(session, self)
         self._tags = TagViews(
-            session, self._pages, self.setting, metrics, batch_rows_max=settings.max_message_batch_size
+            session, self._pages, self._buckets, metrics, batch_rows_max=settings.max_message_batch_size
         )
         #: The one way in which slices are written; tests put themselves between to hold single writes.
         self.write: Callable[[Batch], Awaitable[None]] = session.write
@@ -98,22 +100,15 @@ class CassandraStore:
         segments = await self._segments_of(topic)
         if segments is None or not ids:
             return {}
-        by_segment: dict[int, list[str]] = {}
-        for id in ids:
-            by_segment.setdefault(head_segment(id, segments), []).append(id)
-        queries = [
-            [topic, segment, of_segment[i : i + HEADS_PER_QUERY_MAX]]
-            for segment, of_segment in by_segment.items()
-            for i in range(0, len(of_segment), HEADS_PER_QUERY_MAX)
-        ]
         found: dict[str, Head] = {}
 
-        async def ask(values: list[object]) -> None:
-            for row in await self._session.read(cql.HEADS, values):
+        async def ask(query: Statement) -> None:
+            for row in await self._session.read(query.cql, query.values):
                 id, data = row.as_tuple()
                 found[id] = decode_head(data)
 
-        await each(ask, iter(queries), at_once=self._settings.in_flight_max)
+        queries = head_queries(topic, ids, segments, together_max=self._settings.partitions_together_max)
+        await each(ask, queries, at_once=self._settings.in_flight_max)
         return found
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
@@ -197,17 +192,20 @@ class CassandraStore:
             raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
         began = asyncio.get_running_loop().time()
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
+        together_max = self._settings.partitions_together_max
+        rows_max = self._settings.max_message_batch_size
         async for batches in self._tags.rounds_of(writes):
-            await each(self.write, batches, at_once=at_once)
+            await each(self.write, gathered(batches, together_max, rows_max=rows_max), at_once=at_once)
         for batches in rounds_of(writes, segments):
-            await each(self.write, batches, at_once=at_once)
+            await each(self.write, gathered(batches, together_max), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
     async def mend(self, mend: Mend) -> None:
         segments = await self._segments_of(mend.key.topic)
         if segments is None:
             raise NotFound(f"topic {mend.key.topic} has no facts in the store: open it as a journal first")
-        for batches in mend_rounds(mend, segments, await self._tags.buckets()):
+        cut = await self._buckets.fixed_at(mend.pointer.time_ms)
+        for batches in mend_rounds(mend, segments, cut):
             await each(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
@@ -268,14 +266,14 @@ class CassandraStore:
             async for page in self._session.pages(query, values, page_size=PARKED_PAGE):
                 for row in page:
                     of, partition, epoch, offset, timestamp_ms, id, reason, value = row.as_tuple()
-                    yield Parked(of, partition, Position(epoch, offset), timestamp_ms, id or None, reason, value)
+                    at, whole = Position(epoch, offset), whole_bytes(reason)
+                    yield Parked(of, partition, at, timestamp_ms, id or None, reason, value, whole)
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
         batches: Iterator[Batch] = ([unpark(each)] for each in parked)
         await each(self.write, batches, at_once=self._settings.in_flight_max * SINGLES_PER_BATCH)
 
     async def close(self) -> None:
-        self._pages.close()
         await self._session.close()
 
     # Within

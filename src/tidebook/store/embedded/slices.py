@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any, assert_never
 
 from msgspec.structs import astuple
@@ -21,6 +23,7 @@ from tidebook.core.replication import (
     PutHead,
     PutTags,
     SliceWrites,
+    TagRow,
     Write,
 )
 from tidebook.core.seq_nr import LAST
@@ -83,11 +86,12 @@ def put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
     # All of it becomes visible at once, so only what is left at the end of each key's writes is written, and what
     # they clear is cleared before it: a clear of a journal takes back the rows before it, and one of events lies
     # below all rows that are still put.
+    # Keys and tag rows in the order of their tables: each page is then found, filled and split once.
     events: list[Any] = []
-    tags: list[Any] = []
+    tags: list[TagRow] = []
     progress: list[Any] = []
     heads: list[Any] = []
-    for writes in keys:
+    for writes in sorted(filter(None, keys), key=_key_of):
         rows: list[PutEvents] = []
         tagged: list[PutTags] = []
         last: PutHead | None = None
@@ -111,18 +115,29 @@ def put_keys(session: Session, keys: Sequence[Sequence[Write]]) -> None:
         for put in rows:
             topic, id = put.key
             for row in put.rows:
-                epoch, offset = row.position
-                events += (topic, id, row.seq_nr, row.timestamp_ms, epoch, offset, row.index, row.time_ms, row.kept)
+                at = row.position
+                events += (
+                    topic, id, row.seq_nr, row.timestamp_ms, at.epoch, at.offset, row.index, row.time_ms, row.kept,
+                )  # fmt: skip
         for put_tags in tagged:
-            for tag_row in put_tags.rows:
-                tags += astuple(tag_row)
+            tags += put_tags.rows
             progress += _progress_values(put_tags)
         if last is not None:
             heads += _head(last.key, last.head)
     put_rows(session.connection, "INSERT OR REPLACE INTO journal VALUES {}", 9, events)
-    put_rows(session.connection, "INSERT OR REPLACE INTO tag_views VALUES {}", 14, tags)
+    tags.sort(key=_place_of)
+    tag_values = list(chain.from_iterable(map(astuple, tags)))
+    put_rows(session.connection, "INSERT OR REPLACE INTO tag_views VALUES {}", 14, tag_values)
     put_rows(session.connection, "INSERT OR REPLACE INTO tag_views_progress VALUES {}", 7, progress)
     put_rows(session.connection, "INSERT OR REPLACE INTO metajournal VALUES {}", 5, heads)
+
+
+def _key_of(writes: Sequence[Write]) -> Key:
+    return writes[0].key
+
+
+#: Orders the tag rows of one log partition as their table does: its time never goes back.
+_place_of = attrgetter("tag", "offset", "index")
 
 
 def _clear_events(session: Session, write: ClearEvents) -> None:

@@ -7,13 +7,14 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import ClassVar
 
 import pytest
 import pytest_asyncio
 
 from tidebook.core.errors import TidebookError
-from tidebook.log.port import Log, Outgoing, Record, Sent, read_all
+from tidebook.log.port import Log, Many, Outgoing, Record, Sent, read_all
 
 #: Opens one more log on the same data, as another process would.
 OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
@@ -65,14 +66,24 @@ class Sending:
     def send(self, record: Outgoing) -> None:
         number = self._count
         self._count += 1
+        self._log.send(record, partial(self._take, number))
 
-        def on_sent(result: Sent | TidebookError) -> None:
-            self.order.append(number)
-            self.done.append(result)
-            self.threads.add(threading.get_ident())
-            self._changed.set()
+    def send_many(self, many: Many) -> None:
+        first = self._count
+        self._count += len(many.values)
 
-        self._log.send(record, on_sent)
+        def take(places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
+            assert len({many.partitions[place] for place in places}) == 1
+            for place, result in zip(places, results, strict=True):
+                self._take(first + place, result)
+
+        self._log.send_many(many, take)
+
+    def _take(self, number: int, result: Sent | TidebookError) -> None:
+        self.order.append(number)
+        self.done.append(result)
+        self.threads.add(threading.get_ident())
+        self._changed.set()
 
     async def results(self) -> list[Sent | TidebookError]:
         async with asyncio.timeout(PATIENCE_S):

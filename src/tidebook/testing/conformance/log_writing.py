@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from tidebook.core.errors import TooLarge
-from tidebook.log.port import Log, Outgoing, Record, Sent
+from tidebook.core.errors import NotFound, TooLarge
+from tidebook.log.port import Log, Many, Outgoing, Record, Sent
 from tidebook.testing.conformance.log_base import (
     PARTITIONS,
     LogBase,
@@ -76,6 +76,30 @@ class WritingCases(LogBase):
         for partition in range(PARTITIONS):
             values = [int(r.value or b"") for r in await all_of(log, topic, partition=partition)]
             assert values == list(range(partition, 300, PARTITIONS))
+
+    async def test_many_that_are_sent_together_keep_their_order_and_are_told_apart(self, log: Log, topic: str) -> None:
+        sending = Sending(log)
+        sending.send_many(Many(topic, [], [], []))
+        sending.send(outgoing(topic, b"0"))
+        numbers = range(1, 2500)
+        partitions, keys = [number % PARTITIONS for number in numbers], [b"key"] * len(numbers)
+        sending.send_many(Many(topic, partitions, keys, [b"%d" % number for number in numbers]))
+        sending.send(outgoing(topic, b"2500", partition=2500 % PARTITIONS))
+        results = dict(zip(sending.order, await sending.results(), strict=True))
+        for partition in range(PARTITIONS):
+            records = await all_of(log, topic, partition=partition)
+            values = [int(record.value or b"") for record in records]
+            assert values == list(range(partition, 2501, PARTITIONS))
+            for number, record in zip(values, records, strict=True):
+                assert results[number] == Sent(partition, record.offset, record.timestamp_ms)
+
+    async def test_one_of_many_that_is_refused_stands_in_no_others_way(self, log: Log, topic: str) -> None:
+        sending = Sending(log)
+        sending.send_many(Many(topic, [0, PARTITIONS, 0], [b"key"] * 3, [b"a", b"b", b"c"]))
+        sending.send_many(Many(new_topic(), [0], [b"key"], [b"d"]))
+        results = dict(zip(sending.order, await sending.results(), strict=True))
+        assert [type(results[place]) for place in range(4)] == [Sent, NotFound, Sent, NotFound]
+        assert [record.value for record in await all_of(log, topic)] == [b"a", b"c"]
 
     async def test_callbacks_come_in_offset_order_in_the_loop_s_thread(self, log: Log, topic: str) -> None:
         sending = Sending(log)

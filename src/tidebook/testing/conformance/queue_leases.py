@@ -249,3 +249,23 @@ class FailCases(QueueBase):
         await desk.fail(await desk.take(), delay_ms=0)
         assert (await desk.put("k", data="new")).merged == 1
         assert await desk.names() == ["new"]
+
+    async def test_of_a_key_in_two_hands_each_runs_out_fails_and_merges_by_itself(
+        self, store: QueueStore, advance: Advance
+    ) -> None:
+        desk = Desk(store, await new_queue(store, parallel_keys=True))
+        await desk.put("k", data="1")
+        first = await desk.take()
+        await desk.put("k", data="2")
+        second = await desk.take()
+        await desk.put("k", data="3")
+        assert await desk.fail(first) == "merged"
+        assert await desk.finish(second) == [True]
+        third = await desk.take()
+        assert (third.name, third.entry.timeouts) == ("3", 1)
+        await desk.put("k", data="4")
+        await advance(LEASE_MS)
+        (merged,) = await desk.claim(5)
+        assert (merged.name, merged.entry.timeouts) == ("4", 2)
+        assert await desk.finish(third) == [False]
+        assert await desk.finish(merged) == [True]

@@ -114,12 +114,35 @@ class FlagCases(QueueBase):
         assert await store.flags(desk.ref) == []
         assert not await store.retry(desk.ref, flag.id)
 
-    async def test_a_retried_dead_letter_merges_with_what_waits(self, store: QueueStore) -> None:
+    async def test_a_retried_dead_letter_merges_with_what_waits_and_leaves_it_its_data(self, store: QueueStore) -> None:
         desk = await self.dead(store)
-        await desk.put("k", data="new", priority=9)
+        await desk.put("k", data="new", priority=9, process_at=START_MS - 1, expires_at=START_MS + 50, inserted_at=7)
+        (flag,) = await store.flags(desk.ref)
+        await store.edit(desk.ref, flag.id, TEXT, b"edited")
+        await store.retry(desk.ref, flag.id)
+        (taken,) = await desk.claim(5)
+        assert (taken.name, taken.entry.priority, taken.entry.timeouts) == ("new", 8, 0)
+        assert (taken.entry.expires_at, taken.entry.inserted_at) == (NEVER_MS, 0)
+
+    async def test_a_retried_dead_letter_takes_the_data_of_what_is_being_processed(self, store: QueueStore) -> None:
+        desk = await self.dead(store)
+        await desk.put("k", data="new")
+        newer = await desk.take()
         (flag,) = await store.flags(desk.ref)
         await store.retry(desk.ref, flag.id)
-        assert len(await desk.claim(5)) == 1
+        assert await desk.claim() == []
+        assert await desk.finish(newer) == [True]
+        assert await desk.names() == ["new"]
+
+    async def test_a_retried_dead_letter_does_not_mind_an_expired_one(
+        self, store: QueueStore, advance: Advance
+    ) -> None:
+        desk = await self.dead(store)
+        await desk.put("k", data="new", expires_at=START_MS + 5)
+        await advance(10)
+        (flag,) = await store.flags(desk.ref)
+        await store.retry(desk.ref, flag.id)
+        assert await desk.names() == ["poison"]
 
     async def test_a_dead_letter_is_edited(self, store: QueueStore) -> None:
         desk = await self.dead(store, key=None)

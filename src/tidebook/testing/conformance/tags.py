@@ -27,11 +27,12 @@ from tidebook.testing.clock import ManualClock
 from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.conformance.tags_base import HOUR_MS, OPTIONS
 from tidebook.testing.conformance.tags_late import TagsLate
+from tidebook.testing.conformance.tags_sizes import TagsSizes
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 
 
-class TagsContract(TagsLate):
+class TagsContract(TagsLate, TagsSizes):
     """Subclass it, give `book_factory`."""
 
     async def test_the_stream_is_the_filter_of_the_journals_in_the_order_of_the_log(
@@ -165,6 +166,19 @@ class TagsContract(TagsLate):
         for n, event in enumerate(events):
             found = [each async for each in tags.read(tag, topics=[topic], after=event.tag_offset)]
             assert found == events[n + 1 :]
+
+    async def test_a_stream_without_an_offset_begins_at_the_first_time_bucket(
+        self, book: Book, topic: str, tag: str
+    ) -> None:
+        for n in range(3):
+            await book.journal(topic).append("a", [Event(n, tags={tag})])
+        await self.settle(book, topic)
+        events = await self.read(book, tag, topic)
+        for first, found in (("2020-01-01", events), ("2100-01-01", [])):
+            tags = Tags(store=book.store, clock=book.clock, settings=TagSettings(first_time_bucket=first))
+            assert [event async for event in tags.read(tag, topics=[topic])] == found
+            behind = [event async for event in tags.read(tag, topics=[topic], after=events[0].tag_offset)]
+            assert behind == events[1:]
 
     async def test_a_group_shares_the_journals(self, book: Book, topic: str, tag: str) -> None:
         for n in range(10):

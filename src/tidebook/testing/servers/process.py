@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.02
+#: Stopped, or ended, as the system calls it.
+_AT_REST = ("", "T", "t", "Z", "X")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,19 @@ class Process:
             except ProcessLookupError:
                 pass  # it ended meanwhile
 
+    def freeze(self, timeout_s: float) -> bool:
+        """Stop the process and all that descend from it; False if one of their threads still runs after the timeout.
+
+        One thread of a process takes the signal for all of them; on a busy machine the others go on till then.
+        """
+        self.signal_all(signal.SIGSTOP)
+        deadline = time.monotonic() + timeout_s
+        while self.alive() and not all(_is_stopped(pid) for pid in [self.pid, *_descendants(self.pid)]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
     def signal(self, number: signal.Signals) -> None:
         """Signal the process itself, if it still runs."""
         if self.alive():
@@ -65,7 +80,16 @@ def birth_of(pid: int) -> str | None:
     return birth.strip() if birth and not state.startswith("Z") else None
 
 
-def _stat(pid: int) -> list[str] | None:
+def _is_stopped(pid: int) -> bool:
+    """Whether every thread is stopped, or has ended."""
+    if Path("/proc/self/stat").exists():
+        threads = [_stat(f"{pid}/task/{each.name}") for each in Path(f"/proc/{pid}/task").glob("[0-9]*")]
+        return all(fields is None or fields[0] in _AT_REST for fields in threads)
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return told.stdout.strip()[:1] in _AT_REST
+
+
+def _stat(pid: int | str) -> list[str] | None:
     """The fields of /proc/PID/stat after the name, which may itself hold spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

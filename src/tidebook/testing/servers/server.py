@@ -144,8 +144,9 @@ class Server(ABC):
         return self.start()
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open, nothing answers."""
-        self._running().signal_all(signal.SIGSTOP)
+        """Freeze the server, and return when none of its threads runs: connections stay open, nothing answers."""
+        if not self._running().freeze(STOP_S_MAX):
+            raise ServerError(f"{self.name} still ran {STOP_S_MAX} s after SIGSTOP, as process {self.pid}")
 
     def resume(self) -> None:
         """Let a frozen server go on."""

@@ -5,6 +5,7 @@
 -- where the claim asks for them together (see bundle.sql), and a row for each of the others.
 -- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn; the
 -- rows of the first come first, as many as its limit, then those of the next.
+-- What is handed out must fit into memory: of more than 256 entries (of a megabyte at most) no more than 64 MB are taken.
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer[], bigint, uuid[], smallint, boolean, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
@@ -12,15 +13,16 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_together boolean
 ) RETURNS TABLE (slot smallint, id bigint, keyhash bytea, key text, priority smallint, timeouts smallint,
     format integer, inserted_at bigint, process_at bigint, expires_at bigint, started_at bigint, lease_until bigint,
-    kind smallint, data bytea, together integer)
+    kind smallint, data bytea)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $claim$
 #variable_conflict use_column
 DECLARE
     v_now bigint := @now@; v_limit integer; v_left integer; v_from smallint := 0; v_priority smallint; v_out smallint;
     v_run_out boolean := false; v_fast boolean := false; v_slot smallint; v_together integer;
     v_got @schema@.part[]; v_parts @schema@.part[]; v_keyed_here integer; v_keyed integer := 0; v_dealt integer := 0;
+    v_bytes_here bigint; v_bytes bigint := 0; v_slots smallint[]; v_places tid[]; v_one_table boolean;
 BEGIN
-    SELECT sum(l) INTO v_limit FROM unnest(p_limits) AS l;
+    v_limit := CASE WHEN cardinality(p_limits) = 1 THEN p_limits[1] ELSE (SELECT sum(l) FROM unnest(p_limits) AS l) END;
     v_left := v_limit;
     PERFORM FROM @schema@.@table@ e WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until <= v_now LIMIT 1;
     IF FOUND THEN
@@ -38,14 +40,14 @@ BEGIN
             v_priority := least(v_priority, v_out);
         END IF;
         EXIT WHEN v_priority IS NULL OR (v_priority >= 200 AND v_fast);
-        IF v_run_out AND v_priority = v_out THEN
+        IF v_limit > 256 OR (v_run_out AND v_priority = v_out) THEN
             WITH out AS MATERIALIZED (
-                SELECT e.slot, e.ctid, e.process_at, e.id FROM @schema@.@table@ e
+                SELECT e.slot, e.ctid, e.process_at, e.id, octet_length(e.data) AS size FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.priority = v_priority
                     AND e.expires_at > v_now
                 ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
             ), waiting AS MATERIALIZED (
-                SELECT e.slot, e.ctid, e.process_at, e.id FROM @schema@.@table@ e
+                SELECT e.slot, e.ctid, e.process_at, e.id, octet_length(e.data) AS size FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
                     AND e.expires_at > v_now
                     AND (e.key IS NULL OR NOT p_serial OR (
@@ -53,37 +55,48 @@ BEGIN
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
                 ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
             ), picked AS MATERIALIZED (
-                SELECT c.slot, c.ctid FROM (SELECT * FROM out UNION ALL SELECT * FROM waiting) AS c
-                ORDER BY c.process_at, c.id LIMIT v_left
+                SELECT s.slot, s.ctid FROM (
+                    SELECT c.slot, c.ctid, sum(c.size) OVER (ORDER BY c.process_at, c.id) - c.size AS before
+                    FROM (SELECT * FROM out UNION ALL SELECT * FROM waiting) AS c
+                    ORDER BY c.process_at, c.id LIMIT v_left) AS s
+                WHERE v_bytes + s.before < 64000000
             ), gone AS (
                 DELETE FROM @schema@.@table@ e USING picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
-                RETURNING e.key, (e.slot, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
+                RETURNING e.key, octet_length(e.data) AS size, (e.slot, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
                     e.process_at, e.expires_at, e.kind, e.data)::@schema@.part AS part
             )
-            SELECT array_agg(g.part), count(g.key) INTO v_got, v_keyed_here FROM gone g;
+            SELECT array_agg(g.part), count(g.key), coalesce(sum(g.size), 0) INTO v_got, v_keyed_here, v_bytes_here
+            FROM gone g;
+            v_bytes := v_bytes + v_bytes_here;
         ELSE
-            WITH picked AS MATERIALIZED (
-                SELECT e.slot, e.ctid FROM @schema@.@table@ e
+            -- Locked rows are deleted by their places: no join, and one table is opened where all lie in one.
+            SELECT array_agg(p.slot), array_agg(p.ctid), count(p.key), array_agg((p.slot, p.id, p.keyhash, p.key,
+                p.priority, p.timeouts, p.format, p.inserted_at, p.process_at, p.expires_at, p.kind,
+                p.data)::@schema@.part), min(p.slot) = max(p.slot)
+            INTO v_slots, v_places, v_keyed_here, v_got, v_one_table FROM (
+                SELECT e.slot, e.ctid, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
+                    e.process_at, e.expires_at, e.kind, e.data
+                FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
                     AND e.expires_at > v_now
                     AND (e.key IS NULL OR NOT p_serial OR (
                         SELECT true FROM @schema@.@table@ h
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
-                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
-            ), gone AS (
-                DELETE FROM @schema@.@table@ e USING picked p WHERE e.slot = p.slot AND e.ctid = p.ctid
-                RETURNING e.key, (e.slot, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
-                    e.process_at, e.expires_at, e.kind, e.data)::@schema@.part AS part
-            )
-            SELECT array_agg(g.part), count(g.key) INTO v_got, v_keyed_here FROM gone g;
+                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED) AS p;
+            IF v_one_table THEN
+                DELETE FROM @schema@.@table@ e WHERE e.slot = v_slots[1] AND e.ctid = ANY (v_places);
+            ELSIF v_got IS NOT NULL THEN
+                DELETE FROM @schema@.@table@ e USING unnest(v_slots, v_places) AS p (slot, place)
+                WHERE e.slot = p.slot AND e.ctid = p.place;
+            END IF;
         END IF;
         IF v_got IS NOT NULL THEN
-            v_parts := v_parts || v_got;
+            v_parts := CASE WHEN v_parts IS NULL THEN v_got ELSE v_parts || v_got END;
             v_keyed := v_keyed + v_keyed_here;
             v_left := v_limit - cardinality(v_parts);
             v_fast := v_fast OR v_priority < 200;
         END IF;
-        EXIT WHEN v_left = 0 OR v_priority = 255;
+        EXIT WHEN v_left = 0 OR v_priority = 255 OR v_bytes >= 64000000;
         v_from := v_priority + 1;
     END LOOP;
     FOR i IN 1 .. cardinality(p_limits) LOOP
@@ -115,9 +128,9 @@ BEGIN
                 p.priority, p.timeouts, p.kind, 'P', nullif(p_serial, false), p.keyhash, p_tokens[i], p.key, p.data
             FROM unnest(v_got) AS p WHERE v_together = 0 OR p.key IS NOT NULL;
         END IF;
-        RETURN QUERY SELECT p.slot, p.id, uuid_send(p.keyhash), p.key, p.priority, p.timeouts, p.format, p.inserted_at,
-            p.process_at, p.expires_at, v_now, v_now + p_lease, p.kind, p.data,
-            CASE WHEN p.key IS NULL THEN v_together ELSE 0 END
-        FROM unnest(v_got) AS p;
     END LOOP;
+    -- A claim's entries without a key lie together where there are two or more: whoever deals them out can count them.
+    RETURN QUERY SELECT p.slot, p.id, uuid_send(p.keyhash), p.key, p.priority, p.timeouts, p.format, p.inserted_at,
+        p.process_at, p.expires_at, v_now, v_now + p_lease, p.kind, p.data
+    FROM unnest(v_parts) AS p;
 END $claim$;

@@ -1,0 +1,70 @@
+"""Many appends in one call: all of them are checked first, then their records are made some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tidebook.core.clock import Ids
+from tidebook.core.errors import InvalidInput
+from tidebook.core.event import Event, plain_payload
+from tidebook.core.record import PLAIN_BYTES_MAX, encode_plain_appends
+from tidebook.core.topic import TopicFacts
+
+#: Records that are made before the log is given them: few enough to stay in the processor's cache.
+RECORDS_AT_ONCE = 500
+#: How often so many may be on their way: memory is bounded, however many a call brings.
+AHEAD_MAX = 20
+#: Instead of a payload's type: the record is whole.
+_WHOLE = -1
+
+
+def pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> tuple[list[str], list[Sequence[Event]]]:
+    """The ids and the events of what a caller gave."""
+    ids, appends = list[str](), list[Sequence[Event]]()
+    try:
+        for id, events in items:
+            ids.append(id)
+            appends.append(events)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
+    return ids, appends
+
+
+class Checked:
+    """Appends that were checked: plain payloads with their types, whole records of all others.
+
+    Two lists and not one of pairs: with thousands of them the garbage collector would look at each pair.
+    """
+
+    def __init__(
+        self, appends: Iterable[Sequence[Event]], facts: TopicFacts, encode: Callable[[Sequence[Event]], bytes]
+    ) -> None:
+        self._epoch = facts.epoch
+        kinds, data = list[int](), list[bytes]()
+        plain_max = facts.limit_bytes - PLAIN_BYTES_MAX
+        for events in appends:
+            plain = plain_payload(events)
+            if plain is not None and 0 < len(plain[1]) <= plain_max:
+                kinds.append(plain[0])
+                data.append(plain[1])
+            else:
+                kinds.append(_WHOLE)
+                data.append(encode(events))
+        self._kinds, self._data = kinds, data
+
+    def values(self, some: slice, ids: Ids) -> list[bytes]:
+        """The records of some of them."""
+        kinds, data = self._kinds[some], self._data[some]
+        if _WHOLE not in kinds:
+            return encode_plain_appends(self._epoch, ids.several(len(kinds)), kinds, data)
+        plain = [number for number, kind in enumerate(kinds) if kind != _WHOLE]
+        of_plain = [kinds[number] for number in plain], [data[number] for number in plain]
+        made = encode_plain_appends(self._epoch, ids.several(len(plain)), *of_plain)
+        for number, record in zip(plain, made, strict=True):
+            data[number] = record
+        return data
+
+
+def at_once(count: int) -> Iterator[slice]:
+    """All of them, some at a time."""
+    return (slice(start, start + RECORDS_AT_ONCE) for start in range(0, count, RECORDS_AT_ONCE))

@@ -1,0 +1,125 @@
+"""Records of one partition that go together: one call hands them all to the client, and one list takes its reports."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from operator import attrgetter
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from tidebook.core.errors import TidebookError
+from tidebook.log.kafka.reading import Message
+from tidebook.log.port import Many, OnSentMany, Outgoing, Sent
+
+#: A run of records that are larger than others has fewer of them.
+RUN_BYTES = 1_000_000
+#: What is told of a record that was not delivered; without an error, the client does not know where it lies.
+Undelivered = Callable[[Outgoing, KafkaError | None], TidebookError]
+_OFFSET = attrgetter("offset")
+
+
+def runs(many: Many) -> Iterator[tuple[int, Sequence[int]]]:
+    """Partitions, each with the places of its records, cut where they would be too large together."""
+    by_partition: defaultdict[int, list[int]] = defaultdict(list)
+    for place, partition in enumerate(many.partitions):
+        by_partition[partition].append(place)
+    largest = max(map(len, many.values), default=0)
+    length = max(1, RUN_BYTES // max(1, largest))
+    for partition, places in by_partition.items():
+        for start in range(0, len(places), length):
+            yield partition, places[start : start + length]
+
+
+class Run:
+    """In the order in which they were sent. The client calls it for each of them, delivered or not."""
+
+    __slots__ = (
+        "_counted", "_done", "_failed", "_many", "_on_sent", "_refused", "_reports",
+        "give_up_at", "partition", "places", "size_bytes", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        many: Many,
+        partition: int,
+        places: Sequence[int],
+        on_sent: OnSentMany,
+        done: Callable[[Run], None],
+        give_up_at: float,
+    ) -> None:
+        self.topic = many.topic
+        self.partition = partition
+        self.places = places
+        self.size_bytes = sum(len(many.values[place]) for place in places)
+        #: Should they still wait in this process then, they are given up.
+        self.give_up_at = give_up_at
+        self._many = many
+        self._on_sent = on_sent
+        self._done = done
+        self._reports: list[Message] = []
+        #: By number, those that the client did not take.
+        self._refused: dict[int, TidebookError] = {}
+        #: Reports come in one thread while another one may refuse: who draws the last number is the last.
+        self._counted = count(1)
+        self._failed = False
+
+    def record(self, number: int) -> Outgoing:
+        """One of them."""
+        return self._many.record(self.places[number])
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The records as the client takes many."""
+        keys, values = self._many.keys, self._many.values
+        return [{"value": values[place], "key": keys[place]} for place in self.places]
+
+    def refuse(self, number: int, error: TidebookError) -> bool:
+        """The client did not take this one: there will be no report of it. True if it is the last that was awaited."""
+        self._refused[number] = error
+        self._failed = True
+        return next(self._counted) == len(self.places)
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        """In whichever thread polls."""
+        self._reports.append(message)
+        if error is not None:
+            self._failed = True
+        if next(self._counted) == len(self.places):
+            self._done(self)
+
+    def tell(self, result: Sent | TidebookError) -> None:
+        """The same of all of them, in the event loop."""
+        self._on_sent(self.places, [result] * len(self.places))
+
+    def tell_reported(self, undelivered: Undelivered) -> None:
+        """What the client reported, in the event loop."""
+        values = self._many.values
+        # As good as always in the order in which they were sent; a report gives its record back, so that is certain.
+        if not self._failed and [report.value() for report in self._reports] == [values[at] for at in self.places]:
+            partition = self.partition
+            sent = [Sent(partition, report.offset(), report.timestamp()[1]) for report in self._reports]
+            if min(map(_OFFSET, sent)) >= 0:
+                self._on_sent(self.places, sent)
+                return
+        for number, refusal in self._refused.items():
+            self._on_sent((self.places[number],), (refusal,))
+        for number, report in self._matched():
+            error, offset = report.error(), report.offset()
+            if error is None and offset >= 0:
+                result: Sent | TidebookError = Sent(self.partition, offset, report.timestamp()[1])
+            else:
+                result = undelivered(self.record(number), error)
+            self._on_sent((self.places[number],), (result,))
+
+    def _matched(self) -> list[tuple[int, Message]]:
+        """The numbers of the reported records, in the order of their reports, which give the records back.
+
+        Of equal records each may stand for the other.
+        """
+        waiting: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
+        for number, place in enumerate(self.places):
+            if number not in self._refused:
+                waiting[self._many.keys[place], self._many.values[place]].append(number)
+        return [(waiting[report.key(), report.value()].popleft(), report) for report in self._reports]

@@ -1,0 +1,163 @@
+"""A book whose Kafka or Cassandra is down or cut: what goes on, what is told, and that it recovers unaided."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.journal.conftest import OpenBook
+from tidebook import Event
+from tidebook.core.errors import LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.journal.journal import Journal
+from tidebook.pipeline.losses import accept_losses, find_starts
+from tidebook.pipeline.status import topic_facts
+from tidebook.testing.replicating import replicate
+from tidebook.testing.servers import Cassandra, Kafka
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
+
+pytestmark = [pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(300)]
+
+SHORT = {"send_timeout_ms": 2_000, "request_timeout_ms": 2_000}
+#: A caller hears of trouble within this time; a busy machine is given some more.
+SOON_S = 20.0
+BACK_S = 120.0
+
+
+def topic_name() -> str:
+    return f"down-{uuid.uuid4().hex[:8]}"
+
+
+async def payloads(journal: Journal, id: str) -> list[Any]:
+    return [event.payload async for event in journal.read(id)]
+
+
+async def until_it_works(act: Callable[[], Awaitable[Any]]) -> Any:
+    """Again and again, as a caller would; a broker that has just started may not know its topics."""
+    give_up = time.monotonic() + BACK_S
+    while True:
+        try:
+            return await act()
+        except (Unavailable, OutcomeUnknown, NotFound):
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.1)
+
+
+async def told_soon(act: Awaitable[Any], *kinds: type[TidebookError]) -> TidebookError:
+    with pytest.raises(kinds) as caught:
+        await asyncio.wait_for(act, SOON_S)
+    return caught.value
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
+    if "kafka" in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
+        pytest.skip("kafka was left out with --without")
+    with Kafka(tmp_path / "kafka") as kafka:
+        yield kafka
+
+
+async def test_kafka_down_is_told_and_the_head_cache_outlives_its_restart(
+    own_kafka: Kafka, open_book: OpenBook
+) -> None:
+    servers, topic = own_kafka.url.removeprefix("kafka://"), topic_name()
+    async with (
+        open_book(servers=servers, log=SHORT, partitions=1) as book,
+        open_book(servers=servers, log=SHORT) as other,
+    ):
+        mine, others = book.journal(topic), other.journal(topic)
+        # A loaded machine may take longer than these short timeouts, so nothing here is taken for granted.
+        await until_it_works(lambda: mine.append("a", [Event(1)], append_id=b"1" * 16))
+        await until_it_works(lambda: others.append("a", [Event(2)], append_id=b"2" * 16))
+        assert await until_it_works(lambda: payloads(mine, "a")) == [1, 2]
+
+        await asyncio.to_thread(own_kafka.kill9)
+        await told_soon(mine.append("a", [Event(3)], append_id=b"3" * 16), Unavailable, OutcomeUnknown)
+        for act in (payloads(mine, "a"), mine.pointer("a")):
+            error = await told_soon(act, Unavailable, OutcomeUnknown)
+            assert "sending to" in str(error) or "Kafka" in str(error)
+        await asyncio.to_thread(own_kafka.start)
+
+        appended = await until_it_works(lambda: mine.append("a", [Event(3)], append_id=b"3" * 16))
+        assert (appended.first, appended.last) == (3, 3)
+        await until_it_works(lambda: others.append("a", [Event(4)], append_id=b"4" * 16))
+        assert await until_it_works(lambda: payloads(mine, "a")) == [1, 2, 3, 4]
+        assert (await until_it_works(lambda: mine.append("a", [Event(5)], append_id=b"5" * 16))).last == 5
+
+
+async def test_retention_ahead_of_replication_names_the_lost_range_until_the_loss_is_accepted(
+    open_book: OpenBook,
+) -> None:
+    topic = topic_name()
+    async with open_book(partitions=1) as book:
+        for number in range(6):
+            await book.journal(topic).append("a", [Event(number)])
+            if number == 1:
+                await replicate(book.log, book.store, topic)
+        pointer = await book.store.pointer(topic, 0)
+        assert pointer is not None
+        first = pointer.position.offset + 1
+        await book.log.truncate(topic, 0, before=first + 2)
+    async with open_book() as book:
+        journal = book.journal(topic)
+        for act in (payloads(journal, "a"), find_starts(book, await topic_facts(book, (topic,)))):
+            error = await told_soon(act, LogLost)
+            assert isinstance(error, LogLost)
+            assert (error.topic, error.partition, error.first, error.last) == (topic, 0, first, first + 1)
+        [loss] = await accept_losses(book, [topic])
+        assert (loss.first, loss.last) == (first, first + 1)
+    async with open_book() as book:
+        assert await payloads(book.journal(topic), "a") == [0, 1, 4, 5]
+        assert (await book.journal(topic).append("a", [Event("more")])).last == 5
+
+
+@pytest.fixture
+def own_cassandra(tmp_path: Path) -> Iterator[Cassandra]:
+    if "cassandra" in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
+        pytest.skip("cassandra was left out with --without")
+    server = Cassandra(tmp_path / "cassandra")
+    try:
+        yield server.start()
+    finally:
+        server.remove()
+
+
+async def test_cassandra_down_stops_only_what_needs_it(
+    own_cassandra: Cassandra, kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    """Frozen, and then killed."""
+    sections = {
+        "log": Section(f"kafka://{kafka_bootstrap}"),
+        "store": Section(own_cassandra.url),
+        "journal": Section(None, {"partitions": 1}),
+    }
+    topic = topic_name()
+    async with Book(Settings(tmp_path, sections)) as book:
+        await book.journal(topic).append("stored", [Event(1)])
+        await replicate(book.log, book.store, topic)
+    async with Book(Settings(tmp_path, sections)) as book:  # its tail begins behind what is stored
+        journal = book.journal(topic)
+        await journal.append("tail", [Event(1)])
+        downs: list[tuple[Callable[[], object], Callable[[], object]]] = [
+            (own_cassandra.pause, own_cassandra.resume),
+            (own_cassandra.kill9, own_cassandra.start),
+        ]
+        for number, (down, up) in enumerate(downs):
+            await asyncio.to_thread(down)
+            try:
+                assert (await journal.append("new", [Event(number)], confirm=False)).offset > 0
+                assert (await journal.append("tail", [Event("more")])).last == number + 2
+                assert await payloads(journal, "tail") == [1, *["more"] * (number + 1)]
+                await told_soon(payloads(journal, "stored"), Unavailable)
+                await told_soon(journal.append(f"unknown {number}", [Event(1)]), Unavailable)
+            finally:
+                await asyncio.to_thread(up)
+            assert await until_it_works(lambda: payloads(journal, "stored")) == [1]
+            assert await until_it_works(lambda: payloads(journal, "new")) == list(range(number + 1))

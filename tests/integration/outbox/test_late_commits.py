@@ -1,0 +1,56 @@
+"""Rows that commit late, below ids that a relay has seen: the floor on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.integration.outbox.databases import Database
+from tests.integration.outbox.relaying import relay_database
+from tidebook import outbox
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.sql.port.outbox import BatchLimit, Chosen, Finished, Hold, NewSession, OutboxStore
+
+pytestmark = [pytest.mark.postgres]
+
+TOPIC = "orders"
+
+
+def lock(store: OutboxStore) -> Hold:
+    hold = store.try_lock(TOPIC, hold=uuid.uuid4().bytes, owner="a test")
+    assert hold is not None
+    return hold
+
+
+def send(store: OutboxStore, hold: Hold) -> list[bytes | None]:
+    """Relay what waits, as a hold of the topic does; what was sent."""
+    session = NewSession(uuid.uuid4().bytes, "none", "a topic")
+    batch = store.begin(hold, session, lambda rows, _: Chosen(tuple(rows)), BatchLimit())
+    store.finish(hold, Finished([row.id for row in batch.messages]), unlock=True)
+    return [row.payload for row in batch.messages]
+
+
+def floor(database: Any) -> int:
+    return max(database._floors.known()[1], default=0)
+
+
+def test_a_transaction_above_the_last_one_that_ended_holds_the_floor(postgres: Database) -> None:
+    """Its number is at or above the snapshot's xmax, which knows only of transactions up to the last that ended."""
+    database = relay_database(postgres, OutboxSettings())
+    with closing(database.connect()) as store, postgres.connect() as early, postgres.connect() as late:
+        early.execute("SELECT pg_current_xact_id()")
+        hold = lock(store)
+        outbox.publish(late, topic=TOPIC, key=b"k", payload=b"late")
+        outbox.publish(early, topic=TOPIC, key=b"k", payload=b"early")
+        early.commit()
+        assert send(store, hold) == [b"early"]
+        for _ in range(3):
+            assert send(store, lock(store)) == []
+        late.commit()
+        assert store.topics_waiting() == [TOPIC]
+        assert send(store, lock(store)) == [b"late"]
+        assert send(store, lock(store)) == []
+    assert floor(database) == 1

@@ -1,0 +1,67 @@
+"""What operators see and what relays clean up, on real servers."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from tests.integration.outbox.conftest import EVERY_DATABASE
+from tests.integration.outbox.databases import Database
+from tests.integration.outbox.relaying import Cluster, opened_store, publish, relay_database
+from tidebook.core.errors import NotFound
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka.relay_sender import KafkaSender
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.outbox import Message
+from tidebook.outbox.settings import OutboxSettings
+
+pytestmark = [pytest.mark.kafka]
+
+
+@pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
+def test_what_is_held_behind_a_parked_message_waits_too(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1, max_message_bytes="20000")
+    publish(database, topic, (b"k", b"x" * 50_000), (b"k", b"held"))
+    cluster.relay(database).run(once=True)
+    with opened_store(database) as store:
+        [status] = store.status(count_max=10)
+        assert (status.waiting, status.parked, status.held) == (0, 1, 1)
+        assert status.oldest_age_ms is not None
+        store.parked_drop(topic, None)
+    cluster.relay(database).run(once=True)
+    with opened_store(database) as store:
+        [status] = store.status(count_max=10)
+    assert status.oldest_age_ms is None
+
+
+def test_nothing_is_sent_where_one_topic_of_a_list_is_missing(cluster: Cluster) -> None:
+    topic, missing = cluster.topic(partitions=1), f"outbox-{uuid.uuid4().hex[:12]}"
+    sender = KafkaSender(KafkaSettings.read(f"kafka://{cluster.bootstrap}"), Metrics())
+    with pytest.raises(NotFound):
+        sender.send([Message(topic, b"1"), Message(missing, b"2")], wait=True)
+    sender.close()
+    assert cluster.read(topic) == []
+
+
+@pytest.mark.postgres
+def test_a_listener_clears_away_relays_that_were_killed(postgres: Database) -> None:
+    ages = {"1 hour": uuid.uuid4(), "1 second": uuid.uuid4()}
+    for age, relay in ages.items():
+        postgres.query(f"INSERT INTO kafka_wake VALUES ('{relay}', now() - interval '{age}')")
+    listener: Any = relay_database(postgres, OutboxSettings()).listen()
+    listener.close()
+    assert postgres.query("SELECT relay FROM kafka_wake") == [(ages["1 second"],)]
+
+
+@pytest.mark.postgres
+def test_a_look_at_the_status_leaves_the_floors(postgres: Database) -> None:
+    database: Any = relay_database(postgres, OutboxSettings())
+    database.connect().close()
+    database._floors.of("orders", 0).at = 90
+    database.connect().close()
+    assert database._floors.known()[1] == [90]
+    postgres.query("TRUNCATE kafka_messages")
+    database.connect().close()
+    assert database._floors.known()[1] == []

@@ -1,0 +1,41 @@
+"""Claims and puts are bounded in bytes, not in entries alone."""
+
+from __future__ import annotations
+
+import pytest
+
+import tidebook
+from tidebook.core.errors import TooLarge
+from tidebook.queue import Entry
+
+pytestmark = pytest.mark.postgres
+MEGABYTE = 1_000_000
+
+
+async def test_a_claim_stops_at_64_megabytes_and_the_next_one_brings_the_rest(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    entries = [Entry(data=bytes([place]) * MEGABYTE, priority=place // 40, key=f"{place}") for place in range(70)]
+    put = await queue.put_many(entries)
+    assert put.inserted == 70
+    first = await queue.claim(500)
+    assert [job.data for job in first] == [entry.data for entry in entries[:64]]
+    await queue.done(first)
+    assert [job.data for job in await queue.claim(500)] == [entry.data for entry in entries[64:]]
+
+
+async def test_what_moves_marks_goes_into_one_transaction_or_is_refused(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    with pytest.raises(TooLarge):
+        await queue.put_once([b"x" * MEGABYTE] * 17, source="s", steps=[])
+    assert (await queue.status()).waiting == 0
+
+
+async def test_thousands_of_small_ones_come_in_one_claim(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    await queue.put_many(list(range(2_500)))
+    assert [job.data for job in await queue.claim(2_400)] == list(range(2_400))
+    assert [job.data for job in await queue.claim(2_400)] == list(range(2_400, 2_500))
+
+
+async def test_nothing_put_is_nothing(book: tidebook.Book) -> None:
+    assert (await book.queue("mail").put_many([])).inserted == 0

@@ -1,0 +1,74 @@
+"""`tidebook tags`, as a shell runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidebook import Event
+from tidebook.tags.ticks import tick
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
+
+
+def tidebook_tags(folder: Path, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tidebook.cli.app", "tags", *arguments, "--book", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def fill(folder: Path) -> None:
+    async with Book(Settings(folder, {"journal": Section(None, {"partitions": 1})})) as book:
+        for n in range(4):
+            await book.journal("orders").append("o-1", [Event({"n": n}, tags={"paid", f"mod-{n % 2}"})])
+        topics = ["orders"]
+        await replicate(book.log, book.store, "orders")
+        await tick(book.log, book.store, topics)
+        await replicate(book.log, book.store, "orders")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("book")
+    asyncio.run(fill(folder))
+    return folder
+
+
+def test_a_stream_is_printed_and_resumed(folder: Path) -> None:
+    rows = tidebook_tags(folder, "read", "paid")
+    assert [(row["topic"], row["id"], row["seq_nr"], row["tag_seq_nr"], row["payload"]["n"]) for row in rows] == [
+        ("orders", "o-1", n + 1, n + 1, n) for n in range(4)
+    ]
+    assert tidebook_tags(folder, "read", "paid", "--after", rows[1]["tag_offset"], "--topic", "orders") == rows[2:]
+    assert tidebook_tags(folder, "read", "paid", "--since", "2999-01-01T00:00:00Z") == []
+
+
+def test_tags_are_listed_their_completeness_is_told_and_one_is_made_anew(folder: Path) -> None:
+    assert [row["tag"] for row in tidebook_tags(folder, "list")] == ["mod-0", "mod-1", "paid"]
+    (status,) = tidebook_tags(folder, "status")
+    assert status["held_by"] == {"topic": "orders", "partition": 0}
+    assert status["lag_s"] >= 0
+    assert status["behind_s"] == 0
+    (done,) = tidebook_tags(folder, "rebuild", "paid")
+    assert done == {"tag": "paid", "journals": 1, "written": 4, "removed": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["read", ""], 2),
+        (["read", "paid", "--after", "no offset"], 2),
+        (["read", "paid", "--since", "yesterday"], 2),
+        (["rebuild", "paid", "--topic", "unknown"], 4),
+    ],
+)
+def test_what_cannot_be_done_has_its_exit_code(folder: Path, arguments: list[str], code: int) -> None:
+    tidebook_tags(folder, *arguments, code=code)

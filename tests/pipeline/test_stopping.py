@@ -1,0 +1,142 @@
+"""How a run of the replication ends: when it is asked to, and when the log or the store leaves it no choice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.conftest import opened
+from tidebook.core.errors import LogLost, OutcomeUnknown, Unavailable
+from tidebook.core.event import Event
+from tidebook.core.portal import Portal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+#: Many micro-batches out of few records, and many looks.
+SMALL = "[pipeline]\nrecords_max = 20\nlook_every_s = 0.05\ntrigger_s = 0\n"
+RECORDS = 1_000
+
+
+def replication(spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any) -> Any:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    return Replication(spark, book, portal, topics=[topic], **more)
+
+
+@pytest.fixture
+def small(tmp_path: Path, portal: Portal) -> Iterator[Book]:
+    toml = tmp_path / "small.toml"
+    toml.write_text(f'folder = "{tmp_path / "book"}"\n{SMALL}')
+    with opened(portal, toml) as book:
+        yield book
+
+
+async def write_many(book: Book, topic: str, n: int = RECORDS) -> None:
+    journal = book.journal(topic)
+    await asyncio.gather(*(journal.append(f"o-{i % 50}", [Event({"step": i}, tags={"paid"})]) for i in range(n)))
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_stop_under_load_lets_the_batch_under_way_finish_and_begins_no_other(
+    spark: SparkSession, small: Book, portal: Portal, topic: str, once: bool
+) -> None:
+    portal.run(write_many(small, topic))
+    job: Any = None
+    asked: list[float] = []
+
+    def on_batch(number: int, done: Any) -> None:
+        asked.append(time.monotonic())
+        job.stop()
+
+    job = replication(spark, small, portal, topic, on_batch=on_batch)
+    thread = threading.Thread(target=job.run, kwargs={"once": once})
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive()
+    assert time.monotonic() - asked[0] < 20
+    assert len(asked) < 10
+    assert job.progress().lag > RECORDS / 2
+
+
+def test_a_gate_that_is_closed_waits_for_who_is_within_and_lets_nobody_in() -> None:
+    from tidebook.pipeline.jobs.replicate import Gate
+
+    gate, within, leave = Gate(), threading.Event(), threading.Event()
+
+    def batch() -> None:
+        with gate.entered() as entered:
+            assert entered
+            within.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=batch)
+    thread.start()
+    assert within.wait(30)
+    assert not gate.close(0.01)
+    leave.set()
+    assert gate.close(30)
+    with gate.entered() as entered:
+        assert not entered
+    thread.join(30)
+
+
+def test_a_log_that_loses_records_in_mid_run_stops_it_and_is_named(
+    spark: SparkSession, small: Book, portal: Portal, topic: str
+) -> None:
+    """On the embedded log; from Kafka Spark has fetched so few records at once, and would replicate them all."""
+    book = small
+    portal.run(write_many(book, topic, 300))
+    end = portal.run(book.log.end(topic, 0))
+    lost: list[int] = []
+
+    def on_batch(number: int, done: Any) -> None:
+        if not lost:
+            lost.append(number)
+            portal.run(book.log.truncate(topic, 0, before=end - 1))
+
+    with pytest.raises(LogLost) as caught:
+        replication(spark, book, portal, topic, on_batch=on_batch).run(once=True)
+    assert (caught.value.partition, caught.value.last) == (0, end - 2)
+    assert caught.value.first > 0
+    assert "--accept-loss" in str(caught.value)
+
+
+def test_watching_that_fails_for_a_while_does_not_disturb_the_work(
+    spark: SparkSession, small: Book, portal: Portal, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidebook.pipeline.jobs import replicate as module
+    from tidebook.pipeline.status import partition_statuses
+
+    looks, starts = [0], [0]
+    start = module.Replication._start
+
+    async def failing_statuses(*arguments: Any) -> Any:
+        looks[0] += 1
+        if 1 < looks[0] < 5:
+            raise Unavailable("the store does not answer")
+        return await partition_statuses(*arguments)
+
+    async def failing_note(*arguments: Any) -> None:
+        raise OutcomeUnknown("the note was not answered")
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        starts[0] += 1
+        return start(*arguments, **more)
+
+    portal.run(write_many(small, topic, 100))
+    monkeypatch.setattr(module, "partition_statuses", failing_statuses)
+    monkeypatch.setattr(module, "leave_note", failing_note)
+    monkeypatch.setattr(module.Replication, "_start", counted)
+    assert replication(spark, small, portal, topic).run(once=True).lag == 0
+    assert looks[0] >= 5
+    assert starts[0] == 1

@@ -1,0 +1,79 @@
+"""A journal that is closed or adopted while others wait: each of them is told, and rightly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.journal.rig import Rig
+from tidebook.core.errors import OutcomeUnknown, Unavailable
+from tidebook.core.event import Event
+
+OpenRig = Callable[..., Rig]
+pytestmark = pytest.mark.parametrize("kind", ["like kafka"])  # where others' records are read by a task of their own
+
+
+async def between(mine: Rig, other: Rig) -> None:
+    """Another's record lies before the next one of `mine`, so its outcome has to be read."""
+    await mine.append("a", 0)
+    await other.append("a", 1)
+
+
+async def test_an_append_whose_journal_is_closed_is_told_and_can_be_retried(open_rig: OpenRig) -> None:
+    mine, other = open_rig(follow_s=0), open_rig()
+    await between(mine, other)
+    held = mine.log_faults.hold("read")
+    appending = asyncio.create_task(mine.append("a", 2))
+    await held.reached()
+    await mine.journal.close()
+    with pytest.raises(OutcomeUnknown, match="closed") as caught:
+        await asyncio.wait_for(appending, 5)
+    held.release()
+    assert (await mine.append("a", 2, retry=caught.value)).last == 3
+    assert await other.read("a") == [0, 1, 2]
+
+
+async def test_each_of_many_appends_whose_journal_is_closed_is_told(open_rig: OpenRig) -> None:
+    mine, other = open_rig(follow_s=0), open_rig()
+    await between(mine, other)
+    held = mine.log_faults.hold("read")
+    appending = asyncio.create_task(mine.journal.append_many([("a", [Event(2)]), ("a", [Event(3)])]))
+    await held.reached()
+    await mine.journal.close()
+    told = await asyncio.wait_for(appending, 5)
+    assert [type(each) for each in told] == [OutcomeUnknown, OutcomeUnknown]
+
+
+async def test_a_read_whose_journal_is_closed_is_told_and_not_cancelled(open_rig: OpenRig) -> None:
+    mine, other = open_rig(follow_s=0), open_rig()
+    await between(mine, other)
+    held = mine.log_faults.hold("read")
+    reading = asyncio.create_task(mine.read("a"))
+    await held.reached()
+    await mine.journal.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await asyncio.wait_for(reading, 5)
+
+
+async def test_a_reader_that_is_cancelled_is_cancelled(open_rig: OpenRig) -> None:
+    mine, other = open_rig(follow_s=0), open_rig()
+    await between(mine, other)
+    held = mine.log_faults.hold("read")
+    reading = asyncio.create_task(mine.read("a"))
+    await held.reached()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_adopting_a_topic_that_fits_disturbs_nobody(open_rig: OpenRig) -> None:
+    mine, other = open_rig(follow_s=0), open_rig()
+    await between(mine, other)
+    held = mine.log_faults.hold("read")
+    appending = asyncio.create_task(mine.append("a", 2))
+    await held.reached()
+    assert (await mine.journal.adopt()).epoch == 1
+    held.release()
+    assert (await asyncio.wait_for(appending, 5)).last == 3

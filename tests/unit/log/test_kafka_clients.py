@@ -1,0 +1,158 @@
+"""What the log on Kafka makes of its clients' moods, with clients that have them to order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from tidebook.core.errors import Corrupt, TidebookError, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import producer as producing
+from tidebook.log.kafka import reading
+from tidebook.log.kafka.log import KafkaLog
+from tidebook.log.kafka.producer import KafkaProducer
+from tidebook.log.kafka.reading import Slice, SliceReader
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.log.kafka.topics import KafkaTopic
+from tidebook.log.port import Many, Outgoing, Sent, TopicState
+
+
+class LookedUp:
+    """Topics, each found only when it is let go."""
+
+    def __init__(self, topic: KafkaTopic) -> None:
+        self._topic = topic
+        self.gates: list[asyncio.Event] = []
+
+    async def find(self, _: str) -> KafkaTopic:
+        self.gates.append(asyncio.Event())
+        await self.gates[-1].wait()
+        return self._topic
+
+
+class Taking:
+    """A producer that only notes the order."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+
+    def send(self, record: Outgoing, _: Any) -> None:
+        self.values.append(record.value)
+
+    def send_many(self, many: Many, _: Any) -> None:
+        self.values += many.values
+
+
+async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that met a broker just started looks the topic up again; a record sent meanwhile looks for itself."""
+    log = KafkaLog(KafkaSettings(servers=("h:1",)), metrics=Metrics())
+    topics, taking = LookedUp(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), Taking()
+    monkeypatch.setattr(log, "_topics", lambda: topics)
+    monkeypatch.setattr(log, "_producer", lambda _: taking)
+    again = asyncio.create_task(log._check_again("t", 0))
+    await asyncio.sleep(0)
+    log.send(Outgoing("t", 0, b"k", b"1"), print)
+    await asyncio.sleep(0)
+    topics.gates[0].set()
+    await again
+    log.send(Outgoing("t", 0, b"k", b"2"), print)
+    log.send_many(Many("t", [0, 0], [b"k", b"k"], [b"3", b"4"]), print)
+    topics.gates[1].set()
+    await asyncio.gather(*log._placing)
+    assert taking.values == [b"1", b"2", b"3", b"4"]
+
+
+class Full:
+    """A client whose queue is full."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        raise BufferError
+
+    def poll(self, timeout_s: float) -> int:
+        time.sleep(min(timeout_s, 0.01))
+        return 0
+
+    def purge(self, *_: Any, **__: Any) -> None: ...
+
+    def flush(self, *_: Any) -> None: ...
+
+
+async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producing, "connect", lambda *_, **__: Full())
+    settings = KafkaSettings(servers=("h:1",), send_timeout_ms=300)
+    producer = KafkaProducer(settings, Metrics(), batch_bytes=1000)
+    loop = asyncio.get_running_loop()
+    waited: list[float] = []
+
+    def send() -> asyncio.Future[Sent]:
+        told: asyncio.Future[Sent] = loop.create_future()
+        sent = loop.time()
+
+        def on_sent(result: Sent | TidebookError) -> None:
+            assert isinstance(result, Unavailable)
+            waited.append(loop.time() - sent)
+            told.set_result(None)  # type: ignore[arg-type]
+
+        producer.send(Outgoing("t", 0, b"k", b"v"), on_sent)
+        return told
+
+    first = send()
+    loop.call_later(0.2, lambda: second.append(send()))
+    second: list[asyncio.Future[Sent]] = []
+    await first
+    await second[0]
+    await producer.close()
+    assert min(waited) >= 0.29
+
+
+class Failing:
+    """A consumer that meets one error in the stream, and then nothing for ever."""
+
+    def __init__(self, code: int) -> None:
+        self._left = [code]
+
+    def error(self) -> KafkaError:
+        return KafkaError(self._code)
+
+    def offset(self) -> int:
+        return 0
+
+    def list_topics(self, *_: Any, **__: Any) -> None: ...
+
+    def assign(self, *_: Any) -> None: ...
+
+    def consume(self, *_: Any) -> list[Any]:
+        return []
+
+    def poll(self, _: float) -> Any:
+        if not self._left:
+            time.sleep(0.05)
+            return None
+        self._code = self._left.pop()
+        return self
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "told"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, Unavailable, "ACLs"),
+        (KafkaError._BAD_MSG, Corrupt, "damaged"),
+    ],
+)
+def test_a_consumers_error_that_stays_is_told_at_once_and_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], told: str
+) -> None:
+    monkeypatch.setattr(reading, "new_consumer", lambda *_, **__: Failing(code))
+    reader = SliceReader(KafkaSettings(servers=("h:1",), request_timeout_ms=1000), Metrics())
+    began = time.monotonic()
+    with pytest.raises(kind, match=told):
+        reader.read(Slice("t", 0, 0, 5, None, 10, 10**6))
+    assert time.monotonic() - began < 0.9

@@ -1,0 +1,119 @@
+"""Records that go together: whatever the client reports, and in whatever order, each sender hears of his own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.log.kafka import run as run_module
+from tidebook.log.kafka.run import Run, runs
+from tidebook.log.port import Many, Outgoing, Sent
+
+
+class Report:
+    """What the client gives back with its news."""
+
+    def __init__(self, value: bytes, offset: int, error: KafkaError | None = None, key: bytes = b"k") -> None:
+        self._value, self._offset, self._error, self._key = value, offset, error, key
+
+    def key(self) -> bytes:
+        return self._key
+
+    def value(self) -> bytes:
+        return self._value
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000 + self._offset
+
+
+class Told:
+    """What the senders heard, and when the run was done."""
+
+    def __init__(self, values: Sequence[bytes], places: Sequence[int] | None = None) -> None:
+        self.results: dict[int, Sent | TidebookError] = {}
+        self.done: list[Run] = []
+        many = Many("t", [3] * len(values), [b"k"] * len(values), list(values))
+        self.run = Run(many, 3, places or range(len(values)), self._take, self.done.append, 0.0)
+
+    def _take(self, places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
+        self.results |= dict(zip(places, results, strict=True))
+
+    def report(self, *reports: Report) -> dict[int, Any]:
+        for each in reports:
+            assert self.done == []
+            self.run(each.error(), each)
+        [run] = self.done
+        run.tell_reported(undelivered)
+        return self.results
+
+
+def undelivered(record: Outgoing, error: KafkaError | None) -> TidebookError:
+    return Unavailable(f"{record.value!r}") if error is not None else OutcomeUnknown(f"{record.value!r}")
+
+
+FAILED = KafkaError(KafkaError._MSG_TIMED_OUT)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_offsets_grow_in_the_order_of_sending_however_the_reports_come(order: tuple[int, ...]) -> None:
+    values = [b"a", b"b", b"c"]
+    told = Told(values).report(*(Report(values[n], 7 + 2 * n) for n in order))
+    assert told == {n: Sent(3, 7 + 2 * n, 1007 + 2 * n) for n in range(3)}
+
+
+@pytest.mark.parametrize("failed", [{0}, {1}, {2}, {0, 2}, {0, 1, 2}])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_failures_are_told_to_those_whose_records_failed(order: tuple[int, ...], failed: set[int]) -> None:
+    values = [b"a", b"b", b"c"]
+    reports = [Report(values[n], -1, FAILED) if n in failed else Report(values[n], 7 + n) for n in order]
+    told = Told(values).report(*reports)
+    for n in range(3):
+        if n in failed:
+            assert isinstance(told[n], Unavailable)
+            assert str(told[n]) == f"{values[n]!r}"
+        else:
+            assert told[n] == Sent(3, 7 + n, 1007 + n)
+
+
+def test_one_whose_place_the_broker_forgot_is_unknown_and_the_others_are_not() -> None:
+    told = Told([b"a", b"b"]).report(Report(b"a", -1), Report(b"b", 9))
+    assert isinstance(told[0], OutcomeUnknown)
+    assert told[1] == Sent(3, 9, 1009)
+
+
+def test_of_equal_records_one_failed() -> None:
+    told = Told([b"a", b"a", b"b"]).report(Report(b"b", 5), Report(b"a", 4), Report(b"a", -1, FAILED))
+    assert told[2] == Sent(3, 5, 1005)
+    assert [type(told[0]), type(told[1])] == [Sent, Unavailable]
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_what_the_client_does_not_take_is_told_apart(refused_first: bool) -> None:
+    told, refusal = Told([b"a", b"a", b"c"]), Unavailable("full")
+    if refused_first:
+        assert not told.run.refuse(1, refusal)
+    told.run(None, Report(b"a", 4))
+    told.run(None, Report(b"c", 5))
+    assert len(told.done) == refused_first
+    assert refused_first or told.run.refuse(1, refusal)
+    told.run.tell_reported(undelivered)
+    assert told.results == {0: Sent(3, 4, 1004), 1: refusal, 2: Sent(3, 5, 1005)}
+
+
+def test_a_run_is_of_one_partition_in_order_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "RUN_BYTES", 25)
+    many = Many("t", [0, 1, 0, 0, 1, 0], [b"k"] * 6, [b"x" * 10] * 6)
+    assert list(runs(many)) == [(0, [0, 2]), (0, [3, 5]), (1, [1, 4])]
+    assert list(runs(Many("t", [0, 0], [b"k"] * 2, [b"x" * 1000] * 2))) == [(0, [0]), (0, [1])]
+    assert list(runs(Many("t", [], [], []))) == []

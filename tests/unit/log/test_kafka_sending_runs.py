@@ -1,0 +1,149 @@
+"""Runs on their way through the producer, with a client that refuses what a real one hardly ever does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import producer as producing
+from tidebook.log.kafka.producer import KafkaProducer
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.log.port import Many, Sent
+
+
+class Report:
+    def __init__(self, message: dict[str, Any], offset: int) -> None:
+        self._message, self._offset = message, offset
+
+    def key(self) -> Any:
+        return self._message["key"]
+
+    def value(self) -> Any:
+        return self._message["value"]
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> None:
+        return None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000
+
+
+class Client:
+    """Takes runs as it was told to, and acknowledges what it took at the next poll."""
+
+    def __init__(self, *refusals: dict[int, int] | Exception) -> None:
+        self._refusals = deque(refusals)
+        self._taken: deque[tuple[Any, Report]] = deque()
+        self._offset = 0
+        self.in_flight_most = 0
+        self.values: list[bytes] = []
+
+    def produce(self, *_: Any) -> None:
+        raise AssertionError("what goes together goes in runs")
+
+    def produce_batch(self, _: str, messages: list[dict[str, Any]], __: int, on_delivery: Any) -> int:
+        refused = self._refusals.popleft() if self._refusals else {}
+        if isinstance(refused, Exception):
+            raise refused
+        for number, message in enumerate(messages):
+            if number in refused:
+                message["_error"] = KafkaError(refused[number])
+            else:
+                self._taken.append((on_delivery, Report(message, self._offset)))
+                self.values.append(message["value"])
+                self._offset += 1
+        self.in_flight_most = max(self.in_flight_most, len(self._taken))
+        return len(messages) - len(refused)
+
+    def poll(self, timeout_s: float) -> int:
+        if not self._taken:
+            time.sleep(min(timeout_s, 0.002))
+        while self._taken:
+            on_delivery, report = self._taken.popleft()
+            on_delivery(None, report)
+        return 0
+
+    def purge(self, *_: Any, **__: Any) -> None: ...
+
+    def flush(self, *_: Any) -> None: ...
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+
+class Outcomes:
+    """What a producer over these clients tells of each record."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *clients: Client, **settings: Any) -> None:
+        left = deque(clients)
+        monkeypatch.setattr(producing, "connect", lambda *_, **__: left.popleft())
+        self.metrics = Metrics()
+        self.producer = KafkaProducer(KafkaSettings(servers=("h:1",), **settings), self.metrics, batch_bytes=1000)
+
+    async def send(self, *values: bytes) -> list[Sent | TidebookError]:
+        told: dict[int, Sent | TidebookError] = {}
+        all_told = asyncio.Event()
+
+        def on_sent(places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
+            told.update(zip(places, results, strict=True))
+            if len(told) == len(values):
+                all_told.set()
+
+        self.producer.send_many(Many("t", [0] * len(values), [b"k"] * len(values), list(values)), on_sent)
+        async with asyncio.timeout(10):
+            await all_told.wait()
+        return [told[place] for place in range(len(values))]
+
+
+async def test_one_of_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = Outcomes(monkeypatch, Client({1: KafkaError.MSG_SIZE_TOO_LARGE}))
+    first, second, third = await outcomes.send(b"a", b"b", b"c")
+    assert [first, third] == [Sent(0, 0, 1000), Sent(0, 1, 1000)]
+    assert isinstance(second, TooLarge)
+    await outcomes.producer.close()
+
+
+async def test_all_of_a_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = Outcomes(monkeypatch, Client(dict.fromkeys(range(2), KafkaError.MSG_SIZE_TOO_LARGE)))
+    assert [type(each) for each in await outcomes.send(b"a", b"b")] == [TooLarge, TooLarge]
+    assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
+    await outcomes.producer.close()
+
+
+async def test_a_client_that_failed_for_good_is_replaced_and_the_run_goes_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes = Outcomes(monkeypatch, Client(dict.fromkeys(range(2), KafkaError._FATAL)), Client())
+    assert await outcomes.send(b"a", b"b") == [Sent(0, 0, 1000), Sent(0, 1, 1000)]
+    assert outcomes.metrics.counted("kafka_producer_replaced") == 1
+    await outcomes.producer.close()
+
+
+async def test_a_run_that_the_client_cannot_even_look_at_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = Outcomes(monkeypatch, Client(KafkaException(KafkaError(KafkaError._INVALID_ARG))))
+    assert [type(each) for each in await outcomes.send(b"a", b"b")] == [InvalidInput, InvalidInput]
+    assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
+    await outcomes.producer.close()
+
+
+@pytest.mark.parametrize("bound", [{"in_flight_records_max": 5}, {"in_flight_bytes_max": 5 * 4096 + 400}])
+async def test_a_run_goes_whole_and_waits_for_room(monkeypatch: pytest.MonkeyPatch, bound: dict[str, int]) -> None:
+    client = Client()
+    outcomes = Outcomes(monkeypatch, client, **bound)
+    values = [[b"%d-%d" % (run, n) for n in range(3)] for run in range(10)]
+    told = await asyncio.gather(*(outcomes.send(*run) for run in values))
+    assert [each for run in told for each in run] == [Sent(0, n, 1000) for n in range(30)]
+    assert client.values == [value for run in values for value in run]
+    assert client.in_flight_most == 3
+    await outcomes.producer.close()

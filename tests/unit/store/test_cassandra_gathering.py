@@ -1,0 +1,66 @@
+"""Small requests to several partitions go together, within the bounds that a node does not warn of."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.segments import head_segment
+from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.gathering import (
+    BYTES_TOGETHER_MAX,
+    HEADS_PER_QUERY_MAX,
+    HEADS_TOGETHER_MAX,
+    ROWS_MAX,
+    gathered,
+    head_queries,
+)
+from tidebook.store.cassandra.mutations import Batch, Statement
+
+
+def batch_of(partition: int, rows: int, size: int) -> Batch:
+    return [Statement(cql.PUT_EVENT, [partition, row, b"x" * size]) for row in range(rows)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2 * ROWS_MAX), st.integers(0, 2 * BYTES_TOGETHER_MAX)), max_size=50),
+    st.integers(1, 12),
+)
+def test_every_statement_is_sent_once_and_groups_stay_within_their_bounds(
+    batches: list[tuple[int, int]], together_max: int
+) -> None:
+    given_batches = [batch_of(i, rows, size) for i, (rows, size) in enumerate(batches)]
+    found = list(gathered(given_batches, together_max))
+    sent = [(each.values[0], each.values[1]) for batch in found for each in batch]
+    assert sorted(sent) == [(each.values[0], each.values[1]) for batch in given_batches for each in batch]
+    for batch in found:
+        partitions = {each.values[0] for each in batch}
+        assert len(partitions) <= together_max
+        if len(partitions) > 1:
+            assert sum(len(each.values[2]) for each in batch) <= BYTES_TOGETHER_MAX
+
+
+def test_a_group_of_one_sends_every_batch_by_itself() -> None:
+    batches = [batch_of(i, 1, 10) for i in range(5)]
+    assert list(gathered(batches, 1)) == batches
+
+
+@given(st.lists(st.integers(1, 4), max_size=40), st.integers(4, 12))
+def test_a_group_has_no_more_rows_than_a_batch_may_have(rows: list[int], rows_max: int) -> None:
+    batches = [batch_of(i, count, 10) for i, count in enumerate(rows)]
+    found = list(gathered(batches, 10, rows_max=rows_max))
+    assert [each for batch in found for each in batch] == [each for batch in batches for each in batch]
+    assert all(len(batch) <= rows_max for batch in found)
+
+
+@given(st.sets(st.text(min_size=1, max_size=5), max_size=400), st.integers(1, 600), st.integers(1, 12))
+def test_every_head_is_asked_for_once_where_it_lives(ids: set[str], segments: int, together_max: int) -> None:
+    asked: list[str] = []
+    for query, (topic, where, wanted) in head_queries("orders", sorted(ids), segments, together_max=together_max):
+        assert topic == "orders"
+        several = where if query == cql.HEADS_OF_SEGMENTS else [where]
+        assert {head_segment(id, segments) for id in wanted} == set(several)
+        assert len(several) <= together_max
+        assert len(wanted) <= (HEADS_PER_QUERY_MAX if len(several) == 1 else HEADS_TOGETHER_MAX)
+        asked += wanted
+    assert sorted(asked) == sorted(ids)
