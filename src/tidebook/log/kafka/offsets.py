@@ -13,7 +13,7 @@ from typing import Literal
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
 
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import NotFound, TidebookError
 from tidebook.log.kafka.client import new_consumer
 from tidebook.log.kafka.faults import PASSING, failed, kafka_error
 from tidebook.log.kafka.settings import KafkaSettings
@@ -78,6 +78,8 @@ class Offsets:
             questions = again
             if questions:
                 time.sleep(_LOOK_AGAIN_S)
+        if any(isinstance(answer, NotFound) for answer in answers.values()):
+            self._close()  # a client may hold on to that, however long the topic has been there again
         return answers
 
     def _ask_kind(

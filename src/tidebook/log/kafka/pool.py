@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from tidebook.core.errors import Unavailable
+from tidebook.core.errors import NotFound, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.reading import Slice, SliceReader
 from tidebook.log.kafka.settings import KafkaSettings
@@ -92,7 +92,12 @@ class ConsumerPool:
     def _read(self, pooled: _Pooled, wanted: Slice) -> Batch:
         if pooled.reader is None:
             pooled.reader = SliceReader(self._settings, self._metrics)
-        return pooled.reader.read(wanted)
+        try:
+            return pooled.reader.read(wanted)
+        except NotFound:  # a client may hold on to that, however long the topic has been there again
+            self._let_go(pooled.reader)
+            pooled.reader = None
+            raise
 
     def _give_back(self, pooled: _Pooled, reading: asyncio.Future[Batch]) -> None:
         if not reading.cancelled():
@@ -121,9 +126,12 @@ class ConsumerPool:
 
     def _close(self, pooled: _Pooled) -> None:
         if pooled.reader is not None:
-            self._run(pooled, pooled.reader.close)
-            self._metrics.count("kafka_consumer_closed", kind="read")
+            self._run(pooled, partial(self._let_go, pooled.reader))
         pooled.thread.shutdown(wait=False)
+
+    def _let_go(self, reader: SliceReader) -> None:
+        reader.close()
+        self._metrics.count("kafka_consumer_closed", kind="read")
 
     def _run(self, pooled: _Pooled, call: Callable[[], None]) -> None:
         task = self._loop.run_in_executor(pooled.thread, call)
