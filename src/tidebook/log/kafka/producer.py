@@ -4,6 +4,7 @@
 a tick for all that was sent in that tick. The producer's own thread does nothing but poll; all acknowledgements of
 one poll cross over in a single call. Under load, when many come at once, the thread stands still until there are none
 left and the loop polls for itself: each of them needs the interpreter, and two threads would take it from one another.
+So it does where a broker is near and records come one by one (`turns`).
 """
 
 from __future__ import annotations
@@ -28,23 +29,20 @@ from tidebook.log.kafka.reading import Message
 from tidebook.log.kafka.run import Run, runs
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.kafka.topics import FRAME_BYTES
+from tidebook.log.kafka.turns import LOAD_RESULTS, Turns
 from tidebook.log.port import Many, OnSent, OnSentMany, Outgoing, Sent
 
 #: A poll returns as soon as there is news; this only bounds how late a stop is noticed.
 _POLL_S = 0.1
 #: One tick of the event loop hands over at most so many records.
 _TICK_RECORDS_MAX = 1000
-#: So many acknowledgements in one poll are load.
-_LOAD_RESULTS = 8
-#: How late a thread that stands still notices that its loop was closed.
-_STANDSTILL_S = 1.0
 _PROBE_S = 1.0
 _FULL_WAIT_S = 0.005
 
 
-def _is_load(done: list[Any]) -> bool:
-    """Whether so much was acknowledged: a run counts for many."""
-    return len(done) >= 2 * _LOAD_RESULTS or (bool(done) and done[-1] is None)
+def _results(done: list[Any]) -> int:
+    """How much was acknowledged: a run counts for many."""
+    return LOAD_RESULTS if done and done[-1] is None else len(done) // 2
 
 
 class _Sending(msgspec.Struct, gc=False):
@@ -58,14 +56,10 @@ class _Sending(msgspec.Struct, gc=False):
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """In whichever thread polls."""
-        if error is None:
-            offset = message.offset()
-            if offset >= 0:
-                done = self.producer.done
-                done.append(self)
-                done.append(Sent(self.record.partition, offset, message.timestamp()[1]))
-                return
-        self.producer.done += (self, self.producer.undelivered(self.record, error))
+        if error is None and message.offset() >= 0:
+            self.producer.done += (self, Sent(self.record.partition, message.offset(), message.timestamp()[1]))
+        else:
+            self.producer.done += (self, self.producer.undelivered(self.record, error))
 
     def tell(self, result: Sent | TidebookError) -> None:
         """In the event loop."""
@@ -90,10 +84,7 @@ class KafkaProducer:
         self._flushing: asyncio.Handle | None = None
         self._in_flight = 0
         self._in_flight_bytes = 0
-        #: The thread stands still: the loop polls, and lets it go on where nothing has come.
-        self._polling = False
-        self._go_on = threading.Lock()
-        self._go_on.acquire()
+        self._turns = Turns()
         #: No broker answers: records wait here, where it is certain that they were not written.
         self._down = False
         #: When what is sent in this tick is given up, should it still wait here then.
@@ -118,7 +109,9 @@ class KafkaProducer:
         alone = self._in_flight == 0 and not self._waiting
         self._waiting.append(_Sending(self, record, on_sent, self._give_up_at))
         if alone and not self._down and self._produce(1):
-            return
+            self._turns.nearness.sent(self._give_up_at - self._timeout_s)
+            if not self._turns.loops:
+                return
         if self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)
 
@@ -137,7 +130,7 @@ class KafkaProducer:
         if not self._down:
             full = not self._produce(_TICK_RECORDS_MAX)
         self._give_up()
-        if self._polling:
+        if self._turns.loops:
             self._poll()
         if waiting and self._flushing is None:
             self._give_up_at = self._loop.time() + self._timeout_s  # for what is sent until the next flush
@@ -151,13 +144,16 @@ class KafkaProducer:
     def _poll(self) -> None:
         """Take what has come meanwhile, in the loop's own thread; if that is nothing, the thread may wait for it."""
         if not self._retired and not self._told_down:
-            self._client.poll(0)
+            self._ask(self._client, 0)
             if self.done:
                 done, self.done = self.done, []
                 self._take(done, True)
                 return
-        self._polling = False
-        self._go_on.release()
+            if self._turns.keeps(self._in_flight):
+                if self._in_flight and self._flushing is None:
+                    self._flushing = self._loop.call_soon(self._flush)
+                return
+        self._turns.give_back()
 
     def _give_up(self) -> None:
         """Fail what has waited too long; none of it was written."""
@@ -237,10 +233,12 @@ class KafkaProducer:
         fits = records <= settings.in_flight_records_max and size_bytes <= settings.in_flight_bytes_max
         return fits or not self._in_flight
 
-    def _take(self, done: list[Any], load: bool) -> None:
-        """Acknowledgements, in the order in which the broker gave them."""
+    def _take(self, done: list[Any], loops: bool) -> None:
+        """Acknowledgements, in the order in which the broker gave them; then the loop polls, if it is to."""
         count = len(done) // 2
         size_bytes = 0
+        if self._in_flight == 1:
+            self._turns.nearness.acknowledged(self._loop.time())
         turns = iter(done)
         for sending, result in zip(turns, turns, strict=True):
             try:
@@ -257,8 +255,8 @@ class KafkaProducer:
         self._in_flight_bytes -= size_bytes
         self._metrics.count("kafka_sent", count)
         self._settle()
-        if load:  # after those who were just woken have sent what they want to send
-            self._polling = True
+        if loops:  # after those who were just woken have sent what they want to send
+            self._turns.take()
             if self._flushing is not None:
                 self._flushing.cancel()
             self._give_up_at = self._loop.time() + self._timeout_s
@@ -305,6 +303,7 @@ class KafkaProducer:
         except TimeoutError:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
+        self._turns.give_back()
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._looking.shutdown)
         self._crossing.close()
@@ -314,15 +313,17 @@ class KafkaProducer:
     def _run(self) -> None:
         while not self._stopping:
             client = self._client
-            client.poll(_POLL_S)
+            self._ask(client, _POLL_S)
             if not self._retired and not self._told_down:
-                if self._hand_over(load=_is_load(self.done)):
-                    self._stand_still()
+                loops = self._turns.pass_on(_results(self.done))
+                self._hand_over(loops)
+                if loops and not self._turns.stand_still():
+                    self._stopping = True
                 continue
             self._hand_over()
             for retired in list(self._retired):
                 retired.purge(in_queue=True, in_flight=True, blocking=False)
-                retired.poll(0)
+                self._ask(retired, 0)
                 if len(retired) == 0:
                     self._retired.remove(retired)
                 self._hand_over()
@@ -333,18 +334,18 @@ class KafkaProducer:
             client.flush(1)
         self._hand_over()
 
-    def _hand_over(self, *, load: bool = False) -> bool:
+    def _hand_over(self, loops: bool = False) -> None:
         if self.done:
             done, self.done = self.done, []
-            self._tell(self._take, done, load)
-        return load
+            self._tell(self._take, done, loops)
 
-    def _stand_still(self) -> None:
-        """Touch nothing until the loop has polled in vain."""
-        while not self._go_on.acquire(timeout=_STANDSTILL_S):
-            if self._loop.is_closed():
-                self._stopping = True
-                return
+    def _ask(self, client: Producer, timeout_s: float) -> None:
+        """Poll, in whichever thread's turn it is; a failing callback must not end the thread for all others."""
+        try:
+            client.poll(timeout_s)
+        except Exception:
+            LOGGER.exception("a callback of the Kafka client failed")
+            self._metrics.count("kafka_callback_failed")
 
     def _run_done(self, run: Run) -> None:
         """In whichever thread polls."""

@@ -1,0 +1,124 @@
+"""Who polls the client: its thread waits, the loop looks for what is near, and a failing poll ends neither."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import Any
+
+import pytest
+
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import nearness, turns
+from tidebook.log.kafka import producer as producing
+from tidebook.log.kafka.nearness import Nearness
+from tidebook.log.kafka.producer import KafkaProducer
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.log.port import Outgoing, Sent
+
+
+class Report:
+    def offset(self) -> int:
+        return 7
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000
+
+
+class Client:
+    """Acknowledges each record at the next poll, and notes in which thread that was."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self._failures = list(failures)
+        self._taken: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.acknowledged_in: list[int] = []
+
+    def produce(self, _: str, __: bytes, ___: bytes, ____: int, on_delivery: Any) -> None:
+        self._taken.put(on_delivery)
+
+    def poll(self, timeout_s: float) -> int:
+        if self._failures:
+            raise self._failures.pop()
+        try:
+            on_delivery = self._taken.get(timeout=timeout_s) if timeout_s else self._taken.get_nowait()
+        except queue.Empty:
+            return 0
+        self.acknowledged_in.append(threading.get_ident())
+        on_delivery(None, Report())
+        return 1
+
+    def purge(self, *_: Any, **__: Any) -> None: ...
+
+    def flush(self, *_: Any) -> None: ...
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, client: Client, metrics: Metrics) -> KafkaProducer:
+    monkeypatch.setattr(producing, "connect", lambda *_, **__: client)
+    return KafkaProducer(KafkaSettings(servers=("h:1",)), metrics, batch_bytes=1000)
+
+
+async def append(producer: KafkaProducer) -> Sent:
+    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    producer.send(Outgoing("t", 0, b"k", b"v"), told.set_result)
+    async with asyncio.timeout(30):
+        sent: Sent = await told
+    return sent
+
+
+async def until_the_threads_turn(producer: KafkaProducer) -> None:
+    async with asyncio.timeout(30):
+        while producer._turns.loops:  # noqa: ASYNC110 - a turn that ends tells nobody
+            await asyncio.sleep(0.001)
+
+
+async def test_what_is_near_is_looked_for_in_the_loop_and_what_is_not_by_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nearness, "NEAR_S", 60.0)
+    monkeypatch.setattr(nearness, "LOOK_S", 60.0)
+    monkeypatch.setattr(turns, "_REST_S", 60.0)
+    client = Client()
+    producer = opened(monkeypatch, client, Metrics())
+    for _ in range(4):
+        assert (await append(producer)).offset == 7
+    here = threading.get_ident()
+    # The first teaches that the broker is near; the second is met by the thread, which then stands still.
+    assert client.acknowledged_in[0] != here
+    assert client.acknowledged_in[2:] == [here, here]
+    monkeypatch.setattr(nearness, "NEAR_S", 0.0)
+    await append(producer)  # in the loop, and no longer near
+    await until_the_threads_turn(producer)
+    await append(producer)
+    assert client.acknowledged_in[-1] != here
+    await producer.close()
+
+
+async def test_after_a_rest_the_thread_polls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearness, "NEAR_S", 60.0)
+    producer = opened(monkeypatch, Client(), Metrics())
+    for _ in range(2):
+        await append(producer)
+    await until_the_threads_turn(producer)
+    assert (await append(producer)).offset == 7
+    await producer.close()
+
+
+async def test_a_poll_that_fails_costs_no_later_record_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    producer = opened(monkeypatch, Client(SystemError("from within the client")), metrics)
+    assert (await append(producer)).offset == 7
+    assert metrics.counted("kafka_callback_failed") == 1
+    await producer.close()
+
+
+def test_one_slow_answer_does_not_make_a_near_broker_far_and_several_do() -> None:
+    learned = Nearness()
+    for took_s in (0.0003, 0.0003, 0.001):
+        learned.sent(1.0)
+        learned.acknowledged(1.0 + took_s)
+    assert learned.near
+    for _ in range(3):
+        learned.sent(1.0)
+        learned.acknowledged(1.002)
+    assert not learned.near
