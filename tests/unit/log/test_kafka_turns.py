@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from tidebook.core.errors import OutcomeUnknown
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import nearness, turns
 from tidebook.log.kafka import producer as producing
 from tidebook.log.kafka.nearness import Nearness
 from tidebook.log.kafka.producer import KafkaProducer
+from tidebook.log.kafka.sending import Sending
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.port import Outgoing, Sent
 
@@ -122,3 +124,20 @@ def test_one_slow_answer_does_not_make_a_near_broker_far_and_several_do() -> Non
         learned.sent(1.0)
         learned.acknowledged(1.002)
     assert not learned.near
+
+
+class Unreadable(Report):
+    def timestamp(self) -> tuple[int, int]:
+        raise SystemError("from within the client")
+
+
+def test_an_acknowledgement_that_cannot_be_read_is_an_unknown_outcome() -> None:
+    class Sender:
+        done: list[Any] = []
+
+        def undelivered(self, *_: Any) -> Any:
+            raise AssertionError
+
+    sending = Sending(Sender(), Outgoing("t", 0, b"k", b"v"), print, 0.0)
+    sending(None, Unreadable())
+    assert [type(each) for each in Sender.done] == [Sending, OutcomeUnknown]

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
@@ -25,12 +24,12 @@ from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import LOGGER, connect, producer_config
 from tidebook.log.kafka.crossing import Crossing
 from tidebook.log.kafka.faults import TOO_LARGE, not_acknowledged, not_sent
-from tidebook.log.kafka.reading import Message
 from tidebook.log.kafka.run import Run, runs
+from tidebook.log.kafka.sending import Sending
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.kafka.topics import FRAME_BYTES
 from tidebook.log.kafka.turns import LOAD_RESULTS, Turns
-from tidebook.log.port import Many, OnSent, OnSentMany, Outgoing, Sent
+from tidebook.log.port import Many, OnSent, OnSentMany, Outgoing
 
 #: A poll returns as soon as there is news; this only bounds how late a stop is noticed.
 _POLL_S = 0.1
@@ -43,27 +42,6 @@ _FULL_WAIT_S = 0.005
 def _results(done: list[Any]) -> int:
     """How much was acknowledged: a run counts for many."""
     return LOAD_RESULTS if done and done[-1] is None else len(done) // 2
-
-
-class _Sending(msgspec.Struct, gc=False):
-    """A record on its way, and what the client calls once it was delivered or not."""
-
-    producer: KafkaProducer
-    record: Outgoing
-    on_sent: Any
-    #: Should it still wait in this process then, it is given up.
-    give_up_at: float
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """In whichever thread polls."""
-        if error is None and message.offset() >= 0:
-            self.producer.done += (self, Sent(self.record.partition, message.offset(), message.timestamp()[1]))
-        else:
-            self.producer.done += (self, self.producer.undelivered(self.record, error))
-
-    def tell(self, result: Sent | TidebookError) -> None:
-        """In the event loop."""
-        self.on_sent(result)
 
 
 class KafkaProducer:
@@ -80,7 +58,7 @@ class KafkaProducer:
         #: Clients that failed for good, polled until all their records are answered.
         self._retired: list[Producer] = []
         #: Not yet handed to the client.
-        self._waiting: deque[_Sending | Run] = deque()
+        self._waiting: deque[Sending | Run] = deque()
         self._flushing: asyncio.Handle | None = None
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -107,7 +85,7 @@ class KafkaProducer:
         if self._flushing is None or self._down:
             self._give_up_at = self._loop.time() + self._timeout_s
         alone = self._in_flight == 0 and not self._waiting
-        self._waiting.append(_Sending(self, record, on_sent, self._give_up_at))
+        self._waiting.append(Sending(self, record, on_sent, self._give_up_at))
         if alone and not self._down and self._produce(1):
             self._turns.nearness.sent(self._give_up_at - self._timeout_s)
             if not self._turns.loops:
