@@ -126,18 +126,21 @@ def test_one_slow_answer_does_not_make_a_near_broker_far_and_several_do() -> Non
     assert not learned.near
 
 
+class Sender:
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def undelivered(self, *_: Any) -> Any:
+        raise AssertionError
+
+
 class Unreadable(Report):
     def timestamp(self) -> tuple[int, int]:
         raise SystemError("from within the client")
 
 
 def test_an_acknowledgement_that_cannot_be_read_is_an_unknown_outcome() -> None:
-    class Sender:
-        done: list[Any] = []
-
-        def undelivered(self, *_: Any) -> Any:
-            raise AssertionError
-
-    sending = Sending(Sender(), Outgoing("t", 0, b"k", b"v"), print, 0.0)
+    sender = Sender()
+    sending = Sending(sender, Outgoing("t", 0, b"k", b"v"), print, 0.0)
     sending(None, Unreadable())
-    assert [type(each) for each in Sender.done] == [Sending, OutcomeUnknown]
+    assert [type(each) for each in sender.done] == [Sending, OutcomeUnknown]
