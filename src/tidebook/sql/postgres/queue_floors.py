@@ -13,7 +13,7 @@ from tidebook.sql.queries.queue.statements import TableStatements
 
 #: After this many claimed entries of a queue it is worth a look how far its claims may skip.
 CLAIMED_LEAST = 1_000
-#: A claim looks at everything at least this often: so a server's clock that is set back, or an entry that another process
+#: A claim looks at everything at least this often: a server's clock that is set back, or an entry that another process
 #: merged into one of a more urgent priority, is out of order for no longer.
 TRUSTED_S_MAX = 1.0
 
