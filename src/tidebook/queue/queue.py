@@ -308,7 +308,8 @@ class Queue:
         return [each in finished for each in held]
 
     def _own(self, jobs: Job | Sequence[Job]) -> list[Job]:
-        ours = [jobs] if isinstance(jobs, Job) else list(jobs or ())
+        several = jobs or ()
+        ours = [jobs] if isinstance(jobs, Job) or not isinstance(several, Iterable) else list(several)
         if not ours:
             raise InvalidInput("no job was given")
         for job in ours:
