@@ -8,12 +8,13 @@
 -- where the claim asks for them together (see bundle.sql), and a row for each of the others.
 -- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn; the
 -- rows of the first come first, as many as its limit, then those of the next.
+-- The floors have a default: an older Tidebook that runs beside a newer one does not give them.
 -- What is handed out must fit into memory: of more than 256 entries (of a megabyte at most) no more than 64 MB are taken.
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer[], bigint, uuid[], smallint, boolean, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_queue integer, p_limits integer[], p_lease bigint, p_tokens uuid[], p_max smallint, p_serial boolean,
-    p_together boolean, p_priorities smallint[], p_floors bigint[]
+    p_together boolean, p_priorities smallint[] DEFAULT '{}', p_floors bigint[] DEFAULT '{}'
 ) RETURNS TABLE (slot smallint, id bigint, keyhash bytea, key text, priority smallint, timeouts smallint,
     format integer, inserted_at bigint, process_at bigint, expires_at bigint, started_at bigint, lease_until bigint,
     kind smallint, data bytea)
