@@ -31,10 +31,11 @@ RATIOS = {
     "idle_p50_vs_pgqueuer": ("tidebook_idle_p50_ms", "pgqueuer_idle_p50_ms"),
     "timer_p50_ms": ("timer_p50_ms", None),
     "timer_p99_ms": ("timer_p99_ms", None),
-    "embedded_vs_huey": ("embedded_drain_per_s", "huey_drain_per_s"),
-    "embedded_singles_vs_huey": ("embedded_singles_per_s", "huey_drain_per_s"),
+    "embedded_vs_huey": ("embedded_singles_per_s", "huey_singles_per_s"),
+    "embedded_hundreds_vs_huey": ("embedded_drain_per_s", "huey_singles_per_s"),
     "claim_many_vs_few": ("claim_many_ms", "claim_few_ms"),
     "claim_churned_vs_fresh": ("claim_churned_ms", "claim_fresh_ms"),
+    "claim_late_in_period_vs_fresh": ("claim_late_in_period_ms", "claim_fresh_again_ms"),
 }
 #: At least; at most for those that are times.
 TARGETS = {
@@ -92,4 +93,5 @@ async def _parts(run: Run, parts: Sequence[str], waiting: int) -> None:
             case "many":
                 await many(run, waiting)
             case "churn":
-                await churn(run)
+                with database(running()["postgres"]["url"], "queue_fresh") as elsewhere:
+                    await churn(run, elsewhere)

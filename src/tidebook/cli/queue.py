@@ -36,7 +36,7 @@ def priority_of(text: str) -> int:
     """A priority: a number, or its name."""
     if text.lower() in NAMES:
         return NAMES[text.lower()]
-    if text.isdigit() and int(text) <= 255:
+    if text.isdecimal() and len(text) <= 3 and int(text) <= 255:
         return int(text)
     raise InvalidInput(f"a priority is 0 to 255 or one of {', '.join(NAMES)}, not {text!r}")
 

@@ -44,7 +44,7 @@ class Fields:
         try:
             if isinstance(data, self._type):
                 data = msgspec.to_builtins(data)
-            elif isinstance(data, Mapping) and not self._names.issuperset(data):  # a class would drop it silently
+            if isinstance(data, Mapping) and not self._names.issuperset(data):  # a class would drop it silently
                 unknown = ", ".join(sorted(repr(name) for name in data if name not in self._names))
                 raise InvalidInput(f"the data is not as declared: it has no field {unknown}")
             return msgspec.to_builtins(msgspec.convert(data, self._type))
@@ -108,7 +108,10 @@ def _kind_of(name: str, value: Any) -> tuple[Any, bool]:
         unknown = set(value) - {"type", "required"}
         if unknown:
             raise InvalidInput(f"field {name!r}: {', '.join(sorted(unknown))} is unknown; there are type and required")
-        optional = value.get("required", True) is False
+        required = value.get("required", True)
+        if type(required) is not bool:
+            raise InvalidInput(f"field {name!r}: required is true or false, not {required!r}")
+        optional = not required
         value = value.get("type", "any")
     if isinstance(value, str) and value.endswith("?"):
         value, optional = value[:-1], True
@@ -147,5 +150,5 @@ def _schema(type_: type[Any]) -> bytes:
     """The declaration as canonical bytes: two that are equal are the same declaration."""
     try:
         return msgspec.json.encode(msgspec.json.schema(type_), order="sorted")
-    except TypeError as error:
+    except (TypeError, NameError) as error:
         raise InvalidInput(f"the fields of {type_.__name__} cannot be kept as JSON: {error}") from error

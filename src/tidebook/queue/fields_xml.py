@@ -25,6 +25,7 @@ class _Reader:
     def __init__(self) -> None:
         self.rows: list[tuple[str, Any]] = []
         self._inside: list[str] = []
+        self._tables = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         parent = self._inside[-1] if self._inside else ""
@@ -33,8 +34,14 @@ class _Reader:
             case "table" if parent in {"", "tables"}:
                 if attributes.get("type", "journal").lower() != "journal":
                     raise _Refused(f"a table of type {attributes['type']!r} is no journal")
+                self._tables += 1
+                if self._tables > 1:
+                    raise _Refused("more than one table is declared, and a queue is one")
             case "column" | "field" if "table" in self._inside:
-                self.rows.append(_row(attributes))
+                row = _row(attributes)
+                if row[0] in dict(self.rows):
+                    raise _Refused(f"{row[0]!r} is declared twice")
+                self.rows.append(row)
             case "description":
                 pass
             case _ if name in _WRAPPERS:

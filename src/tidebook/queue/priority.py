@@ -28,6 +28,7 @@ NAMES: Final = {
     "important": IMPORTANT,
     "new_page": NEW_PAGE,
     "reset": RESET,
+    "default": DEFAULT,
     "updates": UPDATES,
     "slow": SLOW,
     "review": REVIEW,

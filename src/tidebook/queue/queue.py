@@ -308,13 +308,14 @@ class Queue:
         return [each in finished for each in held]
 
     def _own(self, jobs: Job | Sequence[Job]) -> list[Job]:
-        ours = [jobs] if isinstance(jobs, Job) else list(jobs or ())
-        if not ours:
+        several: object = jobs or ()
+        given: list[Any] = list(several) if isinstance(several, Iterable) else [several]
+        if not given:
             raise InvalidInput("no job was given")
-        for job in ours:
+        for job in given:
             if getattr(job, "queue", None) != self.name:
                 raise InvalidInput(f"{job!r} is no job of queue {self.name!r}")
-        return ours
+        return given
 
 
 def _refuse_lost(lost: list[Job]) -> None:

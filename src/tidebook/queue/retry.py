@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -19,7 +20,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     spread: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.first_s < 0 or self.factor < 1 or self.longest_s < self.first_s or not 0 <= self.spread <= 1:
+        values = (self.first_s, self.factor, self.longest_s, self.spread)
+        numbers = all(type(value) in (int, float) and math.isfinite(value) for value in values)
+        if not numbers or not (0 <= self.first_s <= self.longest_s and self.factor >= 1 and 0 <= self.spread <= 1):
             raise InvalidInput(f"{self!r} is no retry policy: delays grow from first_s to longest_s")
 
     def delay_s(self, timeouts: int, chance: float | None = None) -> float:

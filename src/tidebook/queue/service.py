@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidebook.core.clock import Clock, Ids
@@ -50,6 +50,8 @@ class Service:
 
     def configure(self, name: str, settings: QueueSettings) -> None:
         """Settings that are kept with a queue when it is next used."""
+        if not isinstance(settings, QueueSettings):
+            raise InvalidInput(f"settings of a queue are QueueSettings, not {type(settings).__name__}")
         if self._settings.get(name) != settings:
             self._refs.pop(name, None)
         self._settings[name] = settings
@@ -131,6 +133,8 @@ class Service:
         for chunk in chunks(new):
             put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
             if not isinstance(put, Put):
+                if isinstance(put, Coroutine):
+                    put.close()  # nothing was begun
                 raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
             total = Put(total.inserted + put.inserted, total.merged + put.merged, put.now_ms)
         return total

@@ -46,7 +46,10 @@ class Worker:
     ) -> None:
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
             raise InvalidInput(f"concurrency is 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
+        if not callable(handler):
+            raise InvalidInput(f"a handler is called with a job: {handler!r} cannot be called")
         duration_ms(lease_s, "lease", least_ms=10)
+        duration_ms(grace_s, "grace")
         self._queue = queue
         self._handler = handler
         self._concurrency = concurrency

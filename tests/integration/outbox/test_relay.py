@@ -14,7 +14,9 @@ from tidebook.log.kafka.relay_partition import partition_of
 from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER
 from tidebook.outbox import Message
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.sql.queries.outbox_words import MYSQL, POSTGRES, SQLITE
 
+WORDS = {"postgresql": POSTGRES, "mysql": MYSQL, "sqlite": SQLITE}
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 pytestmark = pytest.mark.kafka
 
@@ -161,6 +163,18 @@ def test_status_tells_the_true_age_of_the_oldest_row(database: Database, cluster
     assert (idle.waiting, idle.oldest_age_ms, idle.relayed, idle.error, idle.retries) == (0, None, 2, False, 0)
     assert idle.per_minute in {1, 2}  # what the last minute had is counted by the second
     assert by_topic[other].waiting == 1
+
+
+@every_database
+def test_what_went_before_the_full_minute_is_in_the_last_minute_too(database: Database, cluster: Cluster) -> None:
+    topic = cluster.topic()
+    publish(database, topic, (b"k", b"only"))
+    cluster.relay(database).run(once=True)
+    told = []
+    for _ in range(2):  # the minute may be over between the two statements, once
+        database.query(f"UPDATE kafka_topic_info SET minute = {WORDS[database.kind].minute} - 1")
+        told.append(_status(database)[0].per_minute)
+    assert 1 in told
 
 
 @every_database

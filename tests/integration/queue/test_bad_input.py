@@ -47,6 +47,7 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
     "too much for a letter": lambda q: q.edit(1, "x" * 1_000_001),
     "no job": lambda q: q.done([]),
     "None for a job": lambda q: q.done(None),  # type: ignore[arg-type]
+    "a number for a job": lambda q: q.done(5),  # type: ignore[arg-type]
     "text for a job": lambda q: q.fail("x"),  # type: ignore[arg-type]
     "a limit below 0": lambda q: q.entries(-1),
     "text for a limit": lambda q: q.flags("x"),  # type: ignore[arg-type]

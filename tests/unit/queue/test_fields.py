@@ -139,3 +139,44 @@ def test_fields_have_the_names_that_a_struct_gives_them() -> None:
     assert fields.check({"kind": "parcel", "sentTo": "x"}) == {"kind": "parcel", "sentTo": "x"}
     with pytest.raises(InvalidInput):
         fields.check({"kind": "parcel", "sentTo": "x", "sent_to": "y"})
+
+
+@dataclass
+class Parcel(Mail):
+    weight: int = 1
+
+
+class Registered(Letter):
+    number: int = 1
+
+
+@dataclass
+class Unknown:
+    to: NoSuchType  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(("declared", "data"), [(Mail, Parcel("x")), (Letter, Registered("x"))])
+def test_an_instance_with_more_fields_than_declared_is_refused(declared: Any, data: Any) -> None:
+    with pytest.raises(InvalidInput, match="it has no field"):
+        fields_of(declared).check(data)
+
+
+def test_a_class_whose_annotations_name_nothing_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="NoSuchType"):
+        fields_of(Unknown)
+
+
+@pytest.mark.parametrize("required", ["false", 0, None])
+def test_required_is_true_or_false(required: Any) -> None:
+    with pytest.raises(InvalidInput, match="'to': required is true or false"):
+        fields_of({"to": {"type": "text", "required": required}})
+
+
+def test_a_column_is_declared_once() -> None:
+    with pytest.raises(InvalidInput, match="'to' is declared twice"):
+        read_xml(b'<table><column name="to" type="text"/><column name="to" type="integer"/></table>', "mail.xml")
+
+
+def test_a_declaration_is_of_one_table() -> None:
+    with pytest.raises(InvalidInput, match="more than one table"):
+        read_xml(b'<tables><table><column name="a"/></table><table><column name="b"/></table></tables>', "mail.xml")

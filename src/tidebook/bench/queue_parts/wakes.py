@@ -17,7 +17,7 @@ from tidebook.queue.entry import Entry
 from tidebook.queue.queue import Queue
 
 PAUSE_S = 0.05
-IDLE = 200
+IDLE, IDLE_ROUNDS = 400, 4
 TIMERS = 10_000
 #: The first of the timers go off soon, this many a second; the others lie behind them.
 TIMERS_PER_S = 100.0
@@ -25,19 +25,22 @@ TIMERS_S = 20.0
 
 
 async def idle(run: Run) -> None:
-    """Nothing else goes on: what one entry takes."""
-    count = run.few(IDLE)
+    """Nothing else goes on: what one entry takes, on each side in turn."""
+    count = run.few(IDLE) // IDLE_ROUNDS
     ours, theirs = Ours(run.url), PgQueuer(run.url)
-    await theirs.open()
-    with timed(f"pgqueuer: idle wake-up, {count} times"):
-        taken = await theirs.latencies_ms(count, PAUSE_S)
-    await theirs.close()
-    _keep(run, "pgqueuer_idle", taken)
-    await ours.open()
-    with timed(f"tidebook: idle wake-up, {count} times"):
-        taken = await _latencies_ms(ours, count)
-    await ours.close()
-    _keep(run, "tidebook_idle", taken)
+    our_ms: list[float] = []
+    their_ms: list[float] = []
+    for _ in range(IDLE_ROUNDS):
+        await theirs.open()
+        with timed(f"pgqueuer: idle wake-up, {count} times"):
+            their_ms += await theirs.latencies_ms(count, PAUSE_S)
+        await theirs.close()
+        await ours.open()
+        with timed(f"tidebook: idle wake-up, {count} times"):
+            our_ms += await _latencies_ms(ours, count)
+        await ours.close()
+    _keep(run, "pgqueuer_idle", their_ms)
+    _keep(run, "tidebook_idle", our_ms)
 
 
 async def _latencies_ms(ours: Ours, count: int) -> list[float]:

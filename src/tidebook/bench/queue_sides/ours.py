@@ -25,7 +25,7 @@ class Ours:
 
     def __init__(self, url: str | None, *, schema: str = "bench_tidebook") -> None:
         self._url = url
-        self._schema = schema
+        self.schema = schema
         self._folder = tempfile.TemporaryDirectory(prefix="tidebook-bench-")
         self.book: Book
         self.queue: Queue
@@ -36,7 +36,7 @@ class Ours:
         if self._url is None:
             return folder
         file = folder / "tidebook.toml"
-        file.write_text(f'folder = "data"\n[sql]\nurl = "{self._url}"\n[queue]\nschema = "{self._schema}"\n')
+        file.write_text(f'folder = "data"\n[sql]\nurl = "{self._url}"\n[queue]\nschema = "{self.schema}"\n')
         return file
 
     async def open(self) -> None:
@@ -79,4 +79,4 @@ class Ours:
     async def _drop(self) -> None:
         if self._url is not None:
             async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
-                await connection.execute(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+                await connection.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")

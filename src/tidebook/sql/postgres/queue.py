@@ -35,6 +35,7 @@ from tidebook.sql.postgres.queue_calls import Calls
 from tidebook.sql.postgres.queue_claims import Claim, Claims, Kind
 from tidebook.sql.postgres.queue_declarations import Declarations
 from tidebook.sql.postgres.queue_flags import Flags
+from tidebook.sql.postgres.queue_floors import Floors
 from tidebook.sql.postgres.queue_install import SHARED_TABLE, install, make_table, schema_name
 from tidebook.sql.postgres.queue_keeping import Keeping
 from tidebook.sql.postgres.queue_leases import Leases
@@ -73,7 +74,8 @@ class PostgresQueues:
         self._pool = make_pool(url, size_max=connections_max + 1, application="tidebook queue", settings=_PLANS)
         self._calls = Calls(self._pool, puts_max=connections_max)
         self._tables: dict[str, TableStatements] = {}
-        self._claims = Claims(self._calls)
+        self._floors = Floors(self._calls)
+        self._claims = Claims(self._calls, self._floors)
         self._leases = Leases(self._calls)
         self._flags = Flags(self._calls, self._schema, now)
         self._wakes = Wakes(url, self._calls, self._schema, now)
@@ -233,6 +235,9 @@ class PostgresQueues:
         rows = await self._calls.rows(self._of(queue).sweep, (queue.id, queue.settings.max_timeouts))
         expired, run_out, dead, next_at, now_ms = rows[0]
         self._keeping.count(queue, expired + run_out)
+        if run_out:
+            self._floors.forget(queue)
+        await self._floors.look(queue, self._of(queue))
         period_end = await self._keeping.keep(queue, now_ms)
         return Swept(expired, run_out, dead, min(next_at, period_end), now_ms)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.gather import Gather
 from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, QueueRef
 from tidebook.sql.postgres.queue_calls import Calls
+from tidebook.sql.postgres.queue_floors import Floors
 from tidebook.sql.queries.queue.arguments import hashes, numbers
 from tidebook.sql.queries.queue.statements import TableStatements
 
@@ -20,7 +21,7 @@ FLIGHTS_MAX = 2
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
-_KEY = 3
+_KEY, _PRIORITY = 3, 4
 _LIMIT = attrgetter("limit")
 
 
@@ -44,8 +45,9 @@ class Claim(NamedTuple):
 class Claims:
     """The claims of a process, queue by queue."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, floors: Floors) -> None:
         self._calls = calls
+        self._floors = floors
         self._gathers: dict[int, Gather[Claim, list[Claimed]]] = {}
 
     async def __call__(self, claim: Claim) -> list[Claimed]:
@@ -77,6 +79,20 @@ class Claims:
         return outcomes
 
     async def _claim(self, kind: Kind, claims: Sequence[Claim]) -> list[list[Claimed]]:
+        floors = self._floors.of(kind.queue)
+        rows = await self._rows(kind, claims, floors)
+        if not rows and floors:  # that nothing is due must be true
+            rows = await self._rows(kind, claims, {})
+        if rows:
+            self._floors.claimed(kind.queue, {row[_PRIORITY] for row in rows}, len(rows))
+        found: list[list[Claimed]] = []
+        for claim in claims:
+            mine, rows = rows[: claim.limit], rows[claim.limit :]
+            mine.sort(key=_ORDER)
+            found.append(_claimed(mine, together=kind.together))
+        return found
+
+    async def _rows(self, kind: Kind, claims: Sequence[Claim], floors: Mapping[int, int]) -> list[tuple[Any, ...]]:
         settings = kind.queue.settings
         parameters = (
             kind.queue.id,
@@ -86,14 +102,10 @@ class Claims:
             settings.max_timeouts,
             not settings.parallel_keys,
             kind.together,
+            numbers(floors),
+            numbers(floors.values()),
         )
-        rows = await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous)
-        found: list[list[Claimed]] = []
-        for claim in claims:
-            mine, rows = rows[: claim.limit], rows[claim.limit :]
-            mine.sort(key=_ORDER)
-            found.append(_claimed(mine, together=kind.together))
-        return found
+        return await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous)
 
 
 def _claimed(rows: list[tuple[Any, ...]], *, together: bool) -> list[Claimed]:

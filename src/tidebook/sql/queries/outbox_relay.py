@@ -125,9 +125,9 @@ class RelayStatements:
             f"SELECT topic, CASE WHEN locked_by IS NULL THEN NULL ELSE owner END, {w.age.format('locked_at')}, error, "
             f"retries, -{w.age.format('retry_at')}, reason, notice, {w.age.format('notice_at')}, "
             "CASE WHEN session_id IS NULL THEN 0 ELSE 1 END, relayed, "
-            # This minute's, and of the one before it as much as is within the last sixty seconds.
-            f"CASE WHEN minute = {w.minute} THEN minute_relayed + minute_before * {w.seconds_left} / 60 "
-            f"WHEN minute = {w.minute} - 1 THEN minute_relayed * {w.seconds_left} / 60 ELSE 0 END "
+            # This minute's, and of the one before it as much as is within the last sixty seconds: one at least.
+            f"CASE WHEN minute = {w.minute} THEN minute_relayed + (minute_before * {w.seconds_left} + 59) / 60 "
+            f"WHEN minute = {w.minute} - 1 THEN (minute_relayed * {w.seconds_left} + 59) / 60 ELSE 0 END "
             "FROM kafka_topic_info ORDER BY topic"
         )
         self.count = "SELECT count(*) FROM (SELECT 1 FROM kafka_messages WHERE topic = %s LIMIT %s) bounded"

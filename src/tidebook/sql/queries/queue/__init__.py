@@ -1,6 +1,7 @@
 """The queue's SQL for PostgreSQL: `schema.sql` once a database, the other files once for each group of period tables.
 
-`@schema@`, `@table@` and `@now@` stand for the schema, the parent table, and the database's time in milliseconds.
+`@schema@`, `@table@` and `@now@` stand for the schema, the parent table, and the database's time in milliseconds: when
+the statement came. `@later@` is the time at which it is asked for, in the middle of a function.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from hashlib import blake2b
 from importlib.resources import files
 
 #: Raised with every change of the files beside this one: they are then installed anew.
-VERSION = 7
+VERSION = 10
 NOW = "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
-TABLE_FILES = ("table.sql", "bundle.sql", "put.sql", "runout.sql", "claim.sql", "fail.sql", "due.sql")
+TABLE_FILES = ("table.sql", "bundle.sql", "put.sql", "runout.sql", "claim.sql", "fail.sql", "due.sql", "floor.sql")
 
 
 @cache
@@ -23,7 +24,11 @@ def digest(*, schema: str, now: str = NOW) -> str:
 
 
 @cache
-def text(name: str, *, schema: str, table: str = "", now: str = NOW) -> str:
+def text(file: str, *, schema: str, table: str = "", now: str = NOW) -> str:
     """One of the files, for a schema and a parent table."""
-    raw = files(__package__).joinpath(name).read_text(encoding="utf-8")
-    return raw.replace("@schema@", schema).replace("@table@", table).replace("@now@", now)
+    raw = files(__package__).joinpath(file).read_text(encoding="utf-8")
+    later = now.replace("statement_timestamp()", "clock_timestamp()")
+    named = {"@schema@": schema, "@table@": table, "@now@": now, "@later@": later}
+    for name, value in named.items():
+        raw = raw.replace(name, value)
+    return raw

@@ -1,23 +1,28 @@
 -- Priority by priority, so that entries with later dates are never walked over. Slow ones only when nothing else came.
+-- The look for the next priority walks over what was finished and could not be cleared away yet; the pick begins at the
+-- date that it found. What was committed between the two with an earlier date is the next claim's.
+-- Below a floor (floor.sql) nothing waits: there the look begins, where the priority has one.
 -- The entry that holds a key is looked for in the statement that picks: with one snapshot, a waiting entry of a key is
 -- never seen without the entry that holds it. A scalar subquery, since NOT EXISTS would be planned as a join of all.
 -- What was picked is deleted, and inserted again as being processed: one row for all entries without a key, a bundle,
 -- where the claim asks for them together (see bundle.sql), and a row for each of the others.
 -- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn; the
 -- rows of the first come first, as many as its limit, then those of the next.
+-- The floors have a default: an older Tidebook that runs beside a newer one does not give them.
 -- What is handed out must fit into memory: of more than 256 entries (of a megabyte at most) no more than 64 MB are taken.
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer[], bigint, uuid[], smallint, boolean, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_queue integer, p_limits integer[], p_lease bigint, p_tokens uuid[], p_max smallint, p_serial boolean,
-    p_together boolean
+    p_together boolean, p_priorities smallint[] DEFAULT '{}', p_floors bigint[] DEFAULT '{}'
 ) RETURNS TABLE (slot smallint, id bigint, keyhash bytea, key text, priority smallint, timeouts smallint,
     format integer, inserted_at bigint, process_at bigint, expires_at bigint, started_at bigint, lease_until bigint,
     kind smallint, data bytea)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $claim$
 #variable_conflict use_column
 DECLARE
-    v_now bigint := @now@; v_limit integer; v_left integer; v_from smallint := 0; v_priority smallint; v_out smallint;
+    v_now bigint := @now@; v_limit integer; v_left integer; v_from smallint := 0; v_next smallint; v_priority smallint;
+    v_out smallint; v_first bigint;
     v_run_out boolean := false; v_fast boolean := false; v_slot smallint; v_together integer;
     v_got @schema@.part[]; v_parts @schema@.part[]; v_keyed_here integer; v_keyed integer := 0; v_dealt integer := 0;
     v_bytes_here bigint; v_bytes bigint := 0; v_slots smallint[]; v_places tid[]; v_one_table boolean;
@@ -27,16 +32,39 @@ BEGIN
     PERFORM FROM @schema@.@table@ e WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until <= v_now LIMIT 1;
     IF FOUND THEN
         PERFORM @schema@.@table@_run_out(p_queue, p_max, v_now);
+        p_floors := '{}';  -- it may have merged what ran out into an entry that waits at another priority
         v_run_out := EXISTS (SELECT FROM @schema@.@table@ e
             WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0);
     END IF;
     LOOP
-        SELECT e.priority INTO v_priority FROM @schema@.@table@ e
-            WHERE e.queue = p_queue AND e.status = 'W' AND e.priority >= v_from
-            ORDER BY e.priority, e.process_at, e.id LIMIT 1;
+        v_priority := NULL;
+        v_next := v_from;
+        FOR i IN 1 .. cardinality(p_floors) LOOP
+            CONTINUE WHEN p_priorities[i] < v_next;
+            IF v_next < p_priorities[i] THEN
+                SELECT e.priority, e.process_at INTO v_priority, v_first FROM @schema@.@table@ e
+                    WHERE e.queue = p_queue AND e.status = 'W' AND e.priority >= v_next AND e.priority < p_priorities[i]
+                    ORDER BY e.priority, e.process_at, e.id LIMIT 1;
+                EXIT WHEN FOUND;
+            END IF;
+            SELECT e.priority, e.process_at INTO v_priority, v_first FROM @schema@.@table@ e
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = p_priorities[i]
+                    AND e.process_at >= p_floors[i]
+                ORDER BY e.priority, e.process_at, e.id LIMIT 1;
+            EXIT WHEN FOUND;
+            v_next := p_priorities[i] + 1;
+        END LOOP;
+        IF v_priority IS NULL THEN
+            SELECT e.priority, e.process_at INTO v_priority, v_first FROM @schema@.@table@ e
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority >= v_next
+                ORDER BY e.priority, e.process_at, e.id LIMIT 1;
+        END IF;
         IF v_run_out THEN
             SELECT min(e.priority) INTO v_out FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.priority >= v_from;
+            IF v_out < v_priority THEN
+                v_first := 0;
+            END IF;
             v_priority := least(v_priority, v_out);
         END IF;
         EXIT WHEN v_priority IS NULL OR (v_priority >= 200 AND v_fast);
@@ -48,8 +76,8 @@ BEGIN
                 ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED
             ), waiting AS MATERIALIZED (
                 SELECT e.slot, e.ctid, e.process_at, e.id, octet_length(e.data) AS size FROM @schema@.@table@ e
-                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
-                    AND e.expires_at > v_now
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority
+                    AND e.process_at BETWEEN v_first AND v_now AND e.expires_at > v_now
                     AND (e.key IS NULL OR NOT p_serial OR (
                         SELECT true FROM @schema@.@table@ h
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
@@ -77,8 +105,8 @@ BEGIN
                 SELECT e.slot, e.ctid, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
                     e.process_at, e.expires_at, e.kind, e.data
                 FROM @schema@.@table@ e
-                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority AND e.process_at <= v_now
-                    AND e.expires_at > v_now
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority
+                    AND e.process_at BETWEEN v_first AND v_now AND e.expires_at > v_now
                     AND (e.key IS NULL OR NOT p_serial OR (
                         SELECT true FROM @schema@.@table@ h
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)

@@ -5,9 +5,11 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_fail(
 ) RETURNS text[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET lock_timeout = '50ms' AS $fail$
 DECLARE
-    v_now bigint := @now@; v_slot smallint; v_timeouts smallint; v_at bigint; v_outcome text; v_outcomes text[] := '{}';
+    v_now bigint; v_slot smallint; v_timeouts smallint; v_at bigint; v_outcome text; v_outcomes text[] := '{}';
     r record; w record;
 BEGIN
+    PERFORM pg_current_xact_id();  -- before the clock is read, as in a put
+    v_now := @later@;
     PERFORM pg_advisory_xact_lock_shared('@schema@.@table@'::regclass::oid::integer, 1);
     SELECT p.current_slot INTO STRICT v_slot FROM @schema@.period p WHERE p.table_name = '@table@';
     PERFORM @schema@.@table@_unpack(p_queue, p_tokens);

@@ -1,3 +1,5 @@
+-- The transaction has its number before the clock is read: what is put by one with a later number has a later date, on
+-- which claims rely (floor.sql).
 -- Entries come sorted by keyhash, so that two puts never wait for one another; `p_order` is the order of the call.
 CREATE OR REPLACE FUNCTION @schema@.@table@_put(
     p_queue integer, p_inserted_at bigint, p_format integer, p_hashes uuid[], p_order smallint[], p_priorities smallint[],
@@ -7,7 +9,8 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_put(
 DECLARE
     v_slot smallint; v_draining smallint[]; v_base bigint; v_first bigint;
 BEGIN
-    now_ms := @now@;
+    PERFORM pg_current_xact_id();
+    now_ms := @later@;
     PERFORM pg_advisory_xact_lock_shared('@schema@.@table@'::regclass::oid::integer, 1);
     IF current_setting('transaction_isolation') = 'read committed' THEN
         SELECT p.current_slot, p.draining INTO STRICT v_slot, v_draining

@@ -9,7 +9,9 @@ import msgspec
 _PUT = """SELECT now_ms, merged FROM {t}_put(%s, %s, %s, %s::text::uuid[], %s::text::smallint[],
     %s::text::smallint[], %s::text::bigint[], %s::text::bigint[], %s::text::smallint[], %s::text::text[],
     %s::text::bytea[])"""
-_CLAIM = "SELECT * FROM {t}_claim(%s, %s::text::integer[], %s, %s::text::uuid[], %s, %s, %s)"
+_CLAIM = """SELECT * FROM {t}_claim(%s, %s::text::integer[], %s, %s::text::uuid[], %s, %s, %s, %s::text::smallint[],
+    %s::text::bigint[])"""
+_FLOOR = "SELECT began_ms, ended, begun, priorities, firsts FROM {t}_floor(%s)"
 _TELL = """(SELECT count(pg_notify('{s}', %s::text)) FROM
     (SELECT FROM {s}.wake w WHERE w.queue = %s AND w.held LIMIT 1) AS sleeper)"""
 _FINISH_AT = (
@@ -65,6 +67,7 @@ class TableStatements(msgspec.Struct, frozen=True):
 
     put: str
     claim: str
+    floor: str
     finish_at: str
     finish_bundles: str
     finish: str
@@ -89,6 +92,7 @@ def statements(schema: str, table: str, now: str) -> TableStatements:
             (
                 _PUT,
                 _CLAIM,
+                _FLOOR,
                 _FINISH_AT,
                 _FINISH_BUNDLES,
                 _FINISH,

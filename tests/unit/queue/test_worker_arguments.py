@@ -1,0 +1,73 @@
+"""What a worker and its book are given is checked before anything is claimed."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidebook
+from tidebook.core.errors import InvalidInput
+from tidebook.queue import Retry, Worker
+from tidebook.sql.sqlite.queue import SqliteQueues
+
+NAN, ENDLESS = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"first_s": NAN},
+        {"factor": NAN},
+        {"longest_s": ENDLESS},
+        {"spread": 2},
+        {"first_s": "1"},
+        {"first_s": -1},
+        {"factor": 0.5},
+        {"longest_s": 0.1},
+    ],
+)
+def test_a_retry_policy_has_delays_that_grow(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="is no retry policy"):
+        Retry(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "told"),
+    [
+        (3, {}, "cannot be called"),
+        (print, {"grace_s": NAN}, "grace"),
+        (print, {"grace_s": -1}, "grace"),
+        (print, {"lease_s": 0}, "lease"),
+        (print, {"concurrency": 0}, "concurrency"),
+    ],
+)
+async def test_a_worker_is_given_a_handler_and_times(
+    tmp_path: Path, handler: Any, options: dict[str, Any], told: str
+) -> None:
+    async with tidebook.open(tmp_path) as book:
+        with pytest.raises(InvalidInput, match=told):
+            Worker(book.queue("mail"), handler, **options)
+
+
+async def test_settings_are_settings(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        with pytest.raises(InvalidInput, match="QueueSettings, not dict"):
+            book.queue("mail", settings={"lease_ms": 1})  # type: ignore[arg-type]
+
+
+async def test_an_async_transaction_is_refused_where_nobody_awaits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put_within() -> None:
+        """Never run."""
+
+    begun = put_within()
+    async with tidebook.open(tmp_path) as book:
+        mail = await book.queue("mail").open()
+        monkeypatch.setattr(SqliteQueues, "put_within", lambda *_, **__: begun)
+        with pytest.raises(InvalidInput, match="is async"):
+            mail.put_in(object(), 1)
+    assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED  # it was closed, and nobody is warned of it
