@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Replication
 
 PARTITIONS = 8
-#: What the warm-up writes, by either job: enough for Cassandra's compiler too, or who comes first is the slower one.
+#: What the warm-up writes, by either job: singles, and then by tens as many rows as a node needs until it is compiled.
+#: A row costs one that has just been started up to four times as much.
 WARM_UP = 50_000
+WARM_UP_TENS = 100_000
 #: Each side of a ratio is run so often, in turn with the others, and its median counts.
 ROUNDS = 3
 #: No round begins that would end later, unless it is the first.
 ROUNDS_S_MAX = 420.0
 #: As long as the JVMs need until they have compiled what a micro-batch uses.
-STEADY_WARM_UP_S = 60
+STEADY_WARM_UP_S = 120
 TARGETS = {
     "cassandra_vs_bare": 0.7,
     "embedded_vs_bare": 1.0,
@@ -181,11 +183,14 @@ class Bench:
 
     def _warm_up(self, book: Book) -> None:
         """Class loading, Python workers and connections are paid for before anything is timed."""
-        topic = self._fill(book, "warm", appends=WARM_UP, journals=10_000)
+        topics = [self._fill(book, "warm", appends=WARM_UP, journals=10_000)]
+        if book is self.book:
+            topics.append(self._fill(book, "warm-tens", appends=WARM_UP_TENS, journals=10_000, events=10))
         with timed("warming up"):
-            self._job(book, topic).run(once=True)
-            if book is self.book:
-                self._bare(topic)
+            for topic in topics:
+                self._job(book, topic).run(once=True)
+                if book is self.book:
+                    self._bare(topic)
 
     def _bare(self, topic: str) -> int:
         from tidebook.bench.pipeline_parts.bare import bare_task

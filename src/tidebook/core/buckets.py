@@ -46,9 +46,18 @@ class Buckets(msgspec.Struct, frozen=True):
 
     def start(self, time_ms: int) -> int:
         """The bucket of a time, named by when it begins. Buckets of growing times never go back."""
-        change = self.changes[max(0, bisect_right(self.changes, time_ms, key=lambda each: each.from_ms) - 1)]
+        return self.span(time_ms)[0]
+
+    def span(self, time_ms: int) -> tuple[int, int]:
+        """The bucket of a time: when it begins, and the first time behind it."""
+        found = bisect_right(self.changes, time_ms, key=lambda each: each.from_ms)
+        change = self.changes[max(0, found - 1)]
         size_ms = SIZES_MS[change.size]
-        return max(time_ms // size_ms * size_ms, change.from_ms)
+        begin_ms = time_ms // size_ms * size_ms
+        end_ms = begin_ms + size_ms
+        if found < len(self.changes):
+            end_ms = min(end_ms, self.changes[found].from_ms)
+        return max(begin_ms, change.from_ms), end_ms
 
     def before(self, time_ms: int) -> int:
         """The bucket before the one of a time."""

@@ -42,6 +42,7 @@ from tidebook.store.cassandra.mutations import (
 )
 from tidebook.store.cassandra.rows import Rows
 from tidebook.store.cassandra.tag_writes import tag_batches
+from tidebook.store.cassandra.tag_writes import tag_row as read_tag_row
 
 KEY = Key("orders", "o-1")
 AT = Position(2, 77)
@@ -188,3 +189,21 @@ def test_tag_batches_are_split_by_bytes_and_a_single_larger_event_still_goes() -
 def test_tag_progress_says_how_far_each_journal_and_tag_has_come() -> None:
     (progress,) = [batch for batch in tag_batches([tag_puts(3)], Buckets()) if batch[0].cql == cql.PUT_TAG_PROGRESS]
     assert progress[0].values[:7] == ["t", "a", "paid", 3, 3, 1, 2]
+
+
+def test_a_tag_row_is_read_as_it_was_written_under_the_stamp_of_its_record() -> None:
+    puts = tag_puts(3)
+    written = [each for batch in tag_batches([puts], Buckets()) for each in batch if each.cql == cql.PUT_TAG]
+    assert [read_tag_row("paid", tuple(each.values[2:9])) for each in written] == list(puts.rows)
+    assert [each.values[-1] for each in written] == [write_stamp(row.position) for row in puts.rows]
+
+
+def test_a_tags_bucket_is_told_of_under_the_stamp_of_its_newest_row() -> None:
+    told = [
+        each.values
+        for batch in tag_batches([tag_puts(25, step_ms=3_600_000 // 10)], Buckets())
+        for each in batch
+        if each.cql == cql.PUT_TAG_BUCKET
+    ]
+    hours = [(0, 9), (1, 19), (2, 24)]
+    assert told == [["paid", hour * 3_600_000, write_stamp(Position(1, newest))] for hour, newest in hours]

@@ -43,6 +43,14 @@ def test_buckets_of_growing_times_never_go_back_and_begin_no_later_than_their_ti
     assert all(start <= time for start, time in zip(starts, sorted(times), strict=True))
 
 
+@given(histories(), st.integers(0, 12 * DAY))
+def test_a_buckets_span_is_all_of_it_and_nothing_else(buckets: Buckets, time: int) -> None:
+    begin, end = buckets.span(time)
+    assert begin <= time < end
+    assert buckets.start(begin) == buckets.start(end - 1) == buckets.start(time) == begin
+    assert buckets.start(end) == end
+
+
 @given(histories())
 def test_a_history_is_the_same_after_it_was_kept(buckets: Buckets) -> None:
     assert decode_buckets(encode_buckets(buckets)) == buckets

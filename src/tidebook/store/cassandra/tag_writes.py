@@ -36,25 +36,42 @@ def tag_batches(
     writes: Iterable[PutTags], buckets: Buckets, *, stamp: int | None = None, rows_max: int = BATCH_ROWS_MAX
 ) -> Iterator[Batch]:
     """The rows of many journals by tag and bucket; which buckets a tag has; how far each journal's tags have come."""
-    by_bucket: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
-    newest: dict[tuple[str, int], Position] = {}
-    progress: dict[tuple[Key, str], TagRow] = {}
+    by_bucket: dict[tuple[str, int], list[TagRow]] = {}
+    latest: dict[tuple[Key, str], TagRow] = {}
+    begin_ms = end_ms = 0
     for write in writes:
+        key = write.key
         for row in write.rows:
-            position = row.position
-            at = (row.tag, buckets.start(row.time_ms))
-            cell = _encode(Cell(row.id, row.incarnation, row.tag_seq_nr, row.event))
-            values = [*_place(row, at[1]), cell, stamp or write_stamp(position)]
-            by_bucket.setdefault(at, []).append((len(cell) + _ROW_BYTES, Statement(cql.PUT_TAG, values)))
-            newest[at] = max(newest.get(at, position), position)
-            progress[write.key, row.tag] = row
-    for sized in by_bucket.values():
-        yield from bounded(sized, rows_max)
-    for (tag, bucket), position in newest.items():
-        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, stamp or write_stamp(position)])]
-    for (key, tag), row in progress.items():
+            if not begin_ms <= row.time_ms < end_ms:
+                begin_ms, end_ms = buckets.span(row.time_ms)
+            at = (row.tag, begin_ms)
+            rows = by_bucket.get(at)
+            if rows is None:
+                rows = by_bucket[at] = []
+            rows.append(row)
+        latest.update({(key, row.tag): row for row in write.rows})
+    for (tag, bucket), rows in by_bucket.items():
+        yield from bounded(_puts(rows, bucket, stamp), rows_max)
+        newest = stamp or write_stamp(max(row.position for row in rows))
+        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, newest])]
+    for (key, tag), row in latest.items():
         values = [*key, tag, row.tag_seq_nr, row.seq_nr, row.epoch, row.offset, stamp or write_stamp(row.position)]
         yield [Statement(cql.PUT_TAG_PROGRESS, values)]
+
+
+def _puts(rows: Iterable[TagRow], bucket: int, stamp: int | None) -> Iterator[tuple[int, Statement]]:
+    """The statements of one bucket's rows, each made when it is sent: a slice may have a hundred thousand."""
+    for row in rows:
+        cell = _encode(_cell(row))
+        values = [*_place(row, bucket), cell, stamp or write_stamp(row.position)]
+        yield len(cell) + _ROW_BYTES, Statement(cql.PUT_TAG, values)
+
+
+def _cell(row: TagRow) -> tuple[Any, ...]:
+    """What a `Cell` has, as plain tuples, which are the same bytes."""
+    at, life = (row.epoch, row.offset), (row.life_epoch, row.life_offset)
+    event = (row.seq_nr, row.kept, row.timestamp_ms, at, row.index, row.time_ms)
+    return (row.id, life, row.tag_seq_nr, event)
 
 
 def places_of(key: Key, partition: int, row: EventRow) -> Iterator[TagPlace]:

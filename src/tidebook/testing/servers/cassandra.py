@@ -53,6 +53,14 @@ OPENS = (
     "jdk.management/com.sun.management.internal",
 )
 
+#: For measuring. A writer waits for the disk where acknowledged means synced, so many of them must share a sync;
+#: memtables have the share of the heap that a node gives them by itself.
+BENCH = {
+    "concurrent_writes": "128",
+    "memtable_heap_space": "768MiB",
+    "memtable_offheap_space": "768MiB",
+}
+
 LOGBACK = """\
 <configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -191,6 +199,8 @@ class Cassandra(Server):
             "authenticator": "AllowAllAuthenticator",
             "authorizer": "AllowAllAuthorizer",
         }
+        if self.profile == "bench":
+            settings |= BENCH
         if self.security is not None:
             made = self.security.certificates
             settings |= {
