@@ -73,6 +73,35 @@ async def test_what_is_committed_late_comes_in_its_order(desk: Desk, store: Post
     assert await desk.names() == ["late", "after"]
 
 
+async def test_an_open_transaction_of_the_newest_number_holds_the_floor(
+    desk: Desk, store: PostgresQueues, postgres_url: str
+) -> None:
+    """A snapshot's upper end does not tell of it: nothing above it has ended."""
+    await desk.put(data="before")
+    await desk.finish(await desk.take())
+    with psycopg.connect(postgres_url) as caller:
+        store.put_within(caller, desk.ref, [entry(data="late")], inserted_at=0)
+        await store._floors.look(desk.ref, store._of(desk.ref))
+        for name in ("first", "second"):
+            await desk.put(data=name)
+        assert await desk.names(1) == ["first"]
+        await store._floors.look(desk.ref, store._of(desk.ref))
+    assert await desk.names() == ["late", "second"]
+
+
+async def test_who_claims_from_below_a_floor_forgets_it(
+    desk: Desk, postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await find_floors(desk)
+    for name in ("below", "beside"):
+        await put_below(desk, postgres_url, schema, name)
+    await desk.put(data="above")
+    with monkeypatch.context() as looking:
+        looking.setattr(queue_floors, "TRUSTED_S_MAX", 0.0)
+        assert await desk.names(1) == ["below"]
+    assert await desk.names() == ["beside", "above"]
+
+
 async def test_priorities_between_those_with_floors_are_found(desk: Desk) -> None:
     for _ in range(2):
         for priority in (50, 100, 150):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from tidebook.core.errors import InvalidInput, TidebookError, TooLarge
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import producer as producing
 from tidebook.log.kafka.producer import KafkaProducer
@@ -118,6 +118,16 @@ async def test_all_of_a_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     outcomes = Outcomes(monkeypatch, Client(dict.fromkeys(range(2), KafkaError.MSG_SIZE_TOO_LARGE)))
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [TooLarge, TooLarge]
     assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
+    await outcomes.producer.close()
+
+
+async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: Report) -> tuple[int, int]:
+        raise SystemError("from within the client")
+
+    monkeypatch.setattr(Report, "timestamp", unreadable)
+    outcomes = Outcomes(monkeypatch, Client())
+    assert [type(each) for each in await outcomes.send(b"a", b"b")] == [OutcomeUnknown, OutcomeUnknown]
     await outcomes.producer.close()
 
 

@@ -25,3 +25,8 @@ def test_a_priority_that_was_drained_has_a_floor_too() -> None:
 def test_nothing_is_proven_while_a_transaction_of_before_the_earlier_snapshot_is_open() -> None:
     later = Reading(began_ms=2_000, ended=59, begun=70, firsts={100: 700})
     assert floors_of(EARLIER, later, ()) is None
+
+
+def test_numbers_of_another_server_prove_nothing() -> None:
+    later = Reading(began_ms=2_000, ended=7, begun=8, firsts={100: 700})
+    assert floors_of(EARLIER, later, ()) is None

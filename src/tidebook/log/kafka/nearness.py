@@ -22,19 +22,28 @@ class Nearness:
     (True, True, False)
     """
 
-    __slots__ = ("_usual_s", "near", "sent_at")
+    __slots__ = ("_alone", "_usual_s", "near", "sent_at")
 
     def __init__(self) -> None:
         self.sent_at = 0.0
         self.near = False
+        self._alone = False
         self._usual_s = -1.0
 
     def sent(self, now: float) -> None:
         """A record was sent, alone."""
         self.sent_at = now
+        self._alone = True
+
+    def joined(self) -> None:
+        """Others were sent behind it: what comes back tells nothing."""
+        self._alone = False
 
     def acknowledged(self, now: float) -> None:
-        """It was acknowledged."""
+        """Something was acknowledged: the one that was sent alone, if it still is."""
+        if not self._alone:
+            return
+        self._alone = False
         took_s = now - self.sent_at
         self._usual_s = took_s if self._usual_s < 0 else self._usual_s + _WEIGHT * (took_s - self._usual_s)
         self.near = self._usual_s < NEAR_S

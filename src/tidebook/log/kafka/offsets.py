@@ -114,9 +114,9 @@ class Offsets:
         return self._client
 
     def _close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
 
 def _settle(answer: asyncio.Future[int], result: int | BaseException) -> None:

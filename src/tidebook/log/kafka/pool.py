@@ -31,7 +31,7 @@ class _Pooled:
     def fit(self, wanted: Slice) -> int:
         """How well it stands for a read."""
         if self.reader is None or self.reader.place != (wanted.topic, wanted.partition):
-            return 1 if self.reader is not None and self.reader.place is None else 0
+            return 1 if self.reader is None or self.reader.place is None else 0
         return 3 if self.reader.next_offset == wanted.start else 2
 
 
@@ -90,13 +90,14 @@ class ConsumerPool:
         return best
 
     def _read(self, pooled: _Pooled, wanted: Slice) -> Batch:
-        if pooled.reader is None:
-            pooled.reader = SliceReader(self._settings, self._metrics)
+        reader = pooled.reader
+        if reader is None:
+            reader = pooled.reader = SliceReader(self._settings, self._metrics)
         try:
-            return pooled.reader.read(wanted)
+            return reader.read(wanted)
         except NotFound:  # a client may hold on to that, however long the topic has been there again
-            self._let_go(pooled.reader)
             pooled.reader = None
+            self._let_go(reader)
             raise
 
     def _give_back(self, pooled: _Pooled, reading: asyncio.Future[Batch]) -> None:

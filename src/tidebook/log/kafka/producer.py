@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,8 @@ class KafkaProducer:
             self._turns.nearness.sent(self._give_up_at - self._timeout_s)
             if not self._turns.loops:
                 return
+        else:
+            self._turns.nearness.joined()
         if self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)
 
@@ -97,6 +100,7 @@ class KafkaProducer:
         """Send records; the callbacks come in later ticks."""
         if self._flushing is None or self._down:
             self._give_up_at = self._loop.time() + self._timeout_s
+        self._turns.nearness.joined()
         for partition, places in runs(many):
             self._waiting.append(Run(many, partition, places, on_sent, self._run_done, self._give_up_at))
         if self._flushing is None:
@@ -105,11 +109,13 @@ class KafkaProducer:
     def _flush(self) -> None:
         self._flushing = None
         waiting, full = self._waiting, False
-        if not self._down:
-            full = not self._produce(_TICK_RECORDS_MAX)
-        self._give_up()
-        if self._turns.loops:
-            self._poll()
+        try:
+            if not self._down:
+                full = not self._produce(_TICK_RECORDS_MAX)
+            self._give_up()
+        finally:  # whatever failed, the thread must not stand still for it
+            if self._turns.loops:
+                self._poll()
         if waiting and self._flushing is None:
             self._give_up_at = self._loop.time() + self._timeout_s  # for what is sent until the next flush
             if full:
@@ -215,8 +221,7 @@ class KafkaProducer:
         """Acknowledgements, in the order in which the broker gave them; then the loop polls, if it is to."""
         count = len(done) // 2
         size_bytes = 0
-        if self._in_flight == 1:
-            self._turns.nearness.acknowledged(self._loop.time())
+        self._turns.nearness.acknowledged(self._loop.time())
         turns = iter(done)
         for sending, result in zip(turns, turns, strict=True):
             try:
@@ -263,9 +268,14 @@ class KafkaProducer:
 
     def _replace(self) -> None:
         """A fatal error ends an idempotent producer: its open records are unknown, the next ones get a new one."""
+        try:
+            client = self._connect()
+        except TidebookError as error:  # tried again with the next flush, until those who wait are given up
+            LOGGER.warning("no new producer can be made: %s", error)
+            return
         self._metrics.count("kafka_producer_replaced")
         self._retired.append(self._client)
-        self._client = self._connect()
+        self._client = client
 
     def _fatal(self, client: Producer) -> None:
         if client is self._client:
@@ -324,6 +334,7 @@ class KafkaProducer:
         except Exception:
             LOGGER.exception("a callback of the Kafka client failed")
             self._metrics.count("kafka_callback_failed")
+            time.sleep(timeout_s)
 
     def _run_done(self, run: Run) -> None:
         """In whichever thread polls."""

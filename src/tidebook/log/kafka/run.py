@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.log.kafka.reading import Message
 from tidebook.log.port import Many, OnSentMany, Outgoing, Sent
 
@@ -18,6 +18,8 @@ from tidebook.log.port import Many, OnSentMany, Outgoing, Sent
 RUN_BYTES = 1_000_000
 #: What is told of a record that was not delivered; without an error, the client does not know where it lies.
 Undelivered = Callable[[Outgoing, KafkaError | None], TidebookError]
+#: Places, and what came of the records in them.
+Told = list[tuple[Sequence[int], Sequence[Sent | TidebookError]]]
 _OFFSET = attrgetter("offset")
 
 
@@ -94,24 +96,35 @@ class Run:
         self._on_sent(self.places, [result] * len(self.places))
 
     def tell_reported(self, undelivered: Undelivered) -> None:
-        """What the client reported, in the event loop."""
+        """What the client reported, in the event loop; what cannot be read of it is unknown, for all of them."""
+        try:
+            told = self._reported(undelivered)
+        except Exception as failure:
+            unknown = OutcomeUnknown(
+                f"sending to {self.topic}/{self.partition}: the acknowledgements could not be read: {failure!r}",
+                partition=self.partition,
+            )
+            told = [(self.places, [unknown] * len(self.places))]
+        for places, results in told:
+            self._on_sent(places, results)
+
+    def _reported(self, undelivered: Undelivered) -> Told:
         values = self._many.values
         # As good as always in the order in which they were sent; a report gives its record back, so that is certain.
         if not self._failed and [report.value() for report in self._reports] == [values[at] for at in self.places]:
             partition = self.partition
             sent = [Sent(partition, report.offset(), report.timestamp()[1]) for report in self._reports]
             if min(map(_OFFSET, sent)) >= 0:
-                self._on_sent(self.places, sent)
-                return
-        for number, refusal in self._refused.items():
-            self._on_sent((self.places[number],), (refusal,))
+                return [(self.places, sent)]
+        told: Told = [((self.places[number],), (refusal,)) for number, refusal in self._refused.items()]
         for number, report in self._matched():
             error, offset = report.error(), report.offset()
             if error is None and offset >= 0:
                 result: Sent | TidebookError = Sent(self.partition, offset, report.timestamp()[1])
             else:
                 result = undelivered(self.record(number), error)
-            self._on_sent((self.places[number],), (result,))
+            told.append(((self.places[number],), (result,)))
+        return told
 
     def _matched(self) -> list[tuple[int, Message]]:
         """The numbers of the reported records, in the order of their reports, which give the records back.

@@ -237,8 +237,8 @@ class PostgresQueues:
         self._keeping.count(queue, expired + run_out)
         if run_out:
             self._floors.forget(queue)
-        await self._floors.look(queue, self._of(queue))
         period_end = await self._keeping.keep(queue, now_ms)
+        await self._floors.look(queue, self._of(queue))
         return Swept(expired, run_out, dead, min(next_at, period_end), now_ms)
 
     async def entries(self, queue: QueueRef, *, limit: int) -> list[Waiting]:

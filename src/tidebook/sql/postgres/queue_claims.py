@@ -21,7 +21,7 @@ FLIGHTS_MAX = 2
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
-_KEY, _PRIORITY = 3, 4
+_KEY, _PRIORITY, _DATE = 3, 4, 8
 _LIMIT = attrgetter("limit")
 
 
@@ -84,6 +84,7 @@ class Claims:
         if not rows and floors:  # that nothing is due must be true
             rows = await self._rows(kind, claims, {})
         if rows:
+            self._floors.check(kind.queue, ((row[_PRIORITY], row[_DATE]) for row in rows))
             self._floors.claimed(kind.queue, {row[_PRIORITY] for row in rows}, len(rows))
         found: list[list[Claimed]] = []
         for claim in claims:

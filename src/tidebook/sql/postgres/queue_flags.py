@@ -68,7 +68,7 @@ class Flags:
         """Merge a letter into the waiting entry of its key, whose data was put later, and stays."""
         cursor = await connection.execute(
             f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, priority = least(priority, %s),"
-            " expires_at = greatest(expires_at, %s)"
+            f" expires_at = greatest(expires_at, %s), process_at = greatest(process_at, {self._now})"
             f" WHERE queue = %s AND status = 'W' AND keyhash = %s::text::uuid AND expires_at > {self._now}",
             (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
         )

@@ -37,7 +37,7 @@ def floors_of(earlier: Reading, later: Reading, priorities: Iterable[int]) -> di
     What the later snapshot does not show is put by transactions that got their numbers after the earlier one was taken,
     and so with dates after it: provided that all which had a number then have ended.
     """
-    if later.ended < earlier.begun:
+    if not earlier.begun <= later.ended <= later.begun:
         return None
     known = {*priorities, *later.firsts}
     return {each: min(later.firsts.get(each, earlier.began_ms), earlier.began_ms) for each in sorted(known)}
@@ -77,6 +77,12 @@ class Floors:
         known.claimed += count
         known.priorities.update(priorities)
 
+    def check(self, queue: QueueRef, claimed: Iterable[tuple[int, int]]) -> None:
+        """Priorities and dates of what was claimed: one that lay below a floor is not alone there."""
+        known = self._known.get(queue.id)
+        if known is not None and any(date < known.floors.get(priority, 0) for priority, date in claimed):
+            self.forget(queue)
+
     def forget(self, queue: QueueRef) -> None:
         """Entries may have come to wait with earlier dates."""
         known = self._known.get(queue.id)
@@ -97,3 +103,5 @@ class Floors:
         floors = floors_of(known.reading, reading, known.priorities)
         if floors is not None:
             known.floors, known.reading = floors, reading
+        elif reading.begun < known.reading.begun:  # numbers that fall are those of another server
+            known.floors, known.reading = {}, reading

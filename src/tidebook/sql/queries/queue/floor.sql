@@ -1,5 +1,6 @@
 -- From where on a claim need look, priority by priority: see decision 0079. One snapshot for all, hence STABLE; what
--- the clock said before it was taken; the transactions that had ended, and those that had not begun.
+-- the clock said before it was taken; the transactions that had ended, and those that had not begun: all from our own
+-- number on. (A snapshot's own upper end is behind the last that has ended: one above it may be running.)
 CREATE OR REPLACE FUNCTION @schema@.@table@_floor(
     p_queue integer, OUT began_ms bigint, OUT ended bigint, OUT begun bigint, OUT priorities smallint[],
     OUT firsts bigint[]
@@ -7,9 +8,9 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_floor(
 DECLARE
     v_from smallint := 0; v_priority smallint; v_first bigint;
 BEGIN
-    began_ms := @now@;
+    began_ms := @earlier@;
     ended := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    begun := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+    begun := pg_current_xact_id()::text::bigint;
     priorities := '{}';
     firsts := '{}';
     LOOP
