@@ -20,6 +20,15 @@ from tools.environment import PYTHON, ROOT, SetupError, say
 HOME = ROOT / ".servers"
 SERVERS = ["-m", "tidebook.testing.servers"]
 SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
+#: What each benchmark runs on; those that are not named need none, or start their own.
+BENCH_SERVERS = {
+    "cassandra": ("cassandra",),
+    "kafka": ("kafka", "cassandra"),
+    "outbox": ("kafka", "postgres"),
+    "pipeline": ("kafka", "cassandra"),
+    "queue": ("postgres",),
+    "tags": ("cassandra",),
+}
 #: Much of a test's time is waiting for a server. `-n 0` turns it off, for a debugger.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -72,7 +81,7 @@ def test(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def server_home(names: list[str]) -> Iterator[Path]:
+def server_home(names: list[str], *options: str) -> Iterator[Path]:
     """The home of running servers: the developer's own if they all run, else a fresh one, removed at the end."""
     _sweep()
     if not names:
@@ -84,10 +93,10 @@ def server_home(names: list[str]) -> Iterator[Path]:
         return
     home = HOME / f"test-{os.getpid()}"
     try:
-        if _run_servers("start", names, home) != 0:
+        if _run_servers("start", names, home, *options) != 0:
             raise SetupError(
                 "a server did not start (see above). "
-                "With --without NAME it is left out, and its tests are reported as skipped"
+                "With ./dev test --without NAME it is left out, and its tests are reported as skipped"
             )
         yield home
     finally:
@@ -119,11 +128,20 @@ def servers(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """Run one benchmark."""
-    if not (ROOT / "src/tidebook/bench/__main__.py").exists():
-        return _later("bench")
+    """Run one benchmark, on servers of its own unless some run already; its last line is one JSON object."""
     _install_with_java()
-    return _python("-m", "tidebook.bench", *arguments)
+    signal.signal(signal.SIGTERM, _terminate)
+    with server_home(bench_servers(arguments), "--profile", "bench") as home:
+        told = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
+        return _python("-m", "tidebook.bench", *arguments, variables=environment.variables() | told)
+
+
+def bench_servers(arguments: list[str]) -> list[str]:
+    """What must run for this: nothing where servers are named, or only help is wanted."""
+    named = {argument.partition("=")[0] for argument in arguments} & {"--book", "--address", "--help", "-h"}
+    if named or os.environ.get("TIDEBOOK_SERVERS"):
+        return []
+    return [*BENCH_SERVERS.get(arguments[0] if arguments else "", ())]
 
 
 def _later(name: str) -> int:

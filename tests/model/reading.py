@@ -18,9 +18,9 @@ from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
 from tidebook.core.replication import EventRow, Pointer
 from tidebook.core.seq_nr import LAST
+from tidebook.journal.ahead import Part, RowsAhead
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.page import Page
 from tidebook.journal.reader import Reader, View
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.stored import Stored
@@ -28,7 +28,6 @@ from tidebook.log.port import Batch
 
 KEY = KEYS[0]
 T = TypeVar("T")
-Begun = tuple[View, Page | None]
 
 
 class Question(NamedTuple):
@@ -91,45 +90,75 @@ class BarrierLast(Reader):
         return await self._view(key, await self._barriers.fix(kind), stored)
 
 
+class Answered:
+    """Rows that were answered already."""
+
+    def __init__(self, rows: Sequence[EventRow]) -> None:
+        self._rows = rows
+
+    def __await__(self) -> Generator[Any, Any, Sequence[EventRow]]:
+        yield from ()
+        return self._rows
+
+
 class HeadKnown(Reader):
-    """A reader that has read this journal before: it asks for the first page with the head of then.
+    """A reader that has read this journal before: it asks for the first rows with the head of then.
 
     The head of then is asked for at any time before the read; the mark is slow.
     """
 
-    #: What was asked and answered so far, and from where on it belongs to a view in the making.
+    #: What was asked and answered so far, and from where on it belongs to a read that has used no row yet.
     asked: list[tuple[str, Any]]
     since: int | None = None
 
-    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> Begun:
+    async def begin(self, key: Key, kind: BarrierKind, rows: RowsAhead, *, after: int, to: int) -> View:
         self.since = len(self.asked)
         known = await self._earlier(key)
         if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
-            begun: Begun = await self.view(key, kind), None
-        else:
-            begun = await self._with_page(key, kind, known, max(after, known.delete_to), min(to, known.seq_nr))
-        self.since = None
-        return begun
+            return await self.view(key, kind)
+        rows.begin(known, after=max(after, known.delete_to), to=min(to, known.seq_nr))
+        return await self._with_rows(key, kind, known, rows)
+
+    async def view(self, key: Key, kind: BarrierKind) -> View:
+        self.since = None  # nothing of what was answered before is used
+        return await super().view(key, kind)
 
     async def _earlier(self, key: Key) -> Head | None:
         return await self._store.head(key)
 
-    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
-        page = await self._page(key, known, after, to)
+    async def _hold(self, key: Key, known: Head, rows: RowsAhead) -> None:
+        """A part is answered now, and taken later."""
+        after, to = rows.next_part()
+        if after == to:
+            return
+        found = await self._store.events(key, known, after=after, to=to, limit=to - after)
+        rows.hold(Part(after, to, to - after, Answered(found)))
+
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+        await self._hold(key, known, rows)
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
-        view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
-        return view, page if self._stands(view, known, head, after) else None
+        return await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
 
 
 class MarkFirst(HeadKnown):
-    """The same with a quick mark, and a pointer that is answered before the page."""
+    """The same with a quick mark, and a pointer that is answered before the rows."""
 
-    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
         barrier = await self._barriers.fix(kind)
-        pointer, page = await self._store.pointer(key.topic, 0), await self._page(key, known, after, to)
-        head = await self._store.head(key)
-        view = await self._view(key, barrier, Stored(pointer, head, FACTS.epoch))
-        return view, page if self._stands(view, known, head, after) else None
+        pointer = await self._store.pointer(key.topic, 0)
+        await self._hold(key, known, rows)
+        return await self._view(key, barrier, Stored(pointer, await self._store.head(key), FACTS.epoch))
+
+
+class PartsApart(HeadKnown):
+    """The first part is answered before everything else, the second one after it."""
+
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+        await self._hold(key, known, rows)
+        barrier = await self._barriers.fix(kind)
+        stored = Stored(await self._store.pointer(key.topic, 0), await self._store.head(key), FACTS.epoch)
+        await self._hold(key, known, rows)
+        return await self._view(key, barrier, stored)
 
 
 class PointerKnown(HeadKnown):
@@ -141,11 +170,10 @@ class PointerKnown(HeadKnown):
         self.pointer = await self._store.pointer(key.topic, 0)
         return await self._store.head(key)
 
-    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
         barrier = await self._barriers.fix(kind)
-        page, head = await self._page(key, known, after, to), await self._store.head(key)
-        view = await self._view(key, barrier, Stored(self.pointer, head, FACTS.epoch))
-        return view, page if self._stands(view, known, head, after) else None
+        await self._hold(key, known, rows)
+        return await self._view(key, barrier, Stored(self.pointer, await self._store.head(key), FACTS.epoch))
 
 
 class Node(NamedTuple):
@@ -259,6 +287,7 @@ class Reading:
         carried = (kept.get("done"), kept.get("life"), kept["to"])
         reader = kept["self"]
         if isinstance(reader, HeadKnown) and reader.since is not None:
+            # As long as a plan made with an earlier head is carried out, all that was answered may matter.
             return (*carried, *asked[reader.since :])
         began = max((i for i, (what, _) in enumerate(asked) if what == self._begins_with), default=0)
         if all(what != "events" for what, _ in asked[began:]) and question.what != "events":

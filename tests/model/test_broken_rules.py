@@ -11,15 +11,17 @@ from tests.model.concrete import Concrete
 from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
 from tests.model.lww import land_by_arrival
-from tests.model.reading import BarrierLast, Begun, HeadKnown, MarkFirst, Reading
+from tests.model.reading import Answered, BarrierLast, HeadKnown, MarkFirst, Reading
 from tests.model.world import FACTS, Expander, Planner, Step, World, in_stages
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.replication import plan_key
 from tidebook.core.seq_nr import LAST
+from tidebook.journal.ahead import Part, RowsAhead
 from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.page import Page
 from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_stands, plan_read
-from tidebook.journal.reader import Reader
+from tidebook.journal.reader import Reader, View
 from tidebook.journal.settings import BarrierKind
 from tidebook.journal.stored import Stored
 from tidebook.testing.histories import LETTERS, append, histories, purge
@@ -176,41 +178,58 @@ def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch
     assert read_is_wrong(SMALL, (1, 2, 3))
 
 
-class PageUnasked(HeadKnown):
-    """It asks for the first page before it knows any head."""
+class RowsUnasked(HeadKnown):
+    """It asks for the first rows before it knows any head."""
 
-    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
-        page = await self._page(key, known, after, to)
-        pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
-        view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
-        return view, page if head is not None and self._stands(view, head, head, after) else None
-
-    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> Begun:
+    async def begin(self, key: Key, kind: BarrierKind, rows: RowsAhead, *, after: int, to: int) -> View:
         self.since = len(self.asked)
-        begun = await self._with_page(key, kind, None, after, 2)  # type: ignore[arg-type]
-        self.since = None
-        return begun
+        found = await self._store.events(key, None, after=after, to=2, limit=2)  # type: ignore[arg-type]
+        pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
+        if head is not None and head.live:
+            rows.begin(head, after=max(after, head.delete_to), to=min(to, head.seq_nr))
+            rows.hold(Part(after, 2, 2 - after, Answered(found)))
+        return await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
 
 
 class PointerLast(HeadKnown):
-    """With an earlier head's page, it asks for the pointer behind the head."""
+    """With an earlier head's rows, it asks for the pointer behind the head."""
 
-    async def _with_page(self, key: Key, kind: BarrierKind, known: Head, after: int, to: int) -> Begun:
-        page, head = await self._page(key, known, after, to), await self._store.head(key)
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+        await self._hold(key, known, rows)
+        head = await self._store.head(key)
         pointer = await self._store.pointer(key.topic, 0)
-        view = await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
-        return view, page if self._stands(view, known, head, after) else None
+        return await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
 
 
-@pytest.mark.parametrize("reader", [PageUnasked, PointerLast])
-def test_a_first_page_that_is_asked_for_in_the_wrong_order_is_found(reader: type[Reader]) -> None:
+@pytest.mark.parametrize("reader", [RowsUnasked, PointerLast])
+def test_first_rows_that_are_asked_for_in_the_wrong_order_are_found(reader: type[Reader]) -> None:
     assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[reader])
 
 
-def test_a_first_page_that_is_taken_without_its_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reader, "_stands", lambda *_: True)
-    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
+def test_rows_that_are_kept_from_a_head_of_another_life_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(self: RowsAhead, head: Head, *, after: int, to: int) -> bool:
+        self._head, self._to = head, to
+        self._end = self._end if self._asked else after
+        return True
+
+    monkeypatch.setattr(RowsAhead, "begin", begin)
     assert read_is_wrong(SMALL, (2, 3), page=2, readers=[HeadKnown, MarkFirst])
+
+
+def test_a_page_that_is_taken_for_whole_with_numbers_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def proves_itself(self: Page, head: Head) -> bool:
+        return all(head.incarnation <= row.position <= head.position for row in self._rows)
+
+    monkeypatch.setattr(Page, "proves_itself", proves_itself)
+    assert read_is_wrong(SMALL, (2, 3))
+
+
+def test_a_page_that_is_taken_for_whole_with_rows_of_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def proves_itself(self: Page, head: Head) -> bool:
+        return self.reached - self._after == len(self._rows)
+
+    monkeypatch.setattr(Page, "proves_itself", proves_itself)
+    assert read_is_wrong(["next x1", "next x2", "purge"], (3, 4))
 
 
 def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

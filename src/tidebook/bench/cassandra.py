@@ -1,6 +1,6 @@
 """The Cassandra store beside its own driver, and the driver beside the other one: 200-byte events, one node.
 
-Needs a running Cassandra: `--address host:port`, or `./dev servers start --only cassandra --profile bench`.
+`./dev bench` starts the node, unless one runs or `--address host:port` names one.
 """
 
 from __future__ import annotations

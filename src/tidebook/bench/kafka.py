@@ -1,6 +1,6 @@
 """Journals on Kafka and Cassandra beside what the servers' own clients do: 200-byte events, one broker, one node.
 
-Needs running servers: `./dev servers start --only kafka,cassandra --profile bench`, or `--book tidebook.toml`.
+`./dev bench` starts the servers, unless they run or `--book tidebook.toml` names them.
 """
 
 from __future__ import annotations

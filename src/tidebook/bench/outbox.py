@@ -1,6 +1,6 @@
 """The outbox on PostgreSQL and Kafka beside bare loops: 200-byte messages, one topic, one relay thread.
 
-Needs running servers: `./dev servers start --only kafka,postgres --profile bench`.
+`./dev bench` starts the servers, unless they run.
 """
 
 from __future__ import annotations

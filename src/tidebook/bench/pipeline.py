@@ -1,6 +1,6 @@
 """The pipeline on local Spark: replication beside a bare job, latency at a steady rate, the data source beside Kafka's.
 
-Needs Kafka and Cassandra: `./dev servers start --only kafka,cassandra --profile bench`.
+`./dev bench` starts Kafka and Cassandra, unless they run.
 """
 
 from __future__ import annotations

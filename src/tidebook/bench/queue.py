@@ -1,7 +1,7 @@
 """The queue on PostgreSQL beside its peers, and in a folder beside huey: draining, wake-ups, and what a claim takes.
 
 Same server, same durability (every commit synchronized), ratios in one run; the best of the rounds of each counts.
-Needs a running server: `./dev servers start --only postgres --profile bench`.
+`./dev bench` starts the server, unless one runs.
 """
 
 from __future__ import annotations

@@ -3,44 +3,114 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple
 
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.replication import EventRow
 from tidebook.store.port import StoreReader
 
-#: A read that goes on asks for twice as much each time, up to so many pages: one look at the head serves them all.
-PAGES_AT_ONCE_MAX = 4
+#: A page is asked for in so many parts, side by side: one is used while the other is on its way.
+PARTS_A_PAGE = 2
+#: Two pages are on their way at most.
+PARTS_AT_ONCE = 2 * PARTS_A_PAGE
+
+
+class Part(NamedTuple):
+    """The first `limit` rows with after < seq_nr ≤ to, on their way."""
+
+    after: int
+    to: int
+    limit: int
+    rows: Awaitable[Sequence[EventRow]]
 
 
 class RowsAhead:
-    """The rows of one read, in order, a page or some at a time."""
+    """The rows of one read, in order, some at a time.
 
-    def __init__(self, store: StoreReader, key: Key, head: Head, *, to: int, limit: int) -> None:
+    While every number has its event, what follows is asked for in parts before it is wanted. Behind a gap, or where
+    rows are too large to come together, one answer tells where the next question begins.
+    """
+
+    def __init__(self, store: StoreReader, key: Key, *, limit: int) -> None:
         self._store = store
         self._key = key
-        self._head = head
-        self._to = to
         self._limit = limit
-        self._limit_max = limit * PAGES_AT_ONCE_MAX
-        self._asked: asyncio.Future[Sequence[EventRow]] | None = None
+        self._part = max(1, limit // PARTS_A_PAGE)
+        self._head: Head | None = None
+        self._to = 0
+        #: Through where it was asked for.
+        self._end = 0
+        self._asked: deque[Part] = deque()
+        #: The last answer was all that had been asked for.
+        self._full = True
 
-    def ask(self, after: int) -> None:
-        """Ask for what comes behind `after`, which `take` will want, and for more of it than the last time."""
-        if after < self._to:
-            self._limit = min(self._limit * 2, self._limit_max)
-            self._asked = asyncio.ensure_future(self._rows(after))
+    def begin(self, head: Head, *, after: int, to: int) -> bool:
+        """Read with this head from here on. False if that makes what was asked for with an earlier one useless.
+
+        It serves if that head told of this life, and of no later moment: one that was on its way may be seen once
+        and then not for a while.
+        """
+        earlier, asked = self._head, self._asked
+        serves = not asked or (
+            earlier is not None
+            and asked[0].after == after
+            and earlier.incarnation == head.incarnation
+            and earlier.position <= head.position
+        )
+        if not serves:
+            self.close()
+        if not asked:
+            self._end = after
+        self._head, self._to = head, to
+        return serves
+
+    def ask(self) -> None:
+        """Ask for what follows; the questions go out in the loop's next turn."""
+        while self._full and self._end < self._to and len(self._asked) < PARTS_AT_ONCE:
+            after, to = self.next_part()
+            self.hold(Part(after, to, to - after, asyncio.ensure_future(self._rows(after, to, to - after))))
+        if not self._asked and self._end < self._to:
+            rows = asyncio.ensure_future(self._rows(self._end, self._to, self._limit))
+            self.hold(Part(self._end, self._to, self._limit, rows))
+
+    def hold(self, part: Part) -> None:
+        """The next part that will be taken."""
+        self._asked.append(part)
+        self._end = part.to
+
+    def next_part(self) -> tuple[int, int]:
+        """Within one segment, for else the store would ask twice for it."""
+        assert self._head is not None
+        size = self._head.segment_size
+        return self._end, min(self._end + self._part, (self._end // size + 1) * size, self._to)
 
     async def take(self, after: int) -> Sequence[EventRow]:
-        """What comes behind `after`: what was asked for, or asked for now."""
-        asked, self._asked = self._asked, None
-        return await (asked or self._rows(after))
+        """What comes next behind `after`; empty only where there is nothing."""
+        part = self._asked.popleft() if self._asked else self._rest(after)
+        rows = await part.rows
+        if not rows and part.to < self._to:  # which says nothing of what follows
+            part = self._rest(after)
+            rows = await part.rows
+        self._full = len(rows) == part.limit and rows[-1].seq_nr - after == part.limit
+        if not self._full:
+            self.close()
+        if not self._asked:
+            self._end = rows[-1].seq_nr if rows else self._to
+        return rows
 
-    async def _rows(self, after: int) -> Sequence[EventRow]:
-        return await self._store.events(self._key, self._head, after=after, to=self._to, limit=self._limit)
+    def _rest(self, after: int) -> Part:
+        return Part(after, self._to, self._limit, self._rows(after, self._to, self._limit))
+
+    async def _rows(self, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        assert self._head is not None
+        return await self._store.events(self._key, self._head, after=after, to=to, limit=limit)
 
     def close(self) -> None:
         """Give up what nobody will take."""
-        if self._asked is not None:
-            self._asked.cancel()
+        for part in self._asked:
+            if isinstance(part.rows, asyncio.Future):
+                part.rows.cancel()
+        self._asked.clear()

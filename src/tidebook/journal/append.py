@@ -19,7 +19,7 @@ from tidebook.core.seq_nr import LAST, seq_nr
 from tidebook.core.settle import settle
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended, answer, answer_from_head
-from tidebook.log.port import Log, Many, Outgoing, Sent
+from tidebook.log.port import Log, Many, Outgoing, Sent, SentTogether
 
 EVENTS_MAX = 10_000
 
@@ -222,16 +222,16 @@ class Together:
     def __call__(self, places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
         """The log's answer, in the loop's thread, in offset order."""
         partition = self._many.partitions[places[0]]
-        cache, outcomes, told = self._caches[partition], self._outcomes, 0
-        unknown = not self._confirm and cache.next_offset < 0  # no tail, so nothing is known but where it lies
+        cache, outcomes = self._caches[partition], self._outcomes
+        if isinstance(results, SentTogether) and not self._confirm and cache.next_offset < 0:
+            # No tail, so nothing is known but where they lie.
+            for place, offset in zip(places, results.offsets, strict=True):
+                outcomes[place] = Appended(None, None, partition, offset)
+            cache.seen = max(cache.seen, *results.offsets)
+            self._settle(len(places))
+            return
         for place, sent in zip(places, results, strict=True):
-            if unknown and type(sent) is Sent:
-                outcomes[place] = Appended(None, None, partition, sent.offset)
-                cache.seen = max(cache.seen, sent.offset)
-                told += 1
-            else:
-                self._pending(place)(sent)
-        self._settle(told)
+            self._pending(place)(sent)
 
     def _action(self, place: int) -> Append:
         """What its record says: most are never asked."""

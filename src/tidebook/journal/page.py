@@ -11,34 +11,38 @@ from tidebook.core.replication import EventRow
 
 
 class Page:
-    """Events in order, all that there are up to `reached`; each is decoded when it is wanted."""
+    """Rows in order, all that there are behind `after` and up to `reached`."""
 
-    __slots__ = ("_ends", "events", "reached")
+    __slots__ = ("_after", "_rows", "reached")
 
-    def __init__(self, rows: Sequence[EventRow], partition: int, *, to: int) -> None:
-        self.events: Iterable[ReadEvent] = read_rows(rows, partition)
-        self._ends = (rows[0], rows[-1]) if rows else ()
-        self.reached = self._ends[-1].seq_nr if self._ends else to
+    def __init__(self, rows: Sequence[EventRow], *, after: int, to: int) -> None:
+        self._rows = rows
+        self._after = after
+        self.reached = rows[-1].seq_nr if rows else to
 
-    def decode(self) -> None:
-        """Decode all of it now, where there is nothing else to do meanwhile."""
-        self.events = list(self.events)
+    def proves_itself(self, head: Head) -> bool:
+        """Whether these are the events that `head` speaks of, whatever has become of the journal meanwhile.
 
-    def cut(self, *, after: int, to: int) -> Page:
-        """Keep the events with after < seq_nr ≤ to."""
-        if self._ends and not (after < self._ends[0].seq_nr and self._ends[-1].seq_nr <= to):
-            self.events = [event for event in self.events if after < event.seq_nr <= to]
-        self.reached = min(self.reached, to)
-        return self
+        Within a life a number is given once, and its row never changes. So a row of this life is the right one, and
+        where there is one for each number nothing is missing: no look at the head after it could tell more.
+        """
+        if self.reached - self._after != len(self._rows):
+            return False
+        low, high = head.incarnation, head.position
+        return all(low <= row.position <= high for row in self._rows)
 
     def check(self, head: Head) -> None:
         """An alarm, which no order of events should ever set off: a row of another life, or newer than its head."""
-        for row in self._ends:
+        for row in self._rows:
             if not head.incarnation <= row.position <= head.position:
                 raise Corrupt(
                     f"event {row.seq_nr} was written at {row.position}, outside the life of its journal, from "
                     f"{head.incarnation} to {head.position}: run 'tidebook pipeline verify'"
                 )
+
+    def events(self, partition: int) -> Iterator[ReadEvent]:
+        """The events as readers get them, each decoded when it is wanted."""
+        return read_rows(self._rows, partition)
 
 
 def read_rows(rows: Iterable[EventRow], partition: int) -> Iterator[ReadEvent]:

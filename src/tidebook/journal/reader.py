@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 
 import msgspec
 
@@ -129,41 +130,41 @@ class Reader:
         """The events from `start` up to `to`, in order, a page at a time; with `life`, only while that one lives on."""
         done: int | None = None  # the last number that was yielded
         for _ in range(PLANS_MAX):
-            first = None
-            if done is None:
-                view, first = await self.begin(key, kind, after=start - 1, to=to)
-            else:
-                view = await self.view(key, kind)
-            # Nothing of an earlier plan is carried over until something is yielded: that journal may be gone.
-            after = start - 1 if done is None else done
-            if life is not None and not may_go_on(life, view.head, after):
-                raise Truncated(f"{key}: events behind {after} were deleted or purged during the read: read again")
-            plan = plan_read(
-                stored=view.stored.head,
-                folded=view.head,
-                purged=view.tail.purged,
-                appended=view.tail.appended,
-                after=after,
-                to=to,
-            )
-            if isinstance(plan, Nothing) or view.head is None:
-                return
-            if not isinstance(plan, TailOnly):
-                whole = True
-                async for page in self._pages(key, view, plan.after, plan.to, first):
-                    if page is None:
-                        whole = False
-                        break
-                    for event in page:
-                        if done is None:
-                            life, to = view.head.incarnation, _bound(to, view.head)
-                        done = event.seq_nr
-                        yield event
-                if not whole:
-                    self._metrics.count("read_planned_again")
-                    continue
-                if isinstance(plan, StoreOnly):
+            with closing(RowsAhead(self._store, key, limit=self._settings.page_events)) as rows:
+                if done is None:
+                    view = await self.begin(key, kind, rows, after=start - 1, to=to)
+                else:
+                    view = await self.view(key, kind)
+                # Nothing of an earlier plan is carried over until something is yielded: that journal may be gone.
+                after = start - 1 if done is None else done
+                if life is not None and not may_go_on(life, view.head, after):
+                    raise Truncated(f"{key}: events behind {after} were deleted or purged during the read: read again")
+                plan = plan_read(
+                    stored=view.stored.head,
+                    folded=view.head,
+                    purged=view.tail.purged,
+                    appended=view.tail.appended,
+                    after=after,
+                    to=to,
+                )
+                if isinstance(plan, Nothing) or view.head is None:
                     return
+                if not isinstance(plan, TailOnly):
+                    whole = True
+                    async for page in self._pages(key, view, rows, plan.after, plan.to):
+                        if page is None:
+                            whole = False
+                            break
+                        for event in page:
+                            if done is None:
+                                life, to = view.head.incarnation, _bound(to, view.head)
+                            done = event.seq_nr
+                            yield event
+                    if not whole:
+                        self._metrics.count("read_planned_again")
+                        continue
+                    if isinstance(plan, StoreOnly):
+                        return
             in_tail = plan.after if isinstance(plan, TailOnly) else plan.to
             try:
                 async for event in self._tail_events(key, view, after=in_tail, to=to):
@@ -176,52 +177,36 @@ class Reader:
                 self._metrics.count("read_planned_again")  # replicated and cut meanwhile: the store has it now
         raise Truncated(f"{key}: the journal changes faster than it can be read: start the read again")
 
-    async def begin(self, key: Key, kind: BarrierKind, *, after: int, to: int) -> tuple[View, Page | None]:
-        """The view of a read, and its first page where that could be asked for at the same time.
+    async def begin(self, key: Key, kind: BarrierKind, rows: RowsAhead, *, after: int, to: int) -> View:
+        """The view of a read; its first rows are asked for at the same time, where that can be.
 
-        A head that an earlier read was given is no worse to ask with: its rows were there when it was written. The
-        page then stands or falls, as every page does, by the head that is read after it; and that one is the view's,
-        read after the pointer too.
+        A head that an earlier read was given is no worse to ask with: its rows were there when it was written. They
+        then stand or fall, as all rows do, by the view's head or by one that is read after them.
         """
         known = None if self._log.end_is_linearizable else self._known.get(key.id)
         if known is None or max(after, known.delete_to) >= min(to, known.seq_nr):
-            view, page = await self.view(key, kind), None
+            view = await self.view(key, kind)
         else:
-            view, page = await self._view_and_page(key, kind, known, max(after, known.delete_to), min(to, known.seq_nr))
+            rows.begin(known, after=max(after, known.delete_to), to=min(to, known.seq_nr))
+            rows.ask()
+            view = await self._view_beside(key, kind)
         head = view.stored.head
         if head is not None and not self._log.end_is_linearizable:
             self._know(key, head)
-        return view, page
+        return view
 
-    async def _view_and_page(
-        self, key: Key, kind: BarrierKind, known: Head, after: int, to: int
-    ) -> tuple[View, Page | None]:
+    async def _view_beside(self, key: Key, kind: BarrierKind) -> View:
+        """`view` of a journal that was read before, whose pointer may be known from then."""
         fixing = asyncio.ensure_future(self._barriers.fix(kind))
         try:
-            pointer, page = await asyncio.gather(self._cache.recent_pointer(), self._page(key, known, after, to))
-            asking = asyncio.ensure_future(self._store.head(key))
-            try:
-                await asyncio.sleep(0)  # it is asked now, and the page is decoded meanwhile
-                page.decode()
-            finally:
-                head = await asking
+            pointer = await self._cache.recent_pointer()
+            stored = Stored(pointer, await self._store.head(key), self._cache.facts.epoch)
         except Unavailable as error:
-            return await self._view_without_store(key, await fixing, error), None
+            return await self._view_without_store(key, await fixing, error)
         except BaseException:
             fixing.cancel()
             raise
-        view = await self._view(key, await fixing, Stored(pointer, head, self._cache.facts.epoch))
-        return view, page if self._stands(view, known, head, after) else None
-
-    def _stands(self, view: View, known: Head, head: Head | None, after: int) -> bool:
-        """Whether a page that was asked for with `known` is one of this view; `head` was read after it.
-
-        A head that was on its way may be seen once and then not for a while: what it counts is not of this view.
-        """
-        stands = head is not None and view.stored.head is head and known.position <= head.position
-        stands = stands and page_stands(known, head, after)
-        self._metrics.count("read_page_with_view" if stands else "read_page_in_vain")
-        return stands
+        return await self._view(key, await fixing, stored)
 
     def _know(self, key: Key, head: Head) -> None:
         self._known.pop(key.id, None)
@@ -231,39 +216,28 @@ class Reader:
             self._known[key.id] = head
 
     async def _pages(
-        self, key: Key, view: View, after: int, to: int, first: Page | None
-    ) -> AsyncIterator[Iterable[ReadEvent] | None]:
-        """Pages of events that were still whole after they were read; None where one was not, and it ends there.
-
-        `first` is one that is known to be whole.
-        """
+        self, key: Key, view: View, rows: RowsAhead, after: int, to: int
+    ) -> AsyncIterator[Iterator[ReadEvent] | None]:
+        """Pages of events that are whole; None where one is not, and it ends there."""
         head = view.stored.head
         assert head is not None
-        page = first.cut(after=after, to=to) if first is not None and first.reached > after else None
-        rows = RowsAhead(self._store, key, head, to=to, limit=self._settings.page_events)
+        if not rows.begin(head, after=after, to=to):
+            self._metrics.count("read_rows_in_vain")
         ahead = not self._log.end_is_linearizable
-        try:
-            while after < to:
-                if page is None:
-                    page = Page(await rows.take(after), self._cache.partition, to=to)
-                    if ahead:
-                        rows.ask(page.reached)
-                    if not page_stands(head, await self._store.head(key), after):
-                        yield None
-                        return
-                elif ahead:
-                    rows.ask(page.reached)
-                    await asyncio.sleep(0)  # what follows is asked for now, not when this page is used up
+        while after < to:
+            page = Page(await rows.take(after), after=after, to=to)
+            if ahead:
+                rows.ask()
+            if not page.proves_itself(head):
+                if not page_stands(head, await self._store.head(key), after):
+                    yield None
+                    return
                 page.check(head)
-                yield page.events
-                after, page = page.reached, None
-                await asyncio.sleep(0)  # a store on this machine answers at once: others want their turn too
-        finally:
-            rows.close()
-
-    async def _page(self, key: Key, head: Head, after: int, to: int) -> Page:
-        rows = await self._store.events(key, head, after=after, to=to, limit=self._settings.page_events)
-        return Page(rows, self._cache.partition, to=to)
+            # What was asked for goes out now, not when this page is used up; and a store on this machine answers at
+            # once, so others want their turn too.
+            await asyncio.sleep(0)
+            yield page.events(self._cache.partition)
+            after = page.reached
 
     async def _tail_events(self, key: Key, view: View, *, after: int, to: int) -> AsyncIterator[ReadEvent]:
         tail, partition = view.tail, self._cache.partition

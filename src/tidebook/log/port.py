@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, overload
 
 import msgspec
 
@@ -72,6 +72,29 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
     topic: str
     topic_id: str
     partitions: int
+
+
+class SentTogether(Sequence[Sent]):
+    """Records of one partition that were all taken. What is told of a single one is made when it is asked for."""
+
+    __slots__ = ("_timestamps_ms", "offsets", "partition")
+
+    def __init__(self, partition: int, offsets: Sequence[int], timestamps_ms: Sequence[int]) -> None:
+        self.partition = partition
+        self.offsets = offsets
+        self._timestamps_ms = timestamps_ms
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Sent: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sent]: ...
+    def __getitem__(self, index: int | slice) -> Sent | list[Sent]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return Sent(self.partition, self.offsets[index], self._timestamps_ms[index])
 
 
 #: Called in the event loop's thread, in offset order per partition.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -13,45 +13,100 @@ from tidebook.core.replication import EventRow
 from tidebook.journal.ahead import RowsAhead
 from tidebook.store.port import StoreReader
 
-TO = 100
+TO = 60
 
 
 class Counted:
-    """A store of a hundred events that notes what it is asked for, and answers when it is told to."""
+    """A store that notes what it is asked for, and answers when it is told to."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
+    def __init__(self, numbers: Iterable[int] = range(1, TO + 1), *, rows_max: int = 1000) -> None:
+        self.numbers = list(numbers)
+        self.asked: list[tuple[int, int, int]] = []
+        self.rows_max = rows_max
         self.may_answer = asyncio.Event()
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        self.asked.append((after, limit))
+        self.asked.append((after, to, limit))
         await self.may_answer.wait()
-        last = min(after + limit, to)
-        return [EventRow(number, b"", 0, Position(1, number), 0) for number in range(after + 1, last + 1)]
+        found = [number for number in self.numbers if after < number <= to][: min(limit, self.rows_max)]
+        return [EventRow(number, b"", 0, Position(1, number), 0) for number in found]
+
+
+def head(*, life: int = 0, at: int = TO) -> Head:
+    return Head(True, TO, 0, Position(1, life), Position(1, at), 25, None, 0, (), None, ())
 
 
 def opened(store: Counted) -> RowsAhead:
-    return RowsAhead(cast(StoreReader, store), Key("t", "a"), cast(Any, None), to=TO, limit=5)
+    rows = RowsAhead(cast(StoreReader, store), Key("t", "a"), limit=20)
+    rows.begin(head(), after=0, to=TO)
+    return rows
 
 
-async def test_each_time_more_is_asked_for_up_to_four_pages() -> None:
-    store = Counted()
-    store.may_answer.set()
-    rows, numbers = opened(store), list[int]()
+async def read(rows: RowsAhead) -> list[int]:
+    numbers = list[int]()
     while not numbers or numbers[-1] < TO:
-        numbers += [row.seq_nr for row in await rows.take(numbers[-1] if numbers else 0)]
-        rows.ask(numbers[-1])
-    assert numbers == list(range(1, TO + 1))
-    assert store.asked == [(0, 5), (5, 10), (15, 20), (35, 20), (55, 20), (75, 20), (95, 20)]
+        found = await rows.take(numbers[-1] if numbers else 0)
+        if not found:
+            break
+        numbers += [row.seq_nr for row in found]
+        rows.ask()
+    return numbers
 
 
-async def test_what_was_asked_for_is_on_its_way_before_it_is_taken_and_given_up_when_nobody_will() -> None:
+async def test_parts_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
-    rows.ask(20)
+    rows.ask()
     await asyncio.sleep(0)
-    assert store.asked == [(20, 10)]
-    [task] = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    rows.close()
-    await asyncio.wait([task])
-    assert task.cancelled()
+    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5), (25, 35, 10)]
+    store.may_answer.set()
+    assert await read(rows) == store.numbers
+    assert store.asked[4:] == [(35, 45, 10), (45, 50, 5), (50, 60, 10)]
+
+
+async def test_behind_a_gap_one_answer_tells_where_the_next_question_begins() -> None:
+    store = Counted([1, 2, 3, *range(50, TO + 1)])
+    store.may_answer.set()
+    rows = opened(store)
+    rows.ask()
+    assert await read(rows) == store.numbers
+    assert store.asked[4:] == [(3, TO, 20)]
+
+
+async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_question_more() -> None:
+    store = Counted(range(41, TO + 1))
+    store.may_answer.set()
+    rows = opened(store)
+    rows.ask()
+    assert [row.seq_nr for row in await rows.take(0)] == store.numbers
+    assert store.asked[4:] == [(0, TO, 20)]
+
+
+async def test_rows_that_are_too_large_to_come_together_are_not_asked_for_side_by_side() -> None:
+    store = Counted(rows_max=7)
+    store.may_answer.set()
+    rows = opened(store)
+    assert await read(rows) == store.numbers
+    assert store.asked == [(after, TO, 20) for after in range(0, TO, 7)]
+
+
+async def test_what_was_asked_for_with_an_earlier_head_of_this_life_is_taken() -> None:
+    store = Counted()
+    store.may_answer.set()
+    rows = opened(store)
+    rows.ask()
+    await asyncio.sleep(0)
+    asked = list(store.asked)
+    assert rows.begin(head(at=TO + 5), after=0, to=TO)
+    await rows.take(0)
+    assert store.asked == asked
+
+
+async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere_is_given_up() -> None:
+    for now, after in ((head(life=3), 0), (head(at=TO - 1), 0), (head(), 5)):
+        rows = opened(Counted())
+        rows.ask()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not rows.begin(now, after=after, to=TO)
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)

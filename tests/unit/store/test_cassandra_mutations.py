@@ -40,7 +40,7 @@ from tidebook.store.cassandra.mutations import (
     rounds_of,
     whole_bytes,
 )
-from tidebook.store.cassandra.rows import Rows
+from tidebook.store.cassandra.rows import decode_rows
 from tidebook.store.cassandra.tag_writes import tag_batches
 from tidebook.store.cassandra.tag_writes import tag_row as read_tag_row
 
@@ -69,7 +69,7 @@ def test_event_batches_hold_one_partition_and_stay_within_bytes_and_rows(
 ) -> None:
     rows = rows_of(sizes, first)
     batches = list(event_batches(PutEvents(KEY, head_of(len(sizes) + first, size=size), rows)))
-    assert [row for batch in batches for row in Rows([each.values[4] for each in batch])] == list(rows)
+    assert [row for batch in batches for row in decode_rows([each.values[4] for each in batch])] == list(rows)
     for batch in batches:
         assert len(partition_of(batch)) == 1
         assert len(batch) <= BATCH_ROWS_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.__main__ import main
-from tools.commands import COMMANDS, SERVER_NAMES, _take_without
+from tools.commands import COMMANDS, SERVER_NAMES, _take_without, bench_servers
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,22 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     told = capsys.readouterr().out
     assert [name for name in COMMANDS if f"\n  {name} " not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "servers"),
+    [
+        (["kafka", "--quick"], ["kafka", "cassandra"]),
+        (["queue"], ["postgres"]),
+        (["kafka", "--book", "mine.toml"], []),
+        (["cassandra", "--address=127.0.0.1:9042"], []),
+        (["outbox", "--help"], []),
+        (["journal"], []),
+        ([], []),
+    ],
+)
+def test_a_benchmark_gets_the_servers_that_it_needs_and_nobody_named(
+    given: list[str], servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEBOOK_SERVERS", raising=False)
+    assert bench_servers(given) == servers

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from operator import attrgetter
 from typing import Any
 
 from confluent_kafka import KafkaError
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.log.kafka.reading import Message
-from tidebook.log.port import Many, OnSentMany, Outgoing, Sent
+from tidebook.log.port import Many, OnSentMany, Outgoing, Sent, SentTogether
 
 #: A run of records that are larger than others has fewer of them.
 RUN_BYTES = 1_000_000
@@ -20,7 +19,6 @@ RUN_BYTES = 1_000_000
 Undelivered = Callable[[Outgoing, KafkaError | None], TidebookError]
 #: Places, and what came of the records in them.
 Told = list[tuple[Sequence[int], Sequence[Sent | TidebookError]]]
-_OFFSET = attrgetter("offset")
 
 
 def runs(many: Many) -> Iterator[tuple[int, Sequence[int]]]:
@@ -112,10 +110,10 @@ class Run:
         values = self._many.values
         # As good as always in the order in which they were sent; a report gives its record back, so that is certain.
         if not self._failed and [report.value() for report in self._reports] == [values[at] for at in self.places]:
-            partition = self.partition
-            sent = [Sent(partition, report.offset(), report.timestamp()[1]) for report in self._reports]
-            if min(map(_OFFSET, sent)) >= 0:
-                return [(self.places, sent)]
+            offsets = [report.offset() for report in self._reports]
+            if min(offsets) >= 0:
+                timestamps_ms = [report.timestamp()[1] for report in self._reports]
+                return [(self.places, SentTogether(self.partition, offsets, timestamps_ms))]
         told: Told = [((self.places[number],), (refusal,)) for number, refusal in self._refused.items()]
         for number, report in self._matched():
             error, offset = report.error(), report.offset()

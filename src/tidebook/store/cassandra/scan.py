@@ -10,18 +10,16 @@ from typing import Any, Final
 from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.replication import segments_between
+from tidebook.core.replication import EventRow, segments_between
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.failures import TIMED_OUT
 from tidebook.store.cassandra.page_size import PAGE_ROWS_MIN, PageSizes
-from tidebook.store.cassandra.rows import Rows
+from tidebook.store.cassandra.rows import decode_rows
 from tidebook.store.cassandra.session import Session
 
 #: How many segments are asked for at once where one alone cannot fill the page, or came back empty.
 SEGMENTS_AT_ONCE_MAX: Final = 32
 SCANS_AT_ONCE: Final = 16
-#: From so many rows on, two queries take less time than one.
-HALVED_ROWS_MIN: Final = 400
 
 
 class EventPages:
@@ -33,9 +31,9 @@ class EventPages:
         self._journals = PageSizes()
         self._topics = PageSizes()
 
-    async def read(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Rows:
+    async def read(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> list[EventRow]:
         """The next rows of a journal: at least one where there is one, at most `limit`, and not too many bytes."""
-        return Rows(await self._cells(key, head, after, to, limit))
+        return decode_rows(await self._cells(key, head, after, to, limit))
 
     async def _cells(self, key: Key, head: Head, after: int, to: int, limit: int) -> list[bytes]:
         if self._journals.knows(key):
@@ -58,7 +56,7 @@ class EventPages:
         at_once = min(max(limit // head.segment_size, 1), SEGMENTS_AT_ONCE_MAX)
         while some := list(islice(segments, at_once)):
             if len(some) == 1:
-                cells = await self._segment(key, head, some[0], after, to, limit)
+                cells = await self._range(key, some[0], after, to, limit)
             else:
                 found = await asyncio.gather(*(self._range(key, each, after, to, limit) for each in some))
                 cells = list(chain.from_iterable(found))[:limit]
@@ -70,17 +68,6 @@ class EventPages:
             # Nothing there: what follows may be empty for long, so it is asked for in ever larger steps.
             at_once = min(at_once * 2, SEGMENTS_AT_ONCE_MAX)
         return []
-
-    async def _segment(self, key: Key, head: Head, segment: int, after: int, to: int, limit: int) -> list[bytes]:
-        """One segment's rows; many of them as two halves, which a server reads side by side."""
-        low, high = max(after, segment * head.segment_size), min(to, (segment + 1) * head.segment_size)
-        if not HALVED_ROWS_MIN <= high - low <= limit:
-            return await self._range(key, segment, after, to, limit)
-        middle = (low + high) // 2
-        first, second = await asyncio.gather(
-            self._range(key, segment, low, middle, limit), self._range(key, segment, middle, high, limit)
-        )
-        return first + second
 
     async def _range(self, key: Key, segment: int, after: int, to: int, limit: int) -> list[bytes]:
         values = [key.id, key.topic, segment, after, to, limit]
