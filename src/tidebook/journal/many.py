@@ -11,7 +11,7 @@ from tidebook.core.record import PLAIN_BYTES_MAX, encode_plain_appends
 from tidebook.core.topic import TopicFacts
 
 #: Records that are made before the log is given them: few enough to stay in the processor's cache.
-RECORDS_AT_ONCE = 500
+RECORDS_AT_ONCE = 1000
 #: How often so many may be on their way: memory is bounded, however many a call brings.
 AHEAD_MAX = 20
 #: Instead of a payload's type: the record is whole.

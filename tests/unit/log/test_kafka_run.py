@@ -52,7 +52,7 @@ class Told:
     def report(self, *reports: Report) -> dict[int, Any]:
         for each in reports:
             assert self.done == []
-            self.run(each.error(), each)
+            self.run.report(each.error(), each)
         [run] = self.done
         run.tell_reported(undelivered)
         return self.results
@@ -103,8 +103,8 @@ def test_what_the_client_does_not_take_is_told_apart(refused_first: bool) -> Non
     told, refusal = Told([b"a", b"a", b"c"]), Unavailable("full")
     if refused_first:
         assert not told.run.refuse(1, refusal)
-    told.run(None, Report(b"a", 4))
-    told.run(None, Report(b"c", 5))
+    told.run.report(None, Report(b"a", 4))
+    told.run.report(None, Report(b"c", 5))
     assert len(told.done) == refused_first
     assert refused_first or told.run.refuse(1, refusal)
     told.run.tell_reported(undelivered)

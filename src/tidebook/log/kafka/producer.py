@@ -192,7 +192,7 @@ class KafkaProducer:
             return False
         messages = run.messages()
         try:
-            taken = self._client.produce_batch(run.topic, messages, run.partition, run)
+            taken = self._client.produce_batch(run.topic, messages, run.partition, run.report)
         except KafkaException as error:
             self._waiting.popleft()
             self._loop.call_soon(run.tell, self._refusal(error.args[0], run.record(0), sent=False))

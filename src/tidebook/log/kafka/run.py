@@ -34,11 +34,11 @@ def runs(many: Many) -> Iterator[tuple[int, Sequence[int]]]:
 
 
 class Run:
-    """In the order in which they were sent. The client calls it for each of them, delivered or not."""
+    """In the order in which they were sent. The client calls `report` for each of them, delivered or not."""
 
     __slots__ = (
-        "_counted", "_done", "_failed", "_many", "_on_sent", "_refused", "_reports",
-        "give_up_at", "partition", "places", "size_bytes", "topic",
+        "_counted", "_many", "_odd", "_offsets", "_on_sent", "_refused", "_timestamps_ms",
+        "give_up_at", "partition", "places", "report", "size_bytes", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -58,13 +58,41 @@ class Run:
         self.give_up_at = give_up_at
         self._many = many
         self._on_sent = on_sent
-        self._done = done
-        self._reports: list[Message] = []
+        #: Of the first ones, as long as all is well with them and they come in order.
+        self._offsets: list[int] = []
+        self._timestamps_ms: list[int] = []
+        #: All reports from the first on with which that is not so.
+        self._odd: list[Message] = []
         #: By number, those that the client did not take.
         self._refused: dict[int, TidebookError] = {}
         #: Reports come in one thread while another one may refuse: who draws the last number is the last.
         self._counted = count(1)
-        self._failed = False
+        self.report = self._reporter(done)
+
+    def _reporter(self, done: Callable[[Run], None]) -> Callable[[KafkaError | None, Message], None]:
+        """What the client calls, in whichever thread polls. It keeps no report, for thousands of them are large.
+
+        A report gives its record back, so which one it speaks of is certain.
+        """
+        expected = map(self._many.values.__getitem__, self.places).__next__
+        add_offset, add_timestamp_ms, odd = self._offsets.append, self._timestamps_ms.append, self._odd
+        count, counted = len(self.places), self._counted
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            try:
+                plain = error is None and not odd and message.value() == expected()
+                offset, timestamp_ms = (message.offset(), message.timestamp()[1]) if plain else (-1, -1)
+            except Exception:
+                offset, timestamp_ms = -1, -1  # whoever tells of it meets the same error
+            if offset >= 0:
+                add_offset(offset)
+                add_timestamp_ms(timestamp_ms)
+            else:
+                odd.append(message)
+            if next(counted) == count:
+                done(self)
+
+        return report
 
     def record(self, number: int) -> Outgoing:
         """One of them."""
@@ -78,16 +106,7 @@ class Run:
     def refuse(self, number: int, error: TidebookError) -> bool:
         """The client did not take this one: there will be no report of it. True if it is the last that was awaited."""
         self._refused[number] = error
-        self._failed = True
         return next(self._counted) == len(self.places)
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """In whichever thread polls."""
-        self._reports.append(message)
-        if error is not None:
-            self._failed = True
-        if next(self._counted) == len(self.places):
-            self._done(self)
 
     def tell(self, result: Sent | TidebookError) -> None:
         """The same of all of them, in the event loop."""
@@ -107,30 +126,27 @@ class Run:
             self._on_sent(places, results)
 
     def _reported(self, undelivered: Undelivered) -> Told:
-        values = self._many.values
-        # As good as always in the order in which they were sent; a report gives its record back, so that is certain.
-        if not self._failed and [report.value() for report in self._reports] == [values[at] for at in self.places]:
-            offsets = [report.offset() for report in self._reports]
-            if min(offsets) >= 0:
-                timestamps_ms = [report.timestamp()[1] for report in self._reports]
-                return [(self.places, SentTogether(self.partition, offsets, timestamps_ms))]
+        sent = SentTogether(self.partition, self._offsets, self._timestamps_ms)
+        if len(sent) == len(self.places):
+            return [(self.places, sent)]
         told: Told = [((self.places[number],), (refusal,)) for number, refusal in self._refused.items()]
-        for number, report in self._matched():
-            error, offset = report.error(), report.offset()
+        # By what the reports gave back; of equal records each may stand for the other.
+        keys, values, waiting = self._many.keys, self._many.values, self._unrefused()
+        for place, each in zip(self.places, sent, strict=False):
+            told.append(((waiting[keys[place], values[place]].popleft(),), (each,)))
+        for report in self._odd:
+            place, error, offset = waiting[report.key(), report.value()].popleft(), report.error(), report.offset()
             if error is None and offset >= 0:
                 result: Sent | TidebookError = Sent(self.partition, offset, report.timestamp()[1])
             else:
-                result = undelivered(self.record(number), error)
-            told.append(((self.places[number],), (result,)))
+                result = undelivered(self._many.record(place), error)
+            told.append(((place,), (result,)))
         return told
 
-    def _matched(self) -> list[tuple[int, Message]]:
-        """The numbers of the reported records, in the order of their reports, which give the records back.
-
-        Of equal records each may stand for the other.
-        """
-        waiting: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
+    def _unrefused(self) -> dict[tuple[bytes | None, bytes | None], deque[int]]:
+        """The places of what the client took, by key and value, in their order."""
+        found: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
         for number, place in enumerate(self.places):
             if number not in self._refused:
-                waiting[self._many.keys[place], self._many.values[place]].append(number)
-        return [(waiting[report.key(), report.value()].popleft(), report) for report in self._reports]
+                found[self._many.keys[place], self._many.values[place]].append(place)
+        return found
