@@ -111,6 +111,7 @@ class RowsAhead:
     def close(self) -> None:
         """Give up what nobody will take."""
         for part in self._asked:
-            if isinstance(part.rows, asyncio.Future):
-                part.rows.cancel()
+            rows = part.rows
+            if isinstance(rows, asyncio.Future) and not rows.cancel() and not rows.cancelled():
+                rows.exception()  # looked at: what nobody takes fails for nobody
         self._asked.clear()

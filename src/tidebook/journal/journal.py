@@ -119,7 +119,7 @@ class Journal:
                 topic.check_epoch()
         elif not cache.known(id):
             await cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Appended] = topic.loop.create_future()
         record = Outgoing(self.topic, partition.number, raw, value)
         Pending(cache, id, action, record, confirm, future).send(self._log)
         return await future

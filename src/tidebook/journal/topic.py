@@ -70,7 +70,9 @@ class OpenTopic:
         self._topic = topic
         #: It is time for `check_epoch`. A timer sets it: asking for the time would cost every append.
         self.due = False
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._be_due)
+        #: Asking for it costs every append a system call, up to Python 3.11.
+        self.loop = asyncio.get_running_loop()
+        self._timer = self.loop.call_later(LOOK_EVERY_S, self._be_due)
         self._looking: asyncio.Task[None] | None = None
         #: The epoch that the topic has moved on to, if it was seen to.
         self._moved_to: int | None = None
@@ -126,7 +128,7 @@ class OpenTopic:
         if facts is not None and facts.epoch > self.facts.epoch:
             self._moved_to, self.due = facts.epoch, True
         else:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._be_due)
+            self._timer = self.loop.call_later(LOOK_EVERY_S, self._be_due)
 
     async def close(self) -> None:
         if self._looking is not None:

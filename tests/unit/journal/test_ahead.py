@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+import pytest
+
+from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -14,6 +18,13 @@ from tidebook.journal.ahead import RowsAhead
 from tidebook.store.port import StoreReader
 
 TO = 60
+
+
+class Down:
+    """A store that does not answer."""
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        raise Unavailable("the store is down")
 
 
 class Counted:
@@ -36,7 +47,7 @@ def head(*, life: int = 0, at: int = TO) -> Head:
     return Head(True, TO, 0, Position(1, life), Position(1, at), 25, None, 0, (), None, ())
 
 
-def opened(store: Counted) -> RowsAhead:
+def opened(store: Counted | Down) -> RowsAhead:
     rows = RowsAhead(cast(StoreReader, store), Key("t", "a"), limit=20)
     rows.begin(head(), after=0, to=TO)
     return rows
@@ -110,3 +121,23 @@ async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere
         assert not rows.begin(now, after=after, to=TO)
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
+
+
+async def test_what_fails_and_is_not_taken_is_nobodys_error() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    rows = opened(Down())
+    rows.ask()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    rows.close()
+    del rows
+    gc.collect()
+    assert told == []
+
+
+async def test_what_fails_is_the_error_of_who_takes_it() -> None:
+    rows = opened(Down())
+    rows.ask()
+    with pytest.raises(Unavailable):
+        await rows.take(0)
+    rows.close()
