@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy
+from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy, session_of
 from tidebook.outbox.message import Message
 from tidebook.outbox.wake import nudge
 from tidebook.sql.queries.outbox_publish import publish_statements
@@ -29,6 +29,7 @@ class DatabaseBackend:
     """Writes the messages into `kafka_messages` in the caller's transaction."""
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
+        target = session_of(target)
         if is_async_sqlalchemy(target):
             return target.run_sync(lambda inner: self.publish(inner, messages, ordered=ordered))
         to = caller(target)
@@ -76,6 +77,7 @@ class KafkaBackend:
 
 
 def _is_async(target: Any) -> bool:
+    target = session_of(target)
     return is_async_sqlalchemy(target) or is_async_driver(target)
 
 

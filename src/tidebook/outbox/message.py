@@ -91,6 +91,7 @@ def _headers(headers: Any) -> Headers:
                 raise InvalidInput(f"a header's name is text without NUL that is not empty, not {name!r}")
             if name.startswith(RESERVED_PREFIX):
                 raise InvalidInput(f"header {name!r}: names that begin with {RESERVED_PREFIX!r} are the relay's own")
+            _bytes(name, "a header's name")
             checked.append((name, _bytes(value, f"header {name!r}")))
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidInput):

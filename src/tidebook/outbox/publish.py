@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Protocol, overload
 
 from tidebook.outbox.backend import current
-from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy
+from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy, session_of
 from tidebook.outbox.message import Message, checked, message
 from tidebook.sql.migrate.outbox import create_statements
 from tidebook.sql.queries.outbox_publish import Statement
@@ -76,6 +76,7 @@ def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = Fa
 
 def create_tables(target: Any) -> Any:
     """Make the outbox's tables where they are missing, in the transaction of `target`; await it when that is async."""
+    target = session_of(target)
     if is_async_sqlalchemy(target):
         return target.run_sync(create_tables)
     to = caller(target, transaction=False)

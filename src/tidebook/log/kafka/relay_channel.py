@@ -26,11 +26,10 @@ MESSAGE_BYTES_MAX = 1_000_000_000
 BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
 QUEUE_KIB_MAX = 2_000_000
-CLOSE_S_MAX = 1.0
 #: How long the other half of a failure's story is waited for.
 TOLD_S_MAX = 5.0
-#: How long one call to end a transaction may take; a commit is called again, between heartbeats.
-STEP_S = 1.0
+#: How long one call to commit may take; it is called again, until the batch's time is over.
+COMMIT_S = 1.0
 END_S_MAX = 10.0
 
 
@@ -126,7 +125,7 @@ class KafkaChannel:
         if self._next < len(self._messages):
             self._produce(1 if self._singly else len(self._messages))
             return None
-        return self._complete()
+        return self._complete(timeout_s)
 
     def _serve(self, timeout_s: float) -> None:
         """Deliver reports. A fatal error is raised out of it."""
@@ -158,7 +157,7 @@ class KafkaChannel:
         """Where nothing is left in the producer's queue, no report will come."""
         return self._broken is not None and (self._failure is not None or not self._left)
 
-    def _complete(self) -> Outcome | None:
+    def _complete(self, timeout_s: float) -> Outcome | None:
         return Sent()
 
     def _failed(self) -> Outcome:
@@ -175,13 +174,12 @@ class KafkaChannel:
         return Unsure(f"{error.name()}: {error.str()}", late=late)
 
     def drop(self) -> None:
-        """Forget what is not acknowledged, and close."""
+        """Forget what is not acknowledged: the producer ends with its last reference, and what it still has with it.
+
+        Not by the client's purge: asked not to wait, it waits for each broker's thread without a limit, and holds the
+        interpreter's lock meanwhile, so that every thread of the process would stand still.
+        """
         self._forget()
-        try:
-            self._producer.purge(blocking=False)
-            self._producer.flush(CLOSE_S_MAX)
-        except (KafkaException, SystemError):
-            pass  # it is past use; closing it is all that is left
         self._producer.tell()
         self._messages = ()
 
@@ -204,7 +202,7 @@ class KafkaTransactionChannel(KafkaChannel):
 
     def wait(self, timeout_s: float) -> Outcome | None:
         if self._committing:
-            return self._complete()
+            return self._complete(timeout_s)
         if self._call is not None:
             if not self._call.wait(timeout_s):
                 return None
@@ -227,15 +225,15 @@ class KafkaTransactionChannel(KafkaChannel):
         """A transaction that failed can be aborted, and so is no fatal error: one part is all there is."""
         return True
 
-    def _complete(self) -> Outcome | None:
+    def _complete(self, timeout_s: float) -> Outcome | None:
         if self._call is None:
             self._committing = True
-            self._call = Call(partial(self._producer.commit_transaction, STEP_S))
-        if not self._call.wait(STEP_S):
+            self._call = Call(partial(self._producer.commit_transaction, COMMIT_S))
+        if not self._call.wait(timeout_s):
             return None
         failure = self._ended()
         if failure is None:
-            return super()._complete()
+            return super()._complete(timeout_s)
         if failure.retriable() and not failure.fatal():
             return None
         return Unsure(f"{failure.name()}: {failure.str()}")
@@ -254,7 +252,7 @@ class KafkaTransactionChannel(KafkaChannel):
         return outcome
 
     def drop(self) -> None:
-        """Forget what is not acknowledged, and close; a call that is still under way is left to itself."""
+        """Forget what is not acknowledged; a call that is still under way is left to itself."""
         super().drop()
         if self._call is not None:
             self._call.give_up()
