@@ -121,7 +121,7 @@ def use(choice: BackendName | Backend) -> Iterator[Any]:
     ...     len(sent.messages)
     0
     """
-    made = backend(choice) if isinstance(choice, str) else choice
+    made = _made(choice)
     token = _chosen.set(made)
     try:
         yield made
@@ -132,4 +132,12 @@ def use(choice: BackendName | Backend) -> Iterator[Any]:
 def configure(choice: BackendName | Backend) -> None:
     """Choose the backend of the whole process, as settings do at its start."""
     global _default
-    _default = backend(choice) if isinstance(choice, str) else choice
+    _default = _made(choice)
+
+
+def _made(choice: BackendName | Backend) -> Backend:
+    if isinstance(choice, str):
+        return backend(choice)
+    if not callable(getattr(choice, "publish", None)):
+        raise InvalidInput(f"{choice!r} is no backend: give its name, or one that a book made")
+    return choice

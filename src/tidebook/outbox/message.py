@@ -48,6 +48,17 @@ def message(
     )
 
 
+def all_checked(given: Iterable[object]) -> list[Message]:
+    """The messages of a list, each checked."""
+    try:
+        each = iter(given)
+    except TypeError as error:
+        raise InvalidInput(
+            f"publish_list takes a list of outbox.Message objects, not {type(given).__name__}"
+        ) from error
+    return [checked(one) for one in each]
+
+
 def checked(given: object) -> Message:
     """A `Message` that somebody made by hand, checked."""
     if not isinstance(given, Message):

@@ -140,7 +140,7 @@ def test_a_producer_that_is_dropped_ends_though_its_broker_does_not_answer(broke
     target = cluster.target(OutboxSettings(fence=fence))  # type: ignore[arg-type]
     topic = target.topic(name)
     channel = target.channel(topic, fresh=True)
-    messages = [Relayed(n, b"k", None, b"x" * 1_000, []) for n in range(20_000)]  # more than a socket takes
+    messages = [Relayed(n, b"k", None, os.urandom(1_000), []) for n in range(20_000)]  # more than a socket takes
     broker.pause()
     try:
         channel.start(messages, timestamp_ms=round(time.time() * 1000))
