@@ -78,5 +78,5 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "rest_s": (0.001, DAY_S),
     "poll_s": (0.001, DAY_S),
     "stop_s": (0.001, DAY_S),
-    "park_after_tries": (1, 1_000_000),
+    "park_after_tries": (1, 30_000),
 }
