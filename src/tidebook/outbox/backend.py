@@ -95,7 +95,12 @@ _chosen: ContextVar[Backend | None] = ContextVar("tidebook_outbox_backend", defa
 
 def current() -> Backend:
     """The backend of this `with` block, or the process's."""
-    return _chosen.get() or _default
+    return of_block() or _default
+
+
+def of_block() -> Backend | None:
+    """The backend of this `with` block, if there is one."""
+    return _chosen.get()
 
 
 def backend(name: BackendName, sender: Sender | None = None) -> Backend:

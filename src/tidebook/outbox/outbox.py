@@ -15,7 +15,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.core.metrics import Metrics
 from tidebook.log.relay_port import RelayTarget
-from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, use
+from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, of_block, use
 from tidebook.outbox.journal_message import journal_message
 from tidebook.outbox.message import Message, all_checked, message
 from tidebook.outbox.publish import Pairs, Payload, Value
@@ -86,12 +86,12 @@ class Outbox:
         headers: Pairs | None = None,
         ordered: bool = False,
     ) -> Any:
-        """`outbox.publish`, through the backend that the book's settings choose."""
+        """`outbox.publish`, through the backend of a `with` block, or the one that the book's settings choose."""
         made = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
         return self.backend().publish(target, [made], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-        """`outbox.publish_list`, through the backend that the book's settings choose."""
+        """`outbox.publish_list`, through the backend of a `with` block, or the one that the book's settings choose."""
         return self.backend().publish(target, all_checked(messages), ordered=ordered)
 
     def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
@@ -122,15 +122,17 @@ class Outbox:
         return chosen.publish(target, [made], ordered=ordered)
 
     def backend(self, name: BackendName | None = None) -> Backend:
-        """A backend of this book by name, or the one that its settings choose."""
+        """A backend of this book by name; else that of the `with` block, or the one that its settings choose."""
         if name is not None:
             return self._make(name)
+        if (chosen := of_block()) is not None:
+            return chosen
         if self._chosen is None:
             self._chosen = self._make(self.settings.backend)
         return self._chosen
 
     def use(self, name: BackendName) -> AbstractContextManager[Any]:
-        """Let `outbox.publish` use this book's backend of that name inside a `with` block."""
+        """Publish through this book's backend of that name inside a `with` block, in this thread or task only."""
         return use(self._make(name))
 
     def _make(self, name: BackendName) -> Backend:
