@@ -56,7 +56,8 @@ class Caller(NamedTuple):
 
 def session_of(target: Any) -> Any:
     """The session of this thread or task where it is SQLAlchemy's registry of them, which hands on few calls."""
-    return target.registry() if "sqlalchemy" in _tops(target) and hasattr(target, "registry") else target
+    registry = getattr(target, "registry", None) if "sqlalchemy" in _tops(target) else None
+    return registry() if callable(registry) else target
 
 
 def is_async_sqlalchemy(target: Any) -> bool:

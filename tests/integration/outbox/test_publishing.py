@@ -10,7 +10,7 @@ import apsw
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
@@ -76,6 +76,10 @@ def test_a_long_list_keeps_its_order(database: Database, ordered: bool) -> None:
     assert [row[3] for row in published(database)] == [m.payload for m in messages]
 
 
+class Base(DeclarativeBase):
+    """Has a registry too, though none of sessions."""
+
+
 class OwnSession(AsyncSession):
     """As applications derive them."""
 
@@ -135,7 +139,7 @@ def test_psycopgs_connection_publishes_whatever_cursors_it_makes(postgres: Datab
 @every_database
 def test_what_is_no_connection_is_told_so(database: Database) -> None:
     with database.engine() as engine, database.connect() as connection:
-        for wrong in (engine, connection.cursor(), database.url, None):
+        for wrong in (engine, connection.cursor(), Base, database.url, None):
             with pytest.raises(InvalidInput, match="is no transaction"):
                 outbox.publish(wrong, topic="orders", payload=b"x")
 
