@@ -57,7 +57,7 @@ def opened(book: str | None, *, json: bool) -> Iterator[Outbox]:
 def publish(
     topic: Topic,
     payloads: Annotated[
-        list[str], typer.Argument(metavar="PAYLOAD...", help="One message each; - reads one line each.")
+        list[str], typer.Argument(metavar="PAYLOAD...", help="One message each; - reads one line each, as it is.")
     ],
     key: Annotated[str | None, typer.Option(help="The key of all of them.")] = None,
     partition_key: Annotated[str | None, typer.Option(help="Chooses the partition in the key's place.")] = None,
@@ -68,10 +68,11 @@ def publish(
 ) -> None:
     """Publish messages in a transaction of their own."""
     headers = dict(_header(each) for each in header or [])
-    lines = sys.stdin.read().splitlines() if payloads == ["-"] else payloads
+    # Payloads are raw: whatever bytes came are sent.
+    given = sys.stdin.buffer.read().splitlines() if payloads == ["-"] else [os.fsencode(each) for each in payloads]
     messages: list[Message] = [
-        message(topic=topic, payload=line.encode(), key=key, partition_key=partition_key, headers=headers)
-        for line in lines
+        message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
+        for payload in given
     ]
     with opened(book, json=json) as outbox:
         outbox.publish_alone(messages, ordered=ordered)
@@ -181,7 +182,7 @@ def parked_default(context: typer.Context, book: BookOption = None, json: JsonOp
 @parked.command("list")
 def parked_list(
     topic: Annotated[str | None, typer.Argument(help="This topic alone.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 1000,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 1000,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -246,5 +247,8 @@ def schema(
     text = script(dialect(database))
     if to is None:
         sys.stdout.write(text)
-    else:
+        return
+    try:
         to.write_text(text)
+    except OSError as error:
+        raise InvalidInput(f"{to} cannot be written: {error.strerror}") from error

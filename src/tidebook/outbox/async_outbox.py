@@ -10,7 +10,7 @@ from typing import Any
 
 from tidebook.core.event import Event
 from tidebook.outbox.backend import BackendName
-from tidebook.outbox.message import Message
+from tidebook.outbox.message import Message, all_checked
 from tidebook.outbox.outbox import COUNT_MAX, LIST_MAX, Outbox
 from tidebook.outbox.publish import Pairs, Payload, Value
 from tidebook.outbox.relay import Relay
@@ -45,13 +45,16 @@ class AsyncOutbox:
         headers: Pairs | None = None,
         ordered: bool = False,
     ) -> Any:
-        """`outbox.publish`, through the backend that the book's settings choose; await it where `target` is async."""
+        """`outbox.publish`, through the backend of a `with` block, or the one that the book's settings choose.
+
+        Await it where `target` is async.
+        """
         return self.blocking.publish(
             target, topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers, ordered=ordered
         )
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-        """`outbox.publish_list`, through the backend that the book's settings choose."""
+        """`outbox.publish_list`, through the backend of a `with` block, or the one that the book's settings choose."""
         return self.blocking.publish_list(target, messages, ordered=ordered)
 
     def append(
@@ -72,10 +75,10 @@ class AsyncOutbox:
 
     async def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
         """Publish in a transaction of their own, where there is nothing else to commit with them."""
-        await asyncio.to_thread(self.blocking.publish_alone, list(messages), ordered=ordered)
+        await asyncio.to_thread(self.blocking.publish_alone, all_checked(messages), ordered=ordered)
 
     def use(self, name: BackendName) -> AbstractContextManager[Any]:
-        """Let `outbox.publish` use this book's backend of that name inside a `with` block."""
+        """Publish through this book's backend of that name inside a `with` block, in this thread or task only."""
         return self.blocking.use(name)
 
     async def relay(self, *, threads: int | None = None, once: bool = False) -> int:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy
+from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy, session_of
 from tidebook.outbox.message import Message
 from tidebook.outbox.wake import nudge
 from tidebook.sql.queries.outbox_publish import publish_statements
@@ -29,6 +29,7 @@ class DatabaseBackend:
     """Writes the messages into `kafka_messages` in the caller's transaction."""
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
+        target = session_of(target)
         if is_async_sqlalchemy(target):
             return target.run_sync(lambda inner: self.publish(inner, messages, ordered=ordered))
         to = caller(target)
@@ -76,6 +77,7 @@ class KafkaBackend:
 
 
 def _is_async(target: Any) -> bool:
+    target = session_of(target)
     return is_async_sqlalchemy(target) or is_async_driver(target)
 
 
@@ -93,7 +95,12 @@ _chosen: ContextVar[Backend | None] = ContextVar("tidebook_outbox_backend", defa
 
 def current() -> Backend:
     """The backend of this `with` block, or the process's."""
-    return _chosen.get() or _default
+    return of_block() or _default
+
+
+def of_block() -> Backend | None:
+    """The backend of this `with` block, if there is one."""
+    return _chosen.get()
 
 
 def backend(name: BackendName, sender: Sender | None = None) -> Backend:
@@ -119,7 +126,7 @@ def use(choice: BackendName | Backend) -> Iterator[Any]:
     ...     len(sent.messages)
     0
     """
-    made = backend(choice) if isinstance(choice, str) else choice
+    made = _made(choice)
     token = _chosen.set(made)
     try:
         yield made
@@ -130,4 +137,12 @@ def use(choice: BackendName | Backend) -> Iterator[Any]:
 def configure(choice: BackendName | Backend) -> None:
     """Choose the backend of the whole process, as settings do at its start."""
     global _default
-    _default = backend(choice) if isinstance(choice, str) else choice
+    _default = _made(choice)
+
+
+def _made(choice: BackendName | Backend) -> Backend:
+    if isinstance(choice, str):
+        return backend(choice)
+    if not callable(getattr(choice, "publish", None)):
+        raise InvalidInput(f"{choice!r} is no backend: give its name, or one that a book made")
+    return choice

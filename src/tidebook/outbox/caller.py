@@ -54,6 +54,12 @@ class Caller(NamedTuple):
             await self.execute(*statement)
 
 
+def session_of(target: Any) -> Any:
+    """The session of this thread or task where it is SQLAlchemy's registry of them, which hands on few calls."""
+    registry = getattr(target, "registry", None) if "sqlalchemy" in _tops(target) else None
+    return registry() if callable(registry) else target
+
+
 def is_async_sqlalchemy(target: Any) -> bool:
     """Whether it is an AsyncSession or AsyncConnection: `run_sync` hands out the sync one inside."""
     return "sqlalchemy" in _tops(target) and callable(getattr(target, "run_sync", None))
@@ -73,13 +79,14 @@ def caller(target: Any, *, transaction: bool = True) -> Caller:
     if hasattr(target, "vendor") and hasattr(target, "settings_dict"):
         return _django(target, transaction)
     driver = _driver(target)
-    if driver is None:
+    if driver is None or not callable(getattr(target, "cursor", None)):  # a driver's cursors and pools have none
         raise InvalidInput(f"{type(target).__module__}.{type(target).__name__} is no transaction: {_ACCEPTED}")
     if inspect.iscoroutinefunction(getattr(target, "cursor", None)):
         raise InvalidInput(f"the async connection of {driver} is not known to the outbox: {_ACCEPTED}")
     if transaction:
         _refuse(_alone(target))
-    return Caller(*_DRIVERS[driver], _dbapi_execute(driver, target))
+    name, style = _DRIVERS[driver]
+    return Caller(name, "dollar" if _writes_dollars(target) else style, _dbapi_execute(driver, target))
 
 
 def _sqlalchemy(connection: Any, transaction: bool) -> Caller:
@@ -94,7 +101,7 @@ def _sqlalchemy(connection: Any, transaction: bool) -> Caller:
         style = "binary"
 
     def execute(sql: str, parameters: tuple[Any, ...]) -> None:
-        connection.exec_driver_sql(sql, parameters or None)
+        connection.exec_driver_sql(sql, parameters or None).close()
 
     return Caller(name, style, execute)
 
@@ -110,6 +117,12 @@ def _django(connection: Any, transaction: bool) -> Caller:
     return Caller(dialect(connection.vendor), "format", execute)
 
 
+def _writes_dollars(connection: Any) -> bool:
+    """Whether the cursors of psycopg's connection take a statement as PostgreSQL does."""
+    factory = getattr(connection, "cursor_factory", None)
+    return any("Raw" in kind.__name__ for kind in getattr(factory, "__mro__", ()))
+
+
 def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ...]], Any]:
     if driver in {"psycopg", "sqlite3", "apsw"}:
         return lambda sql, parameters: connection.execute(sql, parameters or _NOTHING[driver])
@@ -118,6 +131,8 @@ def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ..
         cursor = connection.cursor()
         try:
             cursor.execute(sql, parameters or None)
+            if cursor.description is not None:  # mysql-connector closes no cursor that was not read to its end
+                cursor.fetchall()
         finally:
             cursor.close()
 

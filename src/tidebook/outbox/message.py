@@ -48,6 +48,17 @@ def message(
     )
 
 
+def all_checked(given: Iterable[object]) -> list[Message]:
+    """The messages of a list, each checked."""
+    try:
+        each = iter(given)
+    except TypeError as error:
+        raise InvalidInput(
+            f"publish_list takes a list of outbox.Message objects, not {type(given).__name__}"
+        ) from error
+    return [checked(one) for one in each]
+
+
 def checked(given: object) -> Message:
     """A `Message` that somebody made by hand, checked."""
     if not isinstance(given, Message):
@@ -91,6 +102,7 @@ def _headers(headers: Any) -> Headers:
                 raise InvalidInput(f"a header's name is text without NUL that is not empty, not {name!r}")
             if name.startswith(RESERVED_PREFIX):
                 raise InvalidInput(f"header {name!r}: names that begin with {RESERVED_PREFIX!r} are the relay's own")
+            _bytes(name, "a header's name")
             checked.append((name, _bytes(value, f"header {name!r}")))
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidInput):

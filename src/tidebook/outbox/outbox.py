@@ -15,9 +15,9 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.core.metrics import Metrics
 from tidebook.log.relay_port import RelayTarget
-from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, use
+from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, of_block, use
 from tidebook.outbox.journal_message import journal_message
-from tidebook.outbox.message import Message, checked, message
+from tidebook.outbox.message import Message, all_checked, message
 from tidebook.outbox.publish import Pairs, Payload, Value
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
@@ -25,6 +25,7 @@ from tidebook.sql.port.outbox import OutboxDatabase, OutboxStore, ParkedMessage,
 
 COUNT_MAX = 100_000
 LIST_MAX = 1_000
+NUMBER_MAX = 2**31 - 1
 
 
 class Parts(Protocol):
@@ -85,19 +86,19 @@ class Outbox:
         headers: Pairs | None = None,
         ordered: bool = False,
     ) -> Any:
-        """`outbox.publish`, through the backend that the book's settings choose."""
+        """`outbox.publish`, through the backend of a `with` block, or the one that the book's settings choose."""
         made = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
         return self.backend().publish(target, [made], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-        """`outbox.publish_list`, through the backend that the book's settings choose."""
-        return self.backend().publish(target, [checked(each) for each in messages], ordered=ordered)
+        """`outbox.publish_list`, through the backend of a `with` block, or the one that the book's settings choose."""
+        return self.backend().publish(target, all_checked(messages), ordered=ordered)
 
     def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
         """Publish in a transaction of their own, where there is nothing else to commit with them."""
         self.ready()
         with self._store() as store:
-            store.publish([checked(each) for each in messages], ordered=ordered)
+            store.publish(all_checked(messages), ordered=ordered)
 
     def append(
         self,
@@ -121,15 +122,17 @@ class Outbox:
         return chosen.publish(target, [made], ordered=ordered)
 
     def backend(self, name: BackendName | None = None) -> Backend:
-        """A backend of this book by name, or the one that its settings choose."""
+        """A backend of this book by name; else that of the `with` block, or the one that its settings choose."""
         if name is not None:
             return self._make(name)
+        if (chosen := of_block()) is not None:
+            return chosen
         if self._chosen is None:
             self._chosen = self._make(self.settings.backend)
         return self._chosen
 
     def use(self, name: BackendName) -> AbstractContextManager[Any]:
-        """Let `outbox.publish` use this book's backend of that name inside a `with` block."""
+        """Publish through this book's backend of that name inside a `with` block, in this thread or task only."""
         return use(self._make(name))
 
     def _make(self, name: BackendName) -> Backend:
@@ -145,8 +148,7 @@ class Outbox:
         """A relay that is not running yet: `run` it, and `stop` it from another thread or a signal handler."""
         settings = self.settings
         if threads is not None:
-            if threads < 1:
-                raise InvalidInput("a relay needs at least one thread")
+            _at_least_one(threads, "a relay's threads")
             settings = msgspec.structs.replace(settings, threads=threads)
         self.ready()
         return Relay(self._parts.database, self._parts.target, settings, ids=self._ids, metrics=self.metrics)
@@ -178,6 +180,7 @@ class Outbox:
 
     def status(self, *, count_max: int = COUNT_MAX) -> list[TopicStatus]:
         """Every topic: how many messages wait, the age of the oldest, who holds it, what went wrong."""
+        _at_least_one(count_max, "count_max")
         self.ready()
         with self._store() as store:
             found = store.status(count_max=count_max)
@@ -189,17 +192,22 @@ class Outbox:
 
     def parked(self, topic: str | None = None, *, limit: int = LIST_MAX) -> list[ParkedMessage]:
         """Messages that lie aside: parked, to be tried again, or held behind one of those."""
+        _at_least_one(limit, "limit")
+        if topic is not None:
+            _named(topic)
         self.ready()
         with self._store() as store:
             return store.parked(topic, limit=limit)
 
     def parked_retry(self, topic: str, id: int | None = None) -> int:
         """Send parked messages again (all of the topic's, or one), each in its place; how many."""
+        _named(topic)
         with self._store() as store:
             return store.parked_retry(topic, id)
 
     def parked_drop(self, topic: str, id: int | None = None) -> int:
         """Delete parked messages and let go on what they held; how many were deleted."""
+        _named(topic)
         with self._store() as store:
             return store.parked_drop(topic, id)
 
@@ -214,3 +222,14 @@ class Outbox:
             yield store
         finally:
             store.close()
+
+
+def _at_least_one(value: object, name: str) -> None:
+    if type(value) is not int or not 1 <= value <= NUMBER_MAX:
+        raise InvalidInput(f"{name} must be a number from 1 to {NUMBER_MAX:,}, not {value!r}")
+
+
+def _named(topic: object) -> None:
+    """Not whether there is such a topic: those of journals have names of their own."""
+    if not isinstance(topic, str) or "\x00" in topic:
+        raise InvalidInput(f"a topic is text, not {topic!r}")

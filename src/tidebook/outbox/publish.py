@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Protocol, overload
 
 from tidebook.outbox.backend import current
-from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy
-from tidebook.outbox.message import Message, checked, message
+from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy, session_of
+from tidebook.outbox.message import Message, all_checked, message
 from tidebook.sql.migrate.outbox import create_statements
 from tidebook.sql.queries.outbox_publish import Statement
 
@@ -71,11 +71,12 @@ def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = Fa
     `ordered=True` makes the order of ids the order of commits for each topic and key: a second transaction that
     publishes for the same key waits until the first one has ended.
     """
-    return current().publish(target, [checked(each) for each in messages], ordered=ordered)
+    return current().publish(target, all_checked(messages), ordered=ordered)
 
 
 def create_tables(target: Any) -> Any:
     """Make the outbox's tables where they are missing, in the transaction of `target`; await it when that is async."""
+    target = session_of(target)
     if is_async_sqlalchemy(target):
         return target.run_sync(create_tables)
     to = caller(target, transaction=False)

@@ -9,6 +9,9 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox.backend import BackendName
 
+FENCE_S_LEAST = 0.01
+DAY_S = 86_400
+
 
 class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How messages are published and relayed.
@@ -50,11 +53,11 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     create_tables: bool = True
 
     def __post_init__(self) -> None:
-        for name in _ABOVE_ZERO:
-            if getattr(self, name) <= 0:
-                raise InvalidInput(f"[outbox] {name} must be above 0")
-        if self.fence_s is not None and not 0 < self.fence_s <= self.lock_limit_s / 2:
-            raise InvalidInput("[outbox] fence_s must be above 0 and at most half of lock_limit_s")
+        for name, (least, most) in _BOUNDS.items():
+            if not least <= getattr(self, name) <= most:  # nor anything that is no number
+                raise InvalidInput(f"[outbox] {name} must be from {least:,} to {most:,}")
+        if self.fence_s is not None and not FENCE_S_LEAST <= self.fence_s <= self.lock_limit_s / 2:
+            raise InvalidInput(f"[outbox] fence_s must be from {FENCE_S_LEAST:g} to half of lock_limit_s")
 
     @property
     def lock_limit_ms(self) -> int:
@@ -65,14 +68,15 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return round((self.fence_s or self.lock_limit_s / 3) * 1000)
 
 
-_ABOVE_ZERO = (
-    "lock_limit_s",
-    "threads",
-    "batch_rows",
-    "batch_bytes",
-    "hold_batches_max",
-    "rest_s",
-    "poll_s",
-    "stop_s",
-    "park_after_tries",
-)
+#: What a setting may be: a relay that lost its topics within a round trip would never finish a batch.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "lock_limit_s": (0.1, DAY_S),
+    "threads": (1, 1_000),
+    "batch_rows": (1, 1_000_000),
+    "batch_bytes": (1, 1_000_000_000),
+    "hold_batches_max": (1, 1_000_000),
+    "rest_s": (0.001, DAY_S),
+    "poll_s": (0.001, DAY_S),
+    "stop_s": (0.001, DAY_S),
+    "park_after_tries": (1, 30_000),
+}

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.core.metrics import Metrics, Sample
 
 PREFIX = "tidebook_"
+PORT_MAX = 65_535
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -37,6 +39,8 @@ def _escaped(value: str) -> str:
 def serving(metrics: Metrics, address: str) -> Iterator[int]:
     """Answer GET /metrics at host:port; yields the port, which 0 leaves to the system."""
     host, _, port = address.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port) > PORT_MAX:
+        raise InvalidInput(f"metrics are served at HOST:PORT, for example 127.0.0.1:9401, not at {address!r}")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -53,7 +57,10 @@ def serving(metrics: Metrics, address: str) -> Iterator[int]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
+    try:
+        server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
+    except OSError as error:
+        raise Unavailable(f"metrics cannot be served at {address}: {error.strerror or error}") from error
     thread = threading.Thread(target=server.serve_forever, name="tidebook-metrics", daemon=True)
     thread.start()
     try:

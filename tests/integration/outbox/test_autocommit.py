@@ -49,6 +49,9 @@ class MysqlConnector(Shaped):
     def in_transaction(self) -> bool:
         return bool(self.inner.server_status & 1)
 
+    def cursor(self) -> Any:
+        return _Unread(self.inner.cursor())
+
 
 class Mariadb(Shaped):
     """It says the one by a property, the other by the server's flags; its parameters are question marks."""
@@ -65,10 +68,30 @@ class Mariadb(Shaped):
         return _QuestionMarks(self.inner.cursor())
 
 
+class _Unread:
+    """A cursor that is closed only when it was read to its end."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.execute, self.fetchall = inner.execute, inner.fetchall
+
+    @property
+    def description(self) -> Any:
+        return self._inner.description
+
+    def close(self) -> None:
+        assert self._inner.fetchone() is None, "Unread result found"
+        self._inner.close()
+
+
 class _QuestionMarks:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.close = inner.close
+        self.close, self.fetchall = inner.close, inner.fetchall
+
+    @property
+    def description(self) -> Any:
+        return self._inner.description
 
     def execute(self, sql: str, parameters: Any = None) -> None:
         self._inner.execute(sql.replace("?", "%s"), parameters)
@@ -99,7 +122,7 @@ def test_every_mysql_driver_in_autocommit_is_refused_unless_it_is_in_a_transacti
     with pytest.raises(InvalidInput, match="begin one"):
         outbox.publish(connection, topic="orders", payload=b"x")
     inner.begin()
-    outbox.publish(connection, topic="orders", payload=b"x")
+    outbox.publish(connection, topic="orders", payload=b"x", key="k", ordered=True)
     assert database.waiting() == 0
     inner.commit()
     assert database.waiting() == 1

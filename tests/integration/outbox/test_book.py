@@ -126,6 +126,18 @@ def test_what_ends_a_relay_in_the_background_is_raised(book: SyncBook, monkeypat
         relayed()
 
 
+def test_a_with_block_decides_over_the_books_own_publish_too(book: SyncBook) -> None:
+    with outbox.use("test") as sent:
+        book.outbox.publish(None, topic="orders", payload=b"x")
+        book.outbox.publish_list(None, [Message("orders", b"y")])
+        book.outbox.append(None, "orders", "o-1", [Event(1)])
+    assert [each.topic for each in sent.messages] == ["orders", "orders", "journal:orders"]
+    with book.outbox.use("test") as own:
+        outbox.publish(None, topic="orders", payload=b"z")
+    assert len(own.messages) == 1
+    assert book.outbox.status() == []
+
+
 def test_a_backend_that_sends_past_the_database_needs_kafka(book: SyncBook) -> None:
     with pytest.raises(InvalidInput, match="Kafka log"), book.outbox.use("kafka"):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +16,15 @@ from urllib.request import urlopen
 from tests.integration.outbox.relaying import until
 
 
-def tidebook(folder: Path, *arguments: str, code: int = 0, stdin: str = "") -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "tidebook.cli.app", "outbox", *arguments]
+def tidebook(folder: Path, *arguments: str | bytes, code: int = 0, stdin: bytes = b"") -> list[dict[str, Any]]:
+    command: list[str | bytes] = [sys.executable, "-m", "tidebook.cli.app", "outbox", *arguments]
     if arguments[0] != "schema":
         command += ["--book", str(folder / "book")]
-    done = subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120)
-    assert done.returncode == code, done.stderr
+    done = subprocess.run(command, capture_output=True, input=stdin, timeout=120)
+    assert done.returncode == code, done.stderr.decode()
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
     if arguments[0] == "schema":
-        return [{"sql": done.stdout}]
+        return [{"sql": done.stdout.decode()}]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -30,7 +32,7 @@ def test_publish_relay_status_and_parked(tmp_path: Path) -> None:
     assert tidebook(tmp_path, "migrate") == [{"migrated": True}]
     told = tidebook(tmp_path, "publish", "orders", "one", "two", "--key", "k", "--header", "kind=paid")
     assert told == [{"topic": "orders", "published": 2}]
-    assert tidebook(tmp_path, "publish", "orders", "-", stdin="three\nfour\n")[0]["published"] == 2
+    assert tidebook(tmp_path, "publish", "orders", "-", stdin=b"three\nfour\n")[0]["published"] == 2
     [status] = tidebook(tmp_path, "status")
     assert (status["topic"], status["waiting"], status["locked_by"]) == ("orders", 4, None)
     assert tidebook(tmp_path, "relay", "--once", "--threads", "2") == [{"relayed": 4}]
@@ -47,13 +49,27 @@ def test_wrong_usage_and_missing_messages_have_their_exit_codes(tmp_path: Path) 
     tidebook(tmp_path, "migrate")
     tidebook(tmp_path, "parked", "drop", "orders", "7", code=4)
     tidebook(tmp_path, "parked", "retry", "orders", "--all")
+    tidebook(tmp_path, "parked", "list", "--limit", "0", code=2)
     tidebook(tmp_path, "relay", "--threads", "0", code=2)
+    for wrong in ("nonsense", "127.0.0.1:99999"):
+        tidebook(tmp_path, "relay", "--once", "--metrics", wrong, code=2)
+    assert tidebook(tmp_path, "status") == []
+
+
+def test_payloads_are_sent_as_they_came(tmp_path: Path) -> None:
+    assert tidebook(tmp_path, "publish", "orders", "-", stdin=b"\xff\xfe\n\x0b\x1c\n")[0]["published"] == 2
+    assert tidebook(tmp_path, "publish", "orders", b"\xff")[0]["published"] == 1
+    database = sqlite3.connect(tmp_path / "book" / "outbox.db")
+    sent = [payload for (payload,) in database.execute("SELECT payload FROM kafka_messages ORDER BY id")]
+    database.close()
+    assert sent == [b"\xff\xfe", b"\x0b\x1c", b"\xff"]
 
 
 def test_the_schema_is_printed_as_sql(tmp_path: Path) -> None:
     for database in ("postgresql", "mysql", "sqlite"):
         assert "kafka_messages" in tidebook(tmp_path, "schema", database)[0]["sql"]
     tidebook(tmp_path, "schema", "oracle", code=2)
+    tidebook(tmp_path, "schema", "sqlite", "--to", str(tmp_path / "nowhere" / "schema.sql"), code=2)
 
 
 def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,9 @@ import pytest
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, opened_store, publish, running, until
 from tidebook import outbox
+from tidebook.core.errors import Unavailable
+from tidebook.log.kafka.relay_producer import ending
+from tidebook.log.relay_port import Relayed
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.testing.servers import Kafka, Postgres
 
@@ -126,6 +131,48 @@ def test_a_relay_that_is_stopped_while_the_broker_is_away_lets_go(
     with running(cluster.relay(postgres, QUICK)):
         until(lambda: postgres.waiting() == 0, "everything went")
     assert numbers(cluster, topic) == list(range(5_000))
+
+
+@pytest.mark.parametrize("fence", ["timestamp", "transaction"])
+def test_a_producer_that_is_dropped_ends_though_its_broker_does_not_answer(broker: Kafka, fence: str) -> None:
+    cluster = Cluster(broker.address)
+    name = cluster.topic(partitions=1)
+    target = cluster.target(OutboxSettings(fence=fence))  # type: ignore[arg-type]
+    topic = target.topic(name)
+    channel = target.channel(topic, fresh=True)
+    messages = [Relayed(n, b"k", None, os.urandom(1_000), []) for n in range(20_000)]  # more than a socket takes
+    broker.pause()
+    try:
+        channel.start(messages, timestamp_ms=round(time.time() * 1000))
+        for _ in range(2):
+            assert channel.wait(0.3) is None
+        channel.drop()
+        del channel
+        until(lambda: not ending(), "it ended", timeout_s=10)
+    finally:
+        broker.resume()
+    assert len(cluster.read(name)) < len(messages)
+
+
+def test_a_database_that_says_nothing_is_given_up(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine is there, and answers for it: no limit of the network's or the server's own would end the wait."""
+    with opened_store(postgres) as store:
+        publish(postgres, "t", (b"k", b"1"))
+        hold = store.try_lock("t", hold=bytes(16), owner="test")
+        assert hold is not None
+        [[server]] = postgres.query(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'tidebook-outbox'"
+        )
+        monkeypatch.setattr("tidebook.sql.postgres.bounded.ANSWER_S_MAX", 0.5)
+        os.kill(server, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match="no answer"):
+                store.heartbeat(hold)
+            with pytest.raises(Unavailable):  # and not waited for again
+                store.heartbeat(hold)
+        finally:
+            os.kill(server, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

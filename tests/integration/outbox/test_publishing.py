@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
 import apsw
 import psycopg
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
@@ -75,6 +76,10 @@ def test_a_long_list_keeps_its_order(database: Database, ordered: bool) -> None:
     assert [row[3] for row in published(database)] == [m.payload for m in messages]
 
 
+class Base(DeclarativeBase):
+    """Has a registry too, though none of sessions."""
+
+
 class OwnSession(AsyncSession):
     """As applications derive them."""
 
@@ -104,6 +109,48 @@ async def test_psycopgs_async_connection_is_awaited(postgres: Database) -> None:
     async with await psycopg.AsyncConnection.connect(postgres.url) as connection:
         await outbox.publish(connection, topic="orders", payload=b"x")
     assert postgres.waiting() == 1
+
+
+@every_async_database
+async def test_a_registry_of_sessions_publishes_in_the_tasks_own(database: Database) -> None:
+    engine = create_async_engine(database.sqlalchemy_url(asynchronous=True))
+    registry = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    await outbox.publish(registry, topic="orders", payload=b"x")
+    assert database.waiting() == 0
+    await registry.commit()
+    await registry.remove()
+    await engine.dispose()
+    with database.engine() as blocking:
+        threads = scoped_session(sessionmaker(blocking))
+        outbox.publish(threads, topic="orders", payload=b"y")
+        threads.commit()
+        threads.remove()
+    assert [row[3] for row in published(database)] == [b"x", b"y"]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])
+def test_psycopgs_connection_publishes_whatever_cursors_it_makes(postgres: Database, factory: Any) -> None:
+    with psycopg.connect(postgres.url, cursor_factory=factory) as connection:
+        outbox.publish(connection, topic="orders", key="'%s$1", payload=b"\x00", headers={"a": b"1"}, ordered=True)
+    assert published(postgres) == [("orders", b"'%s$1", None, b"\x00", (("a", b"1"),))]
+
+
+@every_database
+def test_what_is_no_connection_is_told_so(database: Database) -> None:
+    with database.engine() as engine, database.connect() as connection:
+        for wrong in (engine, connection.cursor(), Base, database.url, None):
+            with pytest.raises(InvalidInput, match="is no transaction"):
+                outbox.publish(wrong, topic="orders", payload=b"x")
+
+
+@every_database
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_empty_list_publishes_nothing(database: Database, ordered: bool) -> None:
+    with database.connect() as connection:
+        outbox.publish_list(connection, [], ordered=ordered)
+        connection.commit()
+    assert database.waiting() == 0
 
 
 @pytest.mark.parametrize("empty_database", ["sqlite"], indirect=True)

@@ -25,6 +25,8 @@ from tidebook.sql.queries.outbox_publish import publish_statements
         {"headers": {"": b"x"}},
         {"headers": {"a": 1}},
         {"headers": [1, 2]},
+        {"headers": {"\ud800": b"x"}},
+        {"key": "\ud800"},
     ],
 )
 def test_what_kafka_could_not_take_is_refused_at_once(given: dict[str, Any]) -> None:

@@ -26,11 +26,12 @@ MESSAGE_BYTES_MAX = 1_000_000_000
 BATCH_OVERHEAD_BYTES = 1_000
 QUEUE_MESSAGES_MAX = 1_000_000
 QUEUE_KIB_MAX = 2_000_000
+#: How long the reports of what was purged are waited for.
 CLOSE_S_MAX = 1.0
 #: How long the other half of a failure's story is waited for.
 TOLD_S_MAX = 5.0
-#: How long one call to end a transaction may take; a commit is called again, between heartbeats.
-STEP_S = 1.0
+#: How long one call to commit may take; it is called again, until the batch's time is over.
+COMMIT_S = 1.0
 END_S_MAX = 10.0
 
 
@@ -59,6 +60,20 @@ def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compressio
     }
 
 
+class Failures:
+    """Keeps the first failure that is reported of a batch.
+
+    The client holds on to it for every message until its report is served. A channel in its place would hold its
+    producer, and that would never end, and go on sending, where a report does not come.
+    """
+
+    def __init__(self) -> None:
+        self.first: KafkaError | None = None
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        self.first = self.first or error
+
+
 class KafkaChannel:
     """One idempotent producer, used by one thread: it sends a batch, and tells how it ended.
 
@@ -77,7 +92,7 @@ class KafkaChannel:
         self._timestamp_ms = 0
         self._next = 0
         self._left = 0
-        self._failure: KafkaError | None = None
+        self._failures = Failures()
         self._broken: KafkaError | None = None
         self._told_until: float | None = None
 
@@ -90,12 +105,12 @@ class KafkaChannel:
         self._messages = messages
         self._timestamp_ms = timestamp_ms
         self._next = 0
-        self._failure = None
+        self._failures = Failures()
         self._told_until = None
 
     def _produce(self, count: int) -> None:
         topic, partitions = self.topic.topic, self.topic.partitions
-        produce, failed, stamp = self._producer.produce, self._report, self._timestamp_ms
+        produce, failed, stamp = self._producer.produce, self._failures, self._timestamp_ms
         done = self._next
         try:
             for message in self._messages[done : done + count]:
@@ -112,21 +127,18 @@ class KafkaChannel:
         finally:
             self._next = done
 
-    def _report(self, error: KafkaError | None, message: Any) -> None:
-        self._failure = self._failure or error
-
     def wait(self, timeout_s: float) -> Outcome | None:
         """Serve the producer until the batch has ended, at most for so long."""
         if self._broken is None:
             self._serve(timeout_s)
-        if self._failure is not None or self._broken is not None:
+        if self._failures.first is not None or self._broken is not None:
             return self._failed() if self._told(timeout_s) else None
         if self._left:
             return None
         if self._next < len(self._messages):
             self._produce(1 if self._singly else len(self._messages))
             return None
-        return self._complete()
+        return self._complete(timeout_s)
 
     def _serve(self, timeout_s: float) -> None:
         """Deliver reports. A fatal error is raised out of it."""
@@ -156,32 +168,34 @@ class KafkaChannel:
 
     def _both_told(self) -> bool:
         """Where nothing is left in the producer's queue, no report will come."""
-        return self._broken is not None and (self._failure is not None or not self._left)
+        return self._broken is not None and (self._failures.first is not None or not self._left)
 
-    def _complete(self) -> Outcome | None:
+    def _complete(self, timeout_s: float) -> Outcome | None:
         return Sent()
 
     def _failed(self) -> Outcome:
         """What the first failure means. What is still on its way may yet arrive: only a scan tells."""
-        error = self._failure or self._broken
+        error = self._failures.first or self._broken
         assert error is not None
-        codes = {each.code() for each in (self._failure, self._broken) if each is not None}
+        codes = {each.code() for each in (self._failures.first, self._broken) if each is not None}
         late = KafkaError.INVALID_TIMESTAMP in codes or _TOO_OLD in (self._broken.str() if self._broken else "")
         if codes & REFUSALS and not late:
-            if self._singly and self._failure is not None:
+            if self._singly and self._failures.first is not None:
                 sent = tuple(message.id for message in self._messages[: self._next - 1])
                 return Partly(sent, (Refusal(self._messages[self._next - 1].id, error.str()),))
             return Unsure(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
         return Unsure(f"{error.name()}: {error.str()}", late=late)
 
     def drop(self) -> None:
-        """Forget what is not acknowledged, and close."""
+        """Forget what is not acknowledged; the producer ends with its last reference."""
         self._forget()
         try:
-            self._producer.purge(blocking=False)
+            # The client takes this argument the wrong way round: with False it waits for every broker's thread, without
+            # a limit and with the interpreter's lock, so that every thread of the process stands still.
+            self._producer.purge(blocking=True)
             self._producer.flush(CLOSE_S_MAX)
         except (KafkaException, SystemError):
-            pass  # it is past use; closing it is all that is left
+            pass  # it is past use; its end is all that is left
         self._producer.tell()
         self._messages = ()
 
@@ -204,7 +218,7 @@ class KafkaTransactionChannel(KafkaChannel):
 
     def wait(self, timeout_s: float) -> Outcome | None:
         if self._committing:
-            return self._complete()
+            return self._complete(timeout_s)
         if self._call is not None:
             if not self._call.wait(timeout_s):
                 return None
@@ -227,15 +241,15 @@ class KafkaTransactionChannel(KafkaChannel):
         """A transaction that failed can be aborted, and so is no fatal error: one part is all there is."""
         return True
 
-    def _complete(self) -> Outcome | None:
+    def _complete(self, timeout_s: float) -> Outcome | None:
         if self._call is None:
             self._committing = True
-            self._call = Call(partial(self._producer.commit_transaction, STEP_S))
-        if not self._call.wait(STEP_S):
+            self._call = Call(partial(self._producer.commit_transaction, COMMIT_S))
+        if not self._call.wait(timeout_s):
             return None
         failure = self._ended()
         if failure is None:
-            return super()._complete()
+            return super()._complete(timeout_s)
         if failure.retriable() and not failure.fatal():
             return None
         return Unsure(f"{failure.name()}: {failure.str()}")
@@ -254,7 +268,7 @@ class KafkaTransactionChannel(KafkaChannel):
         return outcome
 
     def drop(self) -> None:
-        """Forget what is not acknowledged, and close; a call that is still under way is left to itself."""
+        """Forget what is not acknowledged; a call that is still under way is left to itself."""
         super().drop()
         if self._call is not None:
             self._call.give_up()

@@ -127,11 +127,15 @@ class MysqlOutboxDatabase:
 def connect_parameters(url: str) -> dict[str, Any]:
     """`mysql://user:password@host:port/database` as pymysql takes it."""
     parts = urlsplit(url)
+    try:
+        port = parts.port or PORT
+    except ValueError as error:
+        raise InvalidInput(f"the URL of MySQL has no port: {error}") from error
     if parts.scheme.split("+")[0] not in {"mysql", "mariadb"} or not parts.hostname:
         raise InvalidInput(f"{parts.scheme[:20]!r} is no URL of MySQL: it looks like mysql://user@host:3306/database")
     parameters: dict[str, Any] = {
         "host": parts.hostname,
-        "port": parts.port or PORT,
+        "port": port,
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "database": unquote(parts.path.lstrip("/")),

@@ -15,6 +15,7 @@ from tidebook.sql.migrate.outbox import create_statements
 from tidebook.sql.port.outbox import Batch, BatchLimit, Choose, Chosen, Finished, Hold, NewSession, Waiting
 from tidebook.sql.port.outbox_ids import pack_ids
 from tidebook.sql.postgres import outbox_statements as sql
+from tidebook.sql.postgres.bounded import BoundedConnection
 from tidebook.sql.postgres.connect import plain_url
 from tidebook.sql.postgres.outbox_floor import Floors
 from tidebook.sql.postgres.outbox_listener import PostgresListener
@@ -188,7 +189,7 @@ class PostgresOutboxDatabase:
 
     def _open(self, name: str) -> psycopg.Connection[Any]:
         with _translated():
-            return psycopg.connect(
+            return BoundedConnection.connect(
                 self._url,
                 autocommit=True,
                 connect_timeout=CONNECT_S_MAX,

@@ -103,8 +103,10 @@ class OperatedOutboxStore(SqlOutboxStore):
         return len(found)
 
     def _parked_heads(self, topic: str, id: int | None) -> dict[int, bytes | None]:
-        """Those that an operator may decide over; the topic's row is locked, as relays lock it."""
-        self._run(self._sql.add_topic, (topic,))
+        """Those that an operator may decide over; the topic's row is locked, as relays lock it.
+
+        Where there is no such row, no relay has set anything of the topic aside.
+        """
         self._rows(self._sql.lock_topic, (topic,))
         heads = self._rows(self._sql.heads.format(f"{Aside.RETRYING:d}, {Aside.PARKED:d}"), (topic,))
         found = {int(each): None if key is None else as_bytes(key) for each, key in heads}

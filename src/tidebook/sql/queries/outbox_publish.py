@@ -28,7 +28,7 @@ def publish_statements(
     dialect: Dialect, style: Style, messages: Sequence[Publishable], *, ordered: bool
 ) -> Iterator[Statement]:
     """What writes the messages, in their order; `ordered` first takes a lock for each topic and key."""
-    if ordered:
+    if ordered and messages:
         yield from _order_locks(dialect, style, messages)
     for part in _parts(messages, ROWS_MAX[dialect]):
         if style == "binary":

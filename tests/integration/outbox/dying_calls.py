@@ -1,0 +1,66 @@
+"""Relays that die, each a call later than the last: `python -m tests.integration.outbox.dying_calls BOOK MANY`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tidebook
+from tidebook.log.kafka.relay_channel import KafkaChannel, KafkaTransactionChannel
+from tidebook.log.kafka.relay_target import KafkaTarget
+
+#: What a relay calls while it holds a topic: between any two of them it may die.
+CALLS = {
+    "store": ("try_lock", "begin", "finish", "forget", "set_aside", "unlock", "rest", "notice"),
+    KafkaTarget: ("topic", "ends", "channel", "scan", "release"),
+    KafkaChannel: ("start", "wait", "drop"),
+    KafkaTransactionChannel: ("start", "wait", "_complete", "drop"),
+}
+
+
+class Countdown:
+    """Kills its process in place of the call that it comes to."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def before(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return inner(*args, **options)
+
+        return call
+
+
+def relay(path: str, calls: int) -> None:
+    countdown = Countdown(calls)
+    with tidebook.open_sync(path) as book:
+        box: Any = book.outbox
+        for kind, names in CALLS.items():
+            of = type(box._parts.database.connect()) if kind == "store" else kind
+            for name in names:
+                if kind == "store" or name in vars(of):
+                    setattr(of, name, countdown.before(getattr(of, name)))
+        box.relay()
+
+
+def main(path: str, many: str) -> None:
+    for calls in range(1, int(many) + 1):
+        child = os.fork()  # nothing of Kafka's client is open yet
+        if child == 0:
+            try:
+                relay(path, calls)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), f"the relay did not come to its call {calls}"
+        assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
