@@ -65,14 +65,21 @@ class Flags:
             raise Unavailable(f"queue {queue.name!r}: {key} is put and taken all the time: try again later")
 
     async def _join(self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int) -> bool:
-        """Merge a letter into the waiting entry of its key, whose data was put later, and stays."""
-        cursor = await connection.execute(
-            f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, priority = least(priority, %s),"
-            f" expires_at = greatest(expires_at, %s), process_at = greatest(process_at, {self._now})"
-            f" WHERE queue = %s AND status = 'W' AND keyhash = %s::text::uuid AND expires_at > {self._now}",
-            (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
-        )
-        return cursor.rowcount > 0
+        """Merge a letter into the waiting entry of its key, whose data was put later, and stays.
+
+        One whose lease ran out, which was counted, is waiting too; who held it holds it no more.
+        """
+        for waiting in ("status = 'W'", "status = 'P' AND lease_until = 0"):
+            cursor = await connection.execute(
+                f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, token = NULL,"
+                " priority = least(priority, %s), expires_at = greatest(expires_at, %s),"
+                f" process_at = greatest(process_at, {self._now})"
+                f" WHERE queue = %s AND {waiting} AND keyhash = %s::text::uuid AND expires_at > {self._now}",
+                (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
+            )
+            if cursor.rowcount > 0:
+                return True
+        return False
 
     async def _put_back(
         self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int, number: int, put: str
