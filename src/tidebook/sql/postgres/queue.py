@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -69,7 +68,6 @@ class PostgresQueues:
         self._url = url
         self._schema = schema_name(schema)
         self._now = now
-        self._pid = os.getpid()
         # One more than puts may take: while they wait for locks, leases are extended over it.
         self._pool = make_pool(url, size_max=connections_max + 1, application="tidebook queue", settings=_PLANS)
         self._calls = Calls(self._pool, puts_max=connections_max)

@@ -21,7 +21,9 @@ FLIGHTS_MAX = 2
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
-_KEY, _PRIORITY, _DATE = 3, 4, 8
+_PLACE = itemgetter(4, 8)
+_PRIORITY = itemgetter(4)
+_KEY = 3
 _LIMIT = attrgetter("limit")
 
 
@@ -84,8 +86,8 @@ class Claims:
         if not rows and floors:  # that nothing is due must be true
             rows = await self._rows(kind, claims, {})
         if rows:
-            self._floors.check(kind.queue, ((row[_PRIORITY], row[_DATE]) for row in rows))
-            self._floors.claimed(kind.queue, {row[_PRIORITY] for row in rows}, len(rows))
+            self._floors.check(kind.queue, map(_PLACE, rows))
+            self._floors.claimed(kind.queue, map(_PRIORITY, rows), len(rows))
         found: list[list[Claimed]] = []
         for claim in claims:
             mine, rows = rows[: claim.limit], rows[claim.limit :]
