@@ -43,6 +43,7 @@ class Flags:
     async def retry(self, queue: QueueRef, flag: int, put: str) -> bool:
         """Put a dead letter back: it waits from now on, with the data of a newer entry of its key, if there is one."""
         async with self._calls.connection(puts=True) as connection, connection.transaction():
+            await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
             cursor = await connection.execute(
                 f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s"
                 " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
@@ -111,13 +112,14 @@ class Flags:
         rows = await self._calls.rows(
             f"UPDATE {self._dead} SET kind = %s, data = %s, format = %s WHERE id = %s AND queue = %s RETURNING id",
             (kind, data, queue.format, flag, queue.id),
+            level=queue.settings.synchronous,
         )
         return bool(rows)
 
     async def drop(self, queue: QueueRef, flag: int) -> bool:
         """Delete it."""
         sql = f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s RETURNING id"
-        return bool(await self._calls.rows(sql, (flag, queue.id)))
+        return bool(await self._calls.rows(sql, (flag, queue.id), level=queue.settings.synchronous))
 
     async def unannounced(self, limit: int, hold_ms: int) -> list[Flag]:
         """Oldest first; what another process tells of just now is left to it."""
