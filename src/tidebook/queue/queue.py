@@ -133,7 +133,7 @@ class Queue:
         """Take due entries, by priority, then process date. Each is yours until its lease ends.
 
         None come when none is due. Fewer than `limit` come where no more are due, or where their data is large (a claim
-        brings some 64 MB, or 256 entries); entries of priority SLOW and above come only alone.
+        brings some 64 MB); entries of priority SLOW and above come only alone.
         `together` says that you mean to finish many of them in one call of `done`, which is cheaper then; say False
         where you finish one by one. Either way both are possible.
         """

@@ -46,6 +46,31 @@ async def test_what_weighs_more_than_a_group_may_runs_alone() -> None:
     assert groups.came == [[10], [1_000], [10]]
 
 
+async def under_way(items: Sequence[int], *, share_max: int) -> list[list[int]]:
+    """The groups that are under way at one time."""
+    groups = Groups()
+    gather = Gather(groups, group_max=256, share_max=share_max, flights_max=2, weigh=lambda item: item)
+    waiting = asyncio.gather(*map(gather, items))
+    while len(groups.came) < 2:  # noqa: ASYNC110  each turn of the loop brings it on
+        await asyncio.sleep(0)
+    came = list(groups.came)
+    groups.go.set()
+    assert await waiting == items
+    return came
+
+
+async def test_where_many_wait_each_flight_takes_its_equal_part() -> None:
+    assert await under_way([100] * 8, share_max=1_000) == [[100] * 4, [100] * 4]
+
+
+async def test_no_group_is_filled_beyond_what_may_be_shared() -> None:
+    assert await under_way([100] * 12, share_max=500) == [[100] * 5, [100] * 5]
+
+
+async def test_where_few_wait_a_group_is_as_full_as_ever() -> None:
+    assert await under_way([100] * 4, share_max=1_000) == [[100] * 2, [100] * 2]
+
+
 async def test_who_gave_up_takes_no_room() -> None:
     groups = Groups()
     gather = Gather(groups, group_max=200, weigh=lambda item: item)

@@ -10,7 +10,7 @@ from tidebook.bench.queue_parts.figures import Run, fill, rate_of
 from tidebook.bench.queue_sides.bare import Bare
 from tidebook.bench.queue_sides.ours import Ours
 from tidebook.bench.queue_sides.pgmq import Pgmq
-from tidebook.bench.queue_sides.pgqueuer import PgQueuer
+from tidebook.bench.queue_sides.pgqueuer import PgQueuer, PgQueuerManaged
 from tidebook.bench.queue_sides.procrastinate import Procrastinate
 from tidebook.bench.queue_sides.side import Side
 
@@ -18,7 +18,7 @@ CONNECTIONS = (1, 2, 4)
 WORKERS = 20
 ROUNDS = 2
 #: pgqueuer's jobs in one dequeue: its best counts.
-PGQUEUER_BATCHES = (100, 500)
+PGQUEUER_BATCHES = (100, 500, 2_000)
 COUNT, SINGLES = 50_000, 4_000
 #: A job of procrastinate's takes as long whatever their number, and fifty thousand of them would take minutes.
 PROCRASTINATE_COUNT = 2_000
@@ -56,9 +56,9 @@ async def _drain_once(run: Run, side: Side, count: int, connections: int) -> Non
 
 
 async def singles(run: Run) -> None:
-    """Twenty workers, each claims one and finishes it."""
+    """Twenty workers, each claims one and finishes it; pgqueuer's twenty loops or its manager, whichever is better."""
     count = run.few(SINGLES)
-    sides: list[Side] = [PgQueuer(run.url), Ours(run.url), Bare(run.url)]
+    sides: list[Side] = [PgQueuer(run.url), PgQueuerManaged(run.url), Ours(run.url), Bare(run.url)]
     for _ in range(1 if run.quick else ROUNDS):
         for side in sides:
             await side.open()

@@ -14,10 +14,12 @@ from tidebook.sql.postgres.queue_floors import Floors
 from tidebook.sql.queries.queue.arguments import hashes, numbers
 from tidebook.sql.queries.queue.statements import TableStatements
 
-#: Entries that the claims of one call ask for, and calls of a queue that are under way at one time. Claims that all
-#: share one call stay in step: the server rests while they read what came, and they rest while it works.
-SHARED_MAX = 256
+#: Entries that the claims of one call ask for, where few wait and where many do, and calls of a queue that are under
+#: way at one time. Claims that all share one call stay in step: the server rests while they read, they while it works.
+SHARED_LEAST, SHARED_MAX = 256, 1_000
 FLIGHTS_MAX = 2
+#: What a call brings at most, as claim.sql has it; the last entry may go beyond.
+CALL_BYTES_MAX = 64_000_000
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
@@ -56,7 +58,9 @@ class Claims:
         """The entries of one claim, in order."""
         gather = self._gathers.get(claim.kind.queue.id)
         if gather is None:
-            gather = Gather(self._run, group_max=SHARED_MAX, flights_max=FLIGHTS_MAX, weigh=_LIMIT)
+            gather = Gather(
+                self._run, group_max=SHARED_LEAST, share_max=SHARED_MAX, flights_max=FLIGHTS_MAX, weigh=_LIMIT
+            )
             self._gathers[claim.kind.queue.id] = gather
         return await gather(claim)
 
@@ -64,20 +68,19 @@ class Claims:
         outcomes: list[list[Claimed] | BaseException] = [[] for _ in claims]
         for kind in dict.fromkeys(claim.kind for claim in claims):
             places = [place for place, claim in enumerate(claims) if claim.kind == kind]
-            for _ in range(2):  # slow entries are not mixed with others: they come to those who got nothing
+            # Who got nothing asks again: slow entries are not mixed with others, and what a call brings is bounded.
+            while places:
                 try:
                     dealt = await self._claim(kind, [claims[place] for place in places])
                 except TidebookError as error:
-                    dealt = []
                     for place in places:
                         outcomes[place] = error
-                for place, entries in zip(places, dealt, strict=False):
+                    break
+                for place, entries in zip(places, dealt, strict=True):
                     outcomes[place] = entries
-                if not dealt or not dealt[0] or dealt[0][0].priority >= SLOW_PRIORITY:
+                if not dealt[0] or (dealt[0][0].priority >= SLOW_PRIORITY and not _is_bounded(dealt)):
                     break
                 places = [place for place, entries in zip(places, dealt, strict=True) if not entries]
-                if not places:
-                    break
         return outcomes
 
     async def _claim(self, kind: Kind, claims: Sequence[Claim]) -> list[list[Claimed]]:
@@ -109,6 +112,11 @@ class Claims:
             numbers(floors.values()),
         )
         return await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous)
+
+
+def _is_bounded(dealt: Sequence[Sequence[Claimed]]) -> bool:
+    """Whether there may be more of the same, left for what it takes."""
+    return sum(len(each.data) for entries in dealt for each in entries) >= CALL_BYTES_MAX
 
 
 def _claimed(rows: list[tuple[Any, ...]], *, together: bool) -> list[Claimed]:
