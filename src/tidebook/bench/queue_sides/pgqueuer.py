@@ -103,7 +103,7 @@ class PgQueuer:
 
 
 class PgQueuerManaged(PgQueuer):
-    """One at a time by its manager, which fetches jobs for its handlers in batches and finishes them in batches, too."""
+    """One at a time by its manager, which fetches jobs for its handlers in batches, and finishes them in batches."""
 
     async def singles(self, *, workers: int) -> int:
         manager = QueueManager(await self._queries())
