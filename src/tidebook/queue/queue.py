@@ -21,7 +21,6 @@ from tidebook.queue.source import checked_steps, source_name
 from tidebook.sql.port.queue import (
     ENTRIES_MAX,
     PUT_BYTES_MAX,
-    SLOW_PRIORITY,
     Failure,
     Held,
     NewEntry,
@@ -279,20 +278,20 @@ class Queue:
         outcomes: list[list[Job] | BaseException] = [[] for _ in asked]
         for lease_ms in dict.fromkeys(lease for _, lease in asked):
             places = [place for place, (_, lease) in enumerate(asked) if lease == lease_ms]
-            for _ in range(2):  # slow entries are not mixed with others: they come to those who got nothing
+            # Who got nothing asks again: slow entries are not mixed with others, and large ones come by parts.
+            while places:
                 try:
                     jobs = await self._claim_now(sum(asked[place][0] for place in places), lease_ms, together=False)
                 except TidebookError as error:
                     for place in places:
                         outcomes[place] = error
                     break
-                fast = bool(jobs) and jobs[0].priority < SLOW_PRIORITY
+                if not jobs:
+                    break
                 for place in places:
                     limit = asked[place][0]
                     outcomes[place], jobs = jobs[:limit], jobs[limit:]
                 places = [place for place in places if not outcomes[place]]
-                if not places or not fast:
-                    break
         return outcomes
 
     async def _finish_group(self, held: Sequence[Held]) -> list[bool | BaseException]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.gather import Gather
-from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, QueueRef
+from tidebook.sql.port.queue import Claimed, QueueRef
 from tidebook.sql.postgres.queue_calls import Calls
 from tidebook.sql.postgres.queue_floors import Floors
 from tidebook.sql.queries.queue.arguments import hashes, numbers
@@ -18,8 +18,6 @@ from tidebook.sql.queries.queue.statements import TableStatements
 #: way at one time. Claims that all share one call stay in step: the server rests while they read, they while it works.
 SHARED_LEAST, SHARED_MAX = 256, 1_000
 FLIGHTS_MAX = 2
-#: What a call brings at most, as claim.sql has it; the last entry may go beyond.
-CALL_BYTES_MAX = 64_000_000
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
@@ -78,7 +76,7 @@ class Claims:
                     break
                 for place, entries in zip(places, dealt, strict=True):
                     outcomes[place] = entries
-                if not dealt[0] or (dealt[0][0].priority >= SLOW_PRIORITY and not _is_bounded(dealt)):
+                if not dealt[0]:
                     break
                 places = [place for place, entries in zip(places, dealt, strict=True) if not entries]
         return outcomes
@@ -112,11 +110,6 @@ class Claims:
             numbers(floors.values()),
         )
         return await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous)
-
-
-def _is_bounded(dealt: Sequence[Sequence[Claimed]]) -> bool:
-    """Whether there may be more of the same, left for what it takes."""
-    return sum(len(each.data) for entries in dealt for each in entries) >= CALL_BYTES_MAX
 
 
 def _claimed(rows: list[tuple[Any, ...]], *, together: bool) -> list[Claimed]:
