@@ -47,12 +47,32 @@ class Gather(Generic[Item, Result]):
         """The outcome of one item, to be awaited."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
+        self._start()
+        return future
+
+    def is_idle(self) -> bool:
+        """Nothing is under way."""
+        return self._flying == 0
+
+    async def alone(self, item: Item) -> Result:
+        """Run an item at once, in the caller's own task: a turn of the loop earlier, for who expects no company."""
+        self._flying += 1
+        try:
+            (outcome,) = await self._run([item])
+        finally:
+            self._flying -= 1
+            if self._waiting:
+                self._start()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _start(self) -> None:
         if self._flying < self._flights_max:
             self._flying += 1
             flight = asyncio.create_task(self._fly())
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
-        return future
 
     async def close(self) -> None:
         """Wait for what is under way."""

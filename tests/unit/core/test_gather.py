@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from tidebook.core.gather import Gather
 
 
@@ -79,3 +81,28 @@ async def test_who_gave_up_takes_no_room() -> None:
     groups.go.set()
     assert await asyncio.gather(*others) == [100, 90]
     assert groups.came == [[100, 90]]
+
+
+async def test_who_runs_alone_counts_as_a_flight_and_those_who_came_meanwhile_go_next() -> None:
+    groups = Groups()
+    gather: Gather[int, int] = Gather(groups, group_max=10)
+    assert gather.is_idle()
+    alone = asyncio.create_task(gather.alone(1))
+    await asyncio.sleep(0)
+    assert not gather.is_idle()
+    others = asyncio.gather(gather(2), gather(3))
+    await asyncio.sleep(0)
+    assert groups.came == [[1]]
+    groups.go.set()
+    assert [await alone, *await others] == [1, 2, 3]
+    assert groups.came == [[1], [2, 3]]
+
+
+async def test_what_fails_alone_is_raised() -> None:
+    async def fail(items: Sequence[int]) -> list[int | BaseException]:
+        return [ValueError("no") for _ in items]
+
+    gather: Gather[int, int] = Gather(fail, group_max=10)
+    with pytest.raises(ValueError, match="no"):
+        await gather.alone(1)
+    assert gather.is_idle()

@@ -60,6 +60,8 @@ class Claims:
                 self._run, group_max=SHARED_LEAST, share_max=SHARED_MAX, flights_max=FLIGHTS_MAX, weigh=_LIMIT
             )
             self._gathers[claim.kind.queue.id] = gather
+        if gather.is_idle() and not claim.kind.together:  # those of one at a time were gathered on their way here
+            return await gather.alone(claim)
         return await gather(claim)
 
     async def _run(self, claims: Sequence[Claim]) -> list[list[Claimed] | BaseException]:
