@@ -50,6 +50,8 @@ class Fields:
             return msgspec.to_builtins(msgspec.convert(data, self._type))
         except (msgspec.ValidationError, TypeError) as error:
             raise InvalidInput(f"the data is not as declared: {error}") from error
+        except RecursionError as error:
+            raise InvalidInput("the data is nested too deeply, or contains itself") from error
 
     def read(self, data: Any) -> Any:
         """What was checked, as the declared type; what an older declaration let in stays as it is."""

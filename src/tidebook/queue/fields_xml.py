@@ -37,7 +37,7 @@ class _Reader:
                 self._tables += 1
                 if self._tables > 1:
                     raise _Refused("more than one table is declared, and a queue is one")
-            case "column" | "field" if "table" in self._inside:
+            case "column" | "field" if "table" in self._inside and parent in {"table", "schema"}:
                 row = _row(attributes)
                 if row[0] in dict(self.rows):
                     raise _Refused(f"{row[0]!r} is declared twice")
@@ -79,7 +79,7 @@ def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
     parser.ProcessingInstructionHandler = _refuse("a processing instruction")
     try:
         parser.Parse(text, True)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the latter two: an encoding that it does not know
         raise InvalidInput(f"{name}: cannot be read as XML: {error}") from error
     except _Refused as error:
         raise InvalidInput(f"{name}: {error}") from error

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import decode_payload
 from tidebook.queue.job import date
 from tidebook.sql.port.queue import NEVER_MS, Counts, QueueRef, Waiting
+
+LIST_MAX: Final = 1_000_000
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -81,3 +84,10 @@ class Status(msgspec.Struct, frozen=True):
 def optional_date(ms: int | None) -> datetime | None:
     """A date, or None for never and for none."""
     return None if ms is None or ms == NEVER_MS or ms == 0 else date(ms)
+
+
+def list_limit(value: int) -> int:
+    """Check how many are to be listed at most."""
+    if type(value) is not int or not 0 <= value <= LIST_MAX:
+        raise InvalidInput(f"a limit is 0 to {LIST_MAX:,}, not {value!r}")
+    return value

@@ -14,13 +14,13 @@ from tidebook.core.gather import Gather
 from tidebook.queue.entry import Date, Entry, chunks, duration_ms, encoded_data
 from tidebook.queue.flag import DeadLetter
 from tidebook.queue.job import Job
-from tidebook.queue.listed import Listed, Status
+from tidebook.queue.listed import Listed, Status, list_limit
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.service import Service
+from tidebook.queue.source import checked_steps, source_name
 from tidebook.sql.port.queue import (
     ENTRIES_MAX,
     PUT_BYTES_MAX,
-    SLOW_PRIORITY,
     Failure,
     Held,
     NewEntry,
@@ -31,7 +31,6 @@ from tidebook.sql.port.queue import (
 )
 
 CLAIM_MAX: Final = 10_000
-LIST_MAX: Final = 1_000_000
 #: Claims of at most this many entries are gathered with those that come at the same time.
 SMALL_CLAIM: Final = 10
 _FINISHES_MAX: Final = 500
@@ -93,6 +92,7 @@ class Queue:
 
         None where a mark stands elsewhere: somebody has put what comes next, and nothing was put here.
         """
+        name, moves = source_name(source), checked_steps(steps)
         ref = await self._ref()
         new = self._service.new_entries(self.name, entries)
         if len(new) > ENTRIES_MAX:
@@ -102,7 +102,7 @@ class Queue:
             raise TooLarge("what goes into one transaction", size_bytes=size_bytes, limit_bytes=PUT_BYTES_MAX)
         asked_at, inserted_at = time.monotonic(), self._service.clock.now_ms()
         store = await self._service.store()
-        put = await store.put_once(ref, new, inserted_at=inserted_at, source=source, steps=steps)
+        put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
         if put is not None and new:
             self._service.told(ref, _first(new, put.now_ms), put.now_ms, asked_at)
             self._service.metrics.count("queue_put", len(new), queue=self.name)
@@ -110,8 +110,8 @@ class Queue:
 
     async def marks(self, source: str) -> dict[int, str]:
         """How far each part of a source was put."""
-        ref = await self._ref()
-        return await (await self._service.store()).marks(ref, source)
+        name, ref = source_name(source), await self._ref()
+        return await (await self._service.store()).marks(ref, name)
 
     def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
         """Add an entry inside your own sync transaction, without await; the queue must have been opened before."""
@@ -132,7 +132,7 @@ class Queue:
         """Take due entries, by priority, then process date. Each is yours until its lease ends.
 
         None come when none is due. Fewer than `limit` come where no more are due, or where their data is large (a claim
-        brings some 64 MB, or 256 entries); entries of priority SLOW and above come only alone.
+        brings some 64 MB); entries of priority SLOW and above come only alone.
         `together` says that you mean to finish many of them in one call of `done`, which is cheaper then; say False
         where you finish one by one. Either way both are possible.
         """
@@ -204,7 +204,7 @@ class Queue:
     async def entries(self, limit: int = 100) -> list[Listed]:
         """The first entries: those being processed, then those that wait, in their order."""
         ref = await self._ref()
-        return [Listed.of(each) for each in await (await self._service.store()).entries(ref, limit=_limit(limit))]
+        return [Listed.of(each) for each in await (await self._service.store()).entries(ref, limit=list_limit(limit))]
 
     async def status(self) -> Status:
         """The queue in numbers."""
@@ -214,7 +214,7 @@ class Queue:
     async def flags(self, limit: int = 100) -> list[DeadLetter]:
         """Dead letters, newest first."""
         ref = await self._ref()
-        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=_limit(limit))]
+        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=list_limit(limit))]
 
     async def retry(self, flag: int) -> None:
         """Put a dead letter back; it waits from now on, its counter at 0.
@@ -278,20 +278,20 @@ class Queue:
         outcomes: list[list[Job] | BaseException] = [[] for _ in asked]
         for lease_ms in dict.fromkeys(lease for _, lease in asked):
             places = [place for place, (_, lease) in enumerate(asked) if lease == lease_ms]
-            for _ in range(2):  # slow entries are not mixed with others: they come to those who got nothing
+            # Who got nothing asks again: slow entries are not mixed with others, and large ones come by parts.
+            while places:
                 try:
                     jobs = await self._claim_now(sum(asked[place][0] for place in places), lease_ms, together=False)
                 except TidebookError as error:
                     for place in places:
                         outcomes[place] = error
                     break
-                fast = bool(jobs) and jobs[0].priority < SLOW_PRIORITY
+                if not jobs:
+                    break
                 for place in places:
                     limit = asked[place][0]
                     outcomes[place], jobs = jobs[:limit], jobs[limit:]
                 places = [place for place in places if not outcomes[place]]
-                if not places or not fast:
-                    break
         return outcomes
 
     async def _finish_group(self, held: Sequence[Held]) -> list[bool | BaseException]:
@@ -357,9 +357,3 @@ def _reason(text: object) -> str:
 
 def _is_flag(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _limit(value: int) -> int:
-    if type(value) is not int or not 0 <= value <= LIST_MAX:
-        raise InvalidInput(f"a limit is 0 to {LIST_MAX:,}, not {value!r}")
-    return value

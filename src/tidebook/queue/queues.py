@@ -6,7 +6,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.queue.fields import fields_of
 from tidebook.queue.flag import DeadLetter
-from tidebook.queue.listed import Status
+from tidebook.queue.listed import Status, list_limit
 from tidebook.queue.queue import Queue
 from tidebook.queue.service import Service
 from tidebook.sql.port.queue import QueueSettings
@@ -41,7 +41,8 @@ class Queues:
 
     async def flags(self, limit: int = 100) -> list[DeadLetter]:
         """The dead letters of all queues, newest first."""
-        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(limit=limit)]
+        store, limit = await self._service.store(), list_limit(limit)
+        return [DeadLetter.of(each) for each in await store.flags(limit=limit)]
 
     async def close(self) -> None:
         """Wait for what is under way, then let go."""

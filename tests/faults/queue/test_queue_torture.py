@@ -15,7 +15,7 @@ from tests.faults.queue.crew import Crew, crew
 from tidebook.testing.servers import Postgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(1800)]
-PATIENCE_S = 240
+PATIENCE_S = 900
 
 
 def seeded() -> random.Random:

@@ -47,6 +47,10 @@ class Model:
     dead: list[Item] = field(default_factory=list)
 
     def put(self, new: Item) -> None:
+        out = self.processing.get(new.name)
+        if out is not None and out.counted:  # it counts as waiting
+            del self.processing[new.name]
+            self.waiting[new.name] = replace(out, holder=None, counted=False)
         old = self.waiting.get(new.name)
         new = replace(new, process_at=max(new.process_at, self.now))
         if old is not None and old.expires_at > self.now:
@@ -127,12 +131,19 @@ class Model:
         """A dead letter waits again; what is newer of its key keeps its data."""
         self.dead.remove(letter)
         expires_at = letter.expires_at if letter.expires_at > self.now else NEVER_MS
+        out = self.processing.get(letter.name)
+        if out is not None and out.counted and out.expires_at > self.now:
+            out.timeouts, out.holder = 0, None
+            out.priority, out.expires_at = min(letter.priority, out.priority), max(expires_at, out.expires_at)
+            out.process_at = max(out.process_at, self.now)
+            return
         newer = self.waiting.get(letter.name)
         if newer is not None and newer.expires_at > self.now:
             self.waiting[letter.name] = replace(
                 newer,
                 timeouts=0,
                 priority=min(letter.priority, newer.priority),
+                process_at=max(newer.process_at, self.now),
                 expires_at=max(expires_at, newer.expires_at),
             )
             return

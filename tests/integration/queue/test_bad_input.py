@@ -14,6 +14,7 @@ import tidebook
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound
 from tidebook.queue import Entry, QueueSettings
 from tidebook.queue.queue import Queue
+from tidebook.sql.port.queue import Step
 
 pytestmark = pytest.mark.postgres
 NAN = float("nan")
@@ -51,6 +52,17 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
     "text for a job": lambda q: q.fail("x"),  # type: ignore[arg-type]
     "a limit below 0": lambda q: q.entries(-1),
     "text for a limit": lambda q: q.flags("x"),  # type: ignore[arg-type]
+    "a source that is a number": lambda q: q.marks(3),  # type: ignore[arg-type]
+    "a source with NUL": lambda q: q.put_once([1], source="a\0", steps=[]),
+    "a source that is no text": lambda q: q.put_once([1], source="\ud800", steps=[]),
+    "a long source": lambda q: q.put_once([1], source="x" * 1_001, steps=[]),
+    "no steps": lambda q: q.put_once([1], source="s", steps=None),  # type: ignore[arg-type]
+    "a step that is none": lambda q: q.put_once([1], source="s", steps=[(1, None, "a")]),  # type: ignore[list-item]
+    "a part that is text": lambda q: q.put_once([1], source="s", steps=[Step("x", None, "a")]),  # type: ignore[arg-type]
+    "a part that is too large": lambda q: q.put_once([1], source="s", steps=[Step(2**31, None, "a")]),
+    "a step to nowhere": lambda q: q.put_once([1], source="s", steps=[Step(1, None, None)]),  # type: ignore[arg-type]
+    "a step from a number": lambda q: q.put_once([1], source="s", steps=[Step(1, 3, "a")]),  # type: ignore[arg-type]
+    "two steps of a part": lambda q: q.put_once([1], source="s", steps=[Step(1, None, "a"), Step(1, "a", "b")]),
 }
 
 
@@ -60,6 +72,12 @@ async def test_what_is_wrong_is_refused(book: tidebook.Book, what: str) -> None:
     with pytest.raises(InvalidInput):
         await WRONG[what](queue)
     assert (await queue.status()).waiting == 0
+
+
+@pytest.mark.parametrize("limit", [-1, 2**64, "x", None, 1.5, True])
+async def test_a_limit_for_the_flags_of_all_queues_is_checked(book: tidebook.Book, limit: Any) -> None:
+    with pytest.raises(InvalidInput, match="limit"):
+        await book.queues.flags(limit)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 201, "é", 3, None])

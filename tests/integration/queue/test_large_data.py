@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import tidebook
@@ -21,6 +23,15 @@ async def test_a_claim_stops_at_64_megabytes_and_the_next_one_brings_the_rest(bo
     assert [job.data for job in first] == [entry.data for entry in entries[:64]]
     await queue.done(first)
     assert [job.data for job in await queue.claim(500)] == [entry.data for entry in entries[64:]]
+
+
+async def test_claims_at_one_time_bring_all_that_is_due_however_large_it_is(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    for _ in range(5):
+        await queue.put_many([b"x" * MEGABYTE] * 16)
+    taken = await asyncio.gather(*(queue.claim(35) for _ in range(3)))
+    assert all(taken), "none comes only where none is due"
+    assert len({job.id for jobs in taken for job in jobs}) == 80
 
 
 async def test_what_moves_marks_goes_into_one_transaction_or_is_refused(book: tidebook.Book) -> None:

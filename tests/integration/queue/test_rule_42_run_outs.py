@@ -85,6 +85,32 @@ async def test_a_sweep_does_not_wait_for_an_open_transaction(desk: Desk, postgre
     await holder.close()
 
 
+async def test_what_ran_out_beside_an_open_transaction_goes_into_what_that_commits(
+    desk: Desk, postgres_url: str
+) -> None:
+    await desk.put("k", data="old", priority=30)
+    await desk.claim(1, lease_ms=1)
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    assert (await desk.store.sweep(desk.ref)).run_out == 1
+    await holder.commit()
+    await holder.close()
+    await desk.store.sweep(desk.ref)
+    assert (await desk.store.counts(desk.ref)).due == 1
+    (taken,) = await desk.claim(5)
+    assert (taken.name, taken.entry.timeouts, taken.entry.priority) == ("new", 1, 30)
+
+
+async def test_a_put_that_is_rolled_back_leaves_what_ran_out_to_the_next_claim(desk: Desk, postgres_url: str) -> None:
+    await desk.put("k", data="old")
+    await desk.claim(1, lease_ms=1)
+    await desk.store.sweep(desk.ref)
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    assert await asyncio.wait_for(desk.claim(1), SOON_S) == []
+    await holder.rollback()
+    await holder.close()
+    assert await desk.names() == ["old"]
+
+
 async def test_a_put_that_is_rolled_back_was_never_there(desk: Desk, store: PostgresQueues, postgres_url: str) -> None:
     holder = await put_and_hold(desk, postgres_url, "k", "new")
     assert await desk.claim(1) == []

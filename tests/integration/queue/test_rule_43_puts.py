@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,7 +18,7 @@ import tidebook
 from tidebook import outbox
 from tidebook.core.errors import Unavailable
 from tidebook.queue.entry import Entry
-from tidebook.sql.port.queue import Step
+from tidebook.sql.port.queue import QueueSettings, Step
 from tidebook.sql.postgres import connect, queue_calls
 from tidebook.sql.postgres.queue import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
@@ -135,15 +136,24 @@ async def test_a_connection_in_autocommit_is_refused(settings_file: Path, postgr
                 await queue.put("x", transaction=connection)
 
 
-async def test_a_waiting_synchronous_level_is_raised_in_the_callers_transaction(desk: Desk, postgres_url: str) -> None:
-    from tidebook.sql.port.queue import QueueSettings
-
-    strict = await desk.store.queue("strict", QueueSettings(synchronous="remote_apply"))
+@pytest.mark.parametrize(
+    ("theirs", "ours", "both"),
+    [
+        ("local", "remote_apply", "remote_apply"),
+        ("off", "local", "local"),
+        ("on", "local", "on"),
+        ("remote_apply", "on", "remote_apply"),
+    ],
+)
+async def test_the_synchronous_level_of_the_callers_transaction_is_raised_and_never_lowered(
+    desk: Desk, postgres_url: str, theirs: str, ours: Any, both: str
+) -> None:
+    strict = await desk.store.queue("strict", QueueSettings(synchronous=ours))
     async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
-        await connection.execute("SET synchronous_commit = local")
+        await connection.execute(f"SET synchronous_commit = {theirs}")
         await desk.store.put_within(connection, strict, [entry("k")], inserted_at=0)  # type: ignore[misc]
         row = await (await connection.execute("SHOW synchronous_commit")).fetchone()
-        assert row == ("remote_apply",)
+        assert row == (both,)
         await connection.rollback()
 
 

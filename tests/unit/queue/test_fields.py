@@ -77,6 +77,13 @@ def test_an_instance_goes_in_and_comes_back(kind: Any) -> None:
     assert fields.read(fields.check(kind("x", 2))) == kind("x", 2)
 
 
+def test_data_that_contains_itself_is_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["more"] = endless
+    with pytest.raises(InvalidInput, match="nested too deeply"):
+        fields_of({"more": "any"}).check(endless)
+
+
 def test_what_an_older_declaration_let_in_stays_as_it_is() -> None:
     assert fields_of(Mail).read({"address": "x"}) == {"address": "x"}
 
@@ -117,6 +124,9 @@ def test_what_declares_no_fields_is_refused(declared: Any) -> None:
         b"<table>",
         b"",
         b"x" * (XML_BYTES_MAX + 1),
+        b'<?xml version="1.0" encoding="klingon"?><table><column name="x"/></table>',
+        b'<?xml version="1.0" encoding="utf-7"?><table><column name="x"/></table>',
+        b'<table><column name="x"><column name="y"/></column></table>',
     ],
 )
 def test_xml_that_is_no_plain_declaration_is_refused(text: bytes) -> None:

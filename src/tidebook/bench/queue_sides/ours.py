@@ -15,7 +15,7 @@ from tidebook.queue.queue import Queue
 from tidebook.wiring.book import Book
 
 #: Tasks share the calls of others, which never take more than four connections: two for claims, two for finishes.
-TASKS_EACH = 2
+TASKS_EACH = 4
 
 
 class Ours:

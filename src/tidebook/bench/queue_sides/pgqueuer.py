@@ -17,6 +17,7 @@ from pgqueuer.adapters.drivers.asyncpg import AsyncpgDriver
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.core.qm import QueueManager
 from pgqueuer.ports.repository import EntrypointExecutionParameter
+from pgqueuer.types import QueueExecutionMode
 
 from tidebook.bench.queue_sides.side import BATCH, PAYLOAD
 
@@ -24,7 +25,7 @@ _ENTRY = "bench"
 
 
 class PgQueuer:
-    """dequeue and log_jobs in batches; its manager for the wake-ups."""
+    """dequeue and log_jobs, in batches or one at a time; its manager for the wake-ups."""
 
     name = "pgqueuer"
 
@@ -99,3 +100,24 @@ class PgQueuer:
         connection = await asyncpg.connect(self._url)
         self._stack.push_async_callback(connection.close)
         return Queries(AsyncpgDriver(connection))
+
+
+class PgQueuerManaged(PgQueuer):
+    """One at a time by its manager, which fetches jobs for its handlers in batches, and finishes them in batches."""
+
+    async def singles(self, *, workers: int) -> int:
+        manager = QueueManager(await self._queries())
+        done = 0
+
+        @manager.entrypoint(_ENTRY)
+        async def handle(job: Any) -> None:
+            nonlocal done
+            done += 1
+
+        await manager.run(
+            mode=QueueExecutionMode.drain,
+            batch_size=workers // 2,  # as much as it allows with so many jobs at one time
+            max_concurrent_tasks=workers,
+            dequeue_timeout=timedelta(seconds=1),
+        )
+        return done

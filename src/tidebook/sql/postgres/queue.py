@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -54,8 +53,11 @@ from tidebook.sql.queries.queue.statements import TableStatements, statements
 CONNECTIONS_MAX = 4
 #: How long opening waits for a server that does not answer: one that restarts is there by then.
 OPEN_S_MAX = 15.0
-# Plans that are made once, for tables whose statistics say nothing of what they hold a second later.
-_PLANS = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off"
+# Plans that are made once, for tables whose statistics say nothing of what they hold a second later. What is told of is
+# on the primary's disk, also where the server does not wait for it by itself.
+_SESSION = (
+    "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off -c synchronous_commit=local"
+)
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(QueueSettings).decode
 
@@ -69,9 +71,8 @@ class PostgresQueues:
         self._url = url
         self._schema = schema_name(schema)
         self._now = now
-        self._pid = os.getpid()
         # One more than puts may take: while they wait for locks, leases are extended over it.
-        self._pool = make_pool(url, size_max=connections_max + 1, application="tidebook queue", settings=_PLANS)
+        self._pool = make_pool(url, size_max=connections_max + 1, application="tidebook queue", settings=_SESSION)
         self._calls = Calls(self._pool, puts_max=connections_max)
         self._tables: dict[str, TableStatements] = {}
         self._floors = Floors(self._calls)

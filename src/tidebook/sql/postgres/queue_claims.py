@@ -8,20 +8,22 @@ from typing import Any, NamedTuple
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.gather import Gather
-from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, QueueRef
+from tidebook.sql.port.queue import Claimed, QueueRef
 from tidebook.sql.postgres.queue_calls import Calls
 from tidebook.sql.postgres.queue_floors import Floors
 from tidebook.sql.queries.queue.arguments import hashes, numbers
 from tidebook.sql.queries.queue.statements import TableStatements
 
-#: Entries that the claims of one call ask for, and calls of a queue that are under way at one time. Claims that all
-#: share one call stay in step: the server rests while they read what came, and they rest while it works.
-SHARED_MAX = 256
+#: Entries that the claims of one call ask for, where few wait and where many do, and calls of a queue that are under
+#: way at one time. Claims that all share one call stay in step: the server rests while they read, they while it works.
+SHARED_LEAST, SHARED_MAX = 256, 1_000
 FLIGHTS_MAX = 2
 
 #: Priority, process date, id.
 _ORDER = itemgetter(4, 8, 1)
-_KEY, _PRIORITY, _DATE = 3, 4, 8
+_PLACE = itemgetter(4, 8)
+_PRIORITY = itemgetter(4)
+_KEY = 3
 _LIMIT = attrgetter("limit")
 
 
@@ -54,28 +56,31 @@ class Claims:
         """The entries of one claim, in order."""
         gather = self._gathers.get(claim.kind.queue.id)
         if gather is None:
-            gather = Gather(self._run, group_max=SHARED_MAX, flights_max=FLIGHTS_MAX, weigh=_LIMIT)
+            gather = Gather(
+                self._run, group_max=SHARED_LEAST, share_max=SHARED_MAX, flights_max=FLIGHTS_MAX, weigh=_LIMIT
+            )
             self._gathers[claim.kind.queue.id] = gather
+        if gather.is_idle() and not claim.kind.together:  # those of one at a time were gathered on their way here
+            return await gather.alone(claim)
         return await gather(claim)
 
     async def _run(self, claims: Sequence[Claim]) -> list[list[Claimed] | BaseException]:
         outcomes: list[list[Claimed] | BaseException] = [[] for _ in claims]
         for kind in dict.fromkeys(claim.kind for claim in claims):
             places = [place for place, claim in enumerate(claims) if claim.kind == kind]
-            for _ in range(2):  # slow entries are not mixed with others: they come to those who got nothing
+            # Who got nothing asks again: slow entries are not mixed with others, and what a call brings is bounded.
+            while places:
                 try:
                     dealt = await self._claim(kind, [claims[place] for place in places])
                 except TidebookError as error:
-                    dealt = []
                     for place in places:
                         outcomes[place] = error
-                for place, entries in zip(places, dealt, strict=False):
+                    break
+                for place, entries in zip(places, dealt, strict=True):
                     outcomes[place] = entries
-                if not dealt or not dealt[0] or dealt[0][0].priority >= SLOW_PRIORITY:
+                if not dealt[0]:
                     break
                 places = [place for place, entries in zip(places, dealt, strict=True) if not entries]
-                if not places:
-                    break
         return outcomes
 
     async def _claim(self, kind: Kind, claims: Sequence[Claim]) -> list[list[Claimed]]:
@@ -84,8 +89,8 @@ class Claims:
         if not rows and floors:  # that nothing is due must be true
             rows = await self._rows(kind, claims, {})
         if rows:
-            self._floors.check(kind.queue, ((row[_PRIORITY], row[_DATE]) for row in rows))
-            self._floors.claimed(kind.queue, {row[_PRIORITY] for row in rows}, len(rows))
+            self._floors.check(kind.queue, map(_PLACE, rows))
+            self._floors.claimed(kind.queue, map(_PRIORITY, rows), len(rows))
         found: list[list[Claimed]] = []
         for claim in claims:
             mine, rows = rows[: claim.limit], rows[claim.limit :]

@@ -43,6 +43,7 @@ class Flags:
     async def retry(self, queue: QueueRef, flag: int, put: str) -> bool:
         """Put a dead letter back: it waits from now on, with the data of a newer entry of its key, if there is one."""
         async with self._calls.connection(puts=True) as connection, connection.transaction():
+            await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
             cursor = await connection.execute(
                 f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s"
                 " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
@@ -65,14 +66,21 @@ class Flags:
             raise Unavailable(f"queue {queue.name!r}: {key} is put and taken all the time: try again later")
 
     async def _join(self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int) -> bool:
-        """Merge a letter into the waiting entry of its key, whose data was put later, and stays."""
-        cursor = await connection.execute(
-            f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, priority = least(priority, %s),"
-            f" expires_at = greatest(expires_at, %s), process_at = greatest(process_at, {self._now})"
-            f" WHERE queue = %s AND status = 'W' AND keyhash = %s::text::uuid AND expires_at > {self._now}",
-            (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
-        )
-        return cursor.rowcount > 0
+        """Merge a letter into the waiting entry of its key, whose data was put later, and stays.
+
+        One whose lease ran out, which was counted, is waiting too; who held it holds it no more.
+        """
+        for waiting in ("status = 'W'", "status = 'P' AND lease_until = 0"):
+            cursor = await connection.execute(
+                f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, token = NULL,"
+                " priority = least(priority, %s), expires_at = greatest(expires_at, %s),"
+                f" process_at = greatest(process_at, {self._now})"
+                f" WHERE queue = %s AND {waiting} AND keyhash = %s::text::uuid AND expires_at > {self._now}",
+                (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
+            )
+            if cursor.rowcount > 0:
+                return True
+        return False
 
     async def _put_back(
         self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int, number: int, put: str
@@ -104,13 +112,14 @@ class Flags:
         rows = await self._calls.rows(
             f"UPDATE {self._dead} SET kind = %s, data = %s, format = %s WHERE id = %s AND queue = %s RETURNING id",
             (kind, data, queue.format, flag, queue.id),
+            level=queue.settings.synchronous,
         )
         return bool(rows)
 
     async def drop(self, queue: QueueRef, flag: int) -> bool:
         """Delete it."""
         sql = f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s RETURNING id"
-        return bool(await self._calls.rows(sql, (flag, queue.id)))
+        return bool(await self._calls.rows(sql, (flag, queue.id), level=queue.settings.synchronous))
 
     async def unannounced(self, limit: int, hold_ms: int) -> list[Flag]:
         """Oldest first; what another process tells of just now is left to it."""

@@ -80,7 +80,10 @@ class Floors:
     def check(self, queue: QueueRef, claimed: Iterable[tuple[int, int]]) -> None:
         """Priorities and dates of what was claimed: one that lay below a floor is not alone there."""
         known = self._known.get(queue.id)
-        if known is not None and any(date < known.floors.get(priority, 0) for priority, date in claimed):
+        if known is None or not known.floors:
+            return
+        floors = known.floors
+        if any(date < floors.get(priority, 0) for priority, date in set(claimed)):  # many have the same date
             self.forget(queue)
 
     def forget(self, queue: QueueRef) -> None:

@@ -27,8 +27,7 @@ def put_within(
     connection = _connection_of(transaction)
     _refuse_autocommit(connection)
     try:
-        if level != "local":
-            connection.execute(_raise_level(level))
+        connection.execute(_raise_level(level))
         row = connection.execute(sql, parameters).fetchone()
     except psycopg.Error as error:
         raise from_psycopg(error, writes=False) from error
@@ -40,8 +39,7 @@ async def _within_async(
 ) -> Put:
     _refuse_autocommit(connection)
     try:
-        if level != "local":
-            await connection.execute(_raise_level(level))
+        await connection.execute(_raise_level(level))
         cursor = await connection.execute(sql, parameters)
         return _put(await cursor.fetchone(), count)
     except psycopg.Error as error:

@@ -36,9 +36,9 @@ from tidebook.sql.sqlite import queue_looks as looks
 from tidebook.sql.sqlite.queue_claims import Claim, Claims, Hold
 from tidebook.sql.sqlite.queue_flags import Edit, Letters, Wanted, open_queues, ref_of
 from tidebook.sql.sqlite.queue_marks import Marks, Once, marks
-from tidebook.sql.sqlite.queue_puts import NewEntries, Puts, channel_of
+from tidebook.sql.sqlite.queue_puts import NewEntries, Puts
 from tidebook.sql.sqlite.queue_runouts import Failed, RunOuts
-from tidebook.sql.sqlite.queue_tables import FILE, SCHEMA
+from tidebook.sql.sqlite.queue_tables import FILE, SCHEMA, channel_of
 
 
 class SqliteQueues:

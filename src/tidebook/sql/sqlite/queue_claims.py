@@ -16,8 +16,8 @@ import msgspec
 from tidebook.core.clock import Clock
 from tidebook.folder.writer import Session, unsynced
 from tidebook.sql.port.queue import SLOW_PRIORITY, Claimed, Held, QueueRef
-from tidebook.sql.sqlite.queue_puts import channel_of
 from tidebook.sql.sqlite.queue_runouts import run_out
+from tidebook.sql.sqlite.queue_tables import channel_of
 
 #: A claim stops at so many bytes of data. What is longer than INLINE_BYTES_MAX is fetched by itself, and at most
 #: PICK_MAX entries are picked at once: so their text stays small beside what a claim may hold.

@@ -11,15 +11,21 @@ from tidebook.core.clock import Clock
 from tidebook.folder.writer import Session
 from tidebook.sql.port.queue import NEVER_MS, Flag, NewEntry, QueueRef, QueueSettings
 from tidebook.sql.sqlite.queue_looks import unannounced
-from tidebook.sql.sqlite.queue_puts import NewEntries, channel_of, insert
+from tidebook.sql.sqlite.queue_puts import NewEntries, insert
+from tidebook.sql.sqlite.queue_tables import channel_of
 
 _FIND = "SELECT id, name, settings FROM queue WHERE name = ?"
 _DEAD = """DELETE FROM dead WHERE id = ? AND queue = ? RETURNING keyhash, kind, data, key, priority, inserted_at,
     expires_at, format"""
-# The one that waits keeps its data, which was put later than the letter's.
-_JOIN = """UPDATE entry INDEXED BY entry_waiting SET timeouts = 0, inserted_at = ?, priority = min(priority, ?),
-    expires_at = max(expires_at, ?)
-    WHERE queue = ? AND status = 'W' AND key IS NOT NULL AND keyhash = ? AND expires_at > ?"""
+# The one that waits keeps its data, which was put later than the letter's. One whose lease ran out, which was counted,
+# is waiting too; who held it holds it no more.
+_JOIN = """UPDATE entry INDEXED BY {} SET timeouts = 0, inserted_at = ?1, priority = min(priority, ?2), token = NULL,
+    expires_at = max(expires_at, ?3), process_at = max(process_at, ?6)
+    WHERE queue = ?4 AND {} AND key IS NOT NULL AND keyhash = ?5 AND expires_at > ?6"""
+_JOINS = (
+    _JOIN.format("entry_waiting", "status = 'W'"),
+    _JOIN.format("entry_held", "status = 'P' AND +lease_until = 0"),
+)
 _NEWEST_HELD = """SELECT kind, data, format FROM entry INDEXED BY entry_held
     WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND keyhash = ? ORDER BY id DESC LIMIT 1"""
 
@@ -99,9 +105,10 @@ class Letters:
         session.channels.add(channel_of(queue.id))
         execute = session.connection.execute
         if key is not None:
-            execute(_JOIN, (inserted_at, priority, expires_at, queue.id, keyhash, now_ms))
-            if session.connection.changes():
-                return True
+            for join in _JOINS:
+                execute(join, (inserted_at, priority, expires_at, queue.id, keyhash, now_ms))
+                if session.connection.changes():
+                    return True
             held: Any = execute(_NEWEST_HELD, (queue.id, keyhash)).fetchone()
             kind, data, format = held or (kind, data, format)
         entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)

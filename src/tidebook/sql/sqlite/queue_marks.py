@@ -10,7 +10,8 @@ import msgspec
 from tidebook.core.clock import Clock
 from tidebook.folder.writer import Session
 from tidebook.sql.port.queue import Put, QueueRef, Step
-from tidebook.sql.sqlite.queue_puts import NewEntries, channel_of, insert
+from tidebook.sql.sqlite.queue_puts import NewEntries, insert
+from tidebook.sql.sqlite.queue_tables import channel_of
 
 _BEGIN = "INSERT INTO mark (queue, source, part, place) VALUES (?, ?, ?, ?)"
 _MOVE = "UPDATE mark SET place = ? WHERE queue = ? AND source = ? AND part = ?"

@@ -12,6 +12,8 @@ from tidebook.core.clock import Clock
 from tidebook.folder.rows import put_rows
 from tidebook.folder.writer import Session
 from tidebook.sql.port.queue import NewEntry, Put, QueueRef
+from tidebook.sql.sqlite.queue_runouts import wait_again
+from tidebook.sql.sqlite.queue_tables import channel_of
 
 _UPSERT = """INSERT INTO entry (queue, keyhash, priority, process_at, expires_at, inserted_at, format, kind, key, data)
     VALUES {} ON CONFLICT (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL DO UPDATE SET
@@ -22,6 +24,7 @@ _ANY_EXPIRED = """SELECT 1 FROM entry INDEXED BY entry_expiry
     WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT 1"""
 _DROP_EXPIRED = """DELETE FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W' AND key IS NOT NULL
     AND expires_at <= ? AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
+_ANY_RUN_OUT = "SELECT 1 FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P' AND lease_until = 0 LIMIT 1"
 _COUNT_WAITING = """SELECT count(*) FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W'
     AND key IS NOT NULL AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
 
@@ -34,11 +37,6 @@ class NewEntries(msgspec.Struct, frozen=True, gc=False):
     queue: QueueRef
     entries: Sequence[NewEntry]
     inserted_at: int
-
-
-def channel_of(queue: int) -> str:
-    """The wake-up channel of a queue."""
-    return f"queue/{queue}"
 
 
 class Puts:
@@ -66,6 +64,8 @@ def insert(connection: apsw.Connection, call: NewEntries, now_ms: int) -> Put:
         hashes = _encode(keyed).decode()
         if connection.execute(_ANY_EXPIRED, (queue.id, now_ms)).fetchone() is not None:
             connection.execute(_DROP_EXPIRED, (queue.id, now_ms, hashes))
+        if connection.execute(_ANY_RUN_OUT, (queue.id,)).fetchone() is not None:
+            wait_again(connection, queue, now_ms, hashes)
         merged = connection.execute(_COUNT_WAITING, (queue.id, hashes)).get
     values: list[Any] = []
     for entry in call.entries:

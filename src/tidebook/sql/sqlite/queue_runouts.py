@@ -11,7 +11,7 @@ import msgspec
 from tidebook.core.clock import Clock
 from tidebook.folder.writer import Session
 from tidebook.sql.port.queue import NEVER_MS, Failure, Outcome, QueueRef, Swept
-from tidebook.sql.sqlite.queue_puts import channel_of
+from tidebook.sql.sqlite.queue_tables import channel_of
 
 RUN_OUTS_MAX = 500
 EXPIRED_MAX = 2_000
@@ -31,6 +31,9 @@ _MERGE = """UPDATE entry SET id = ?, timeouts = ?, priority = min(priority, ?), 
     expires_at = max(expires_at, ?), inserted_at = ? WHERE id = ?"""
 _WAIT = """UPDATE entry SET status = 'W', token = NULL, started_at = NULL, lease_until = NULL, serial = NULL,
     timeouts = ?, process_at = ? WHERE id = ?"""
+_RUN_OUT_OF = """SELECT id, timeouts, expires_at, process_at FROM entry INDEXED BY entry_held
+    WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND +lease_until = 0
+    AND keyhash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY id"""
 _HELD = "SELECT timeouts, lease_until, expires_at, keyhash FROM entry WHERE id = ? AND status = 'P' AND token = ?"
 _EXPIRED = """DELETE FROM entry WHERE id IN (SELECT id FROM entry INDEXED BY entry_expiry
     WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT ?)"""
@@ -66,6 +69,16 @@ def run_out(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> tuple[
         elif not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
             execute(_COUNTED, (id,))
     return len(rows), dead, expired
+
+
+def wait_again(connection: apsw.Connection, queue: QueueRef, now_ms: int, hashes: str) -> None:
+    """Let entries of these keys wait whose leases ran out, which was counted: what is put now is merged into them."""
+    rows: list[Any] = connection.execute(_RUN_OUT_OF, (queue.id, hashes)).fetchall()
+    for id, timeouts, expires_at, process_at in rows:
+        if expires_at <= now_ms:
+            _delete(connection, id)
+        elif not _merge_into_sibling(connection, id, timeouts, now_ms, None):
+            connection.execute(_WAIT, (timeouts, process_at, id))
 
 
 class RunOuts:

@@ -92,3 +92,8 @@ CREATE TABLE mark (
 """
 
 SCHEMA: Final = Schema("work queues", 0x7462_5155, (_FIRST, _KEYS, _TELLING, _MARKS))
+
+
+def channel_of(queue: int) -> str:
+    """The wake-up channel of a queue."""
+    return f"queue/{queue}"

@@ -155,6 +155,49 @@ class LeaseCases(QueueBase):
         await advance(500)
         assert await desk.names() == ["new"]
 
+    async def test_a_put_after_a_run_out_was_noticed_is_merged_into_that_entry(
+        self, desk: Desk, advance: Advance
+    ) -> None:
+        await desk.put("k", data="old", priority=30, inserted_at=1)
+        late = await desk.take()
+        await advance(LEASE_MS)
+        await desk.store.sweep(desk.ref)
+        put = await desk.put("k", data="new", priority=40, inserted_at=2)
+        assert (put.inserted, put.merged) == (0, 1)
+        counts = await desk.store.counts(desk.ref)
+        assert (counts.due, counts.processing) == (1, 0)
+        assert await desk.finish(late) == [False]
+        taken = await desk.take()
+        found = taken.entry
+        assert (taken.name, found.timeouts, found.priority, found.inserted_at) == ("new", 0, 30, 1)
+        assert await desk.claim() == []
+
+    async def test_a_put_after_a_run_out_replaces_one_that_has_expired(self, desk: Desk, advance: Advance) -> None:
+        await desk.put("k", data="old", priority=30, inserted_at=1, expires_at=START_MS + LEASE_MS + 5)
+        await desk.take()
+        await advance(LEASE_MS)
+        await desk.store.sweep(desk.ref)
+        await advance(5)
+        assert (await desk.put("k", data="new", inserted_at=2)).inserted == 1
+        taken = await desk.take()
+        assert (taken.name, taken.entry.priority, taken.entry.inserted_at) == ("new", 100, 2)
+        assert await desk.finish(taken) == [True]
+        await advance(LEASE_MS)
+        assert await desk.claim() == []
+
+    async def test_a_put_takes_in_all_of_its_key_that_ran_out_beside_one_another(
+        self, store: QueueStore, advance: Advance
+    ) -> None:
+        desk = Desk(store, await new_queue(store, parallel_keys=True))
+        for data, priority in (("one", 30), ("two", 20)):
+            await desk.put("k", data=data, priority=priority)
+            await desk.take()
+        await advance(LEASE_MS)
+        await store.sweep(desk.ref)
+        await desk.put("k", data="new", priority=40)
+        taken = await desk.claim(9)
+        assert [(each.name, each.entry.priority) for each in taken] == [("new", 20)]
+
     async def test_past_the_maximum_the_old_one_dies_and_the_sibling_stays(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", data="old")
         await desk.take()

@@ -114,15 +114,36 @@ class FlagCases(QueueBase):
         assert await store.flags(desk.ref) == []
         assert not await store.retry(desk.ref, flag.id)
 
-    async def test_a_retried_dead_letter_merges_with_what_waits_and_leaves_it_its_data(self, store: QueueStore) -> None:
+    async def test_a_retried_dead_letter_merges_with_what_waits_and_leaves_it_its_data(
+        self, store: QueueStore, advance: Advance
+    ) -> None:
         desk = await self.dead(store)
         await desk.put("k", data="new", priority=9, process_at=START_MS - 1, expires_at=START_MS + 50, inserted_at=7)
         (flag,) = await store.flags(desk.ref)
         await store.edit(desk.ref, flag.id, TEXT, b"edited")
+        await advance(3)
         await store.retry(desk.ref, flag.id)
         (taken,) = await desk.claim(5)
+        found = taken.entry
+        assert (taken.name, found.priority, found.process_at, found.timeouts) == ("new", 8, START_MS + 3, 0)
+        assert (found.expires_at, found.inserted_at) == (NEVER_MS, 0)
+
+    async def test_a_retried_dead_letter_merges_with_one_whose_lease_ran_out(
+        self, store: QueueStore, advance: Advance
+    ) -> None:
+        desk = Desk(store, await new_queue(store, max_timeouts=1))
+        await desk.put("k", data="poison", priority=8)
+        await desk.fail(await desk.take())
+        assert await desk.fail(await desk.take()) == "dead"
+        await desk.put("k", data="new", priority=9)
+        late = await desk.take()
+        await advance(LEASE_MS)
+        await store.sweep(desk.ref)
+        (flag,) = await store.flags(desk.ref)
+        await store.retry(desk.ref, flag.id)
+        assert await desk.finish(late) == [False]
+        (taken,) = await desk.claim(5)
         assert (taken.name, taken.entry.priority, taken.entry.timeouts) == ("new", 8, 0)
-        assert (taken.entry.expires_at, taken.entry.inserted_at) == (NEVER_MS, 0)
 
     async def test_a_retried_dead_letter_takes_the_data_of_what_is_being_processed(self, store: QueueStore) -> None:
         desk = await self.dead(store)

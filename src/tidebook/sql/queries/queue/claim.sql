@@ -9,7 +9,7 @@
 -- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn; the
 -- rows of the first come first, as many as its limit, then those of the next.
 -- The floors have a default: an older Tidebook that runs beside a newer one does not give them.
--- What is handed out must fit into memory: of more than 256 entries (of a megabyte at most) no more than 64 MB are taken.
+-- What is handed out must fit into memory: no more than 64 MB are taken.
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer[], bigint, uuid[], smallint, boolean, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
@@ -68,7 +68,7 @@ BEGIN
             v_priority := least(v_priority, v_out);
         END IF;
         EXIT WHEN v_priority IS NULL OR (v_priority >= 200 AND v_fast);
-        IF v_limit > 256 OR (v_run_out AND v_priority = v_out) THEN
+        IF v_run_out AND v_priority = v_out THEN
             WITH out AS MATERIALIZED (
                 SELECT e.slot, e.ctid, e.process_at, e.id, octet_length(e.data) AS size FROM @schema@.@table@ e
                 WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.priority = v_priority
@@ -95,13 +95,13 @@ BEGIN
             )
             SELECT array_agg(g.part), count(g.key), coalesce(sum(g.size), 0) INTO v_got, v_keyed_here, v_bytes_here
             FROM gone g;
-            v_bytes := v_bytes + v_bytes_here;
         ELSE
             -- Locked rows are deleted by their places: no join, and one table is opened where all lie in one.
             SELECT array_agg(p.slot), array_agg(p.ctid), count(p.key), array_agg((p.slot, p.id, p.keyhash, p.key,
                 p.priority, p.timeouts, p.format, p.inserted_at, p.process_at, p.expires_at, p.kind,
-                p.data)::@schema@.part), min(p.slot) = max(p.slot)
-            INTO v_slots, v_places, v_keyed_here, v_got, v_one_table FROM (
+                p.data)::@schema@.part), min(p.slot) = max(p.slot), coalesce(max(p.bytes), 0)
+            INTO v_slots, v_places, v_keyed_here, v_got, v_one_table, v_bytes_here FROM (
+                SELECT l.*, sum(octet_length(l.data)) OVER (ROWS UNBOUNDED PRECEDING) AS bytes FROM (
                 SELECT e.slot, e.ctid, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
                     e.process_at, e.expires_at, e.kind, e.data
                 FROM @schema@.@table@ e
@@ -110,7 +110,8 @@ BEGIN
                     AND (e.key IS NULL OR NOT p_serial OR (
                         SELECT true FROM @schema@.@table@ h
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
-                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED) AS p;
+                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED) AS l) AS p
+            WHERE v_bytes + p.bytes - octet_length(p.data) < 64000000;
             IF v_one_table THEN
                 DELETE FROM @schema@.@table@ e WHERE e.slot = v_slots[1] AND e.ctid = ANY (v_places);
             ELSIF v_got IS NOT NULL THEN
@@ -118,6 +119,7 @@ BEGIN
                 WHERE e.slot = p.slot AND e.ctid = p.place;
             END IF;
         END IF;
+        v_bytes := v_bytes + v_bytes_here;
         IF v_got IS NOT NULL THEN
             v_parts := CASE WHEN v_parts IS NULL THEN v_got ELSE v_parts || v_got END;
             v_keyed := v_keyed + v_keyed_here;

@@ -1,5 +1,6 @@
 -- The transaction has its number before the clock is read: what is put by one with a later number has a later date, on
 -- which claims rely (floor.sql).
+-- An entry whose lease ran out, which was counted, counts as waiting: it is merged as one that waits in an older table is.
 -- Entries come sorted by keyhash, so that two puts never wait for one another; `p_order` is the order of the call.
 CREATE OR REPLACE FUNCTION @schema@.@table@_put(
     p_queue integer, p_inserted_at bigint, p_format integer, p_hashes uuid[], p_order smallint[], p_priorities smallint[],
@@ -7,7 +8,7 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_put(
     OUT now_ms bigint, OUT merged bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $put$
 DECLARE
-    v_slot smallint; v_draining smallint[]; v_base bigint; v_first bigint;
+    v_slot smallint; v_draining smallint[]; v_base bigint; v_first bigint; v_run_out boolean;
 BEGIN
     PERFORM pg_current_xact_id();
     now_ms := @later@;
@@ -20,7 +21,9 @@ BEGIN
             FROM @schema@.period p WHERE p.table_name = '@table@' FOR SHARE;
     END IF;
     v_base := nextval('@schema@.@table@_id');
-    IF v_draining = '{}' THEN
+    v_run_out := EXISTS (SELECT FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0);
+    IF v_draining = '{}' AND NOT v_run_out THEN
         WITH added AS (
             INSERT INTO @schema@.@table@ AS e (id, process_at, expires_at, inserted_at, queue, format, slot, priority,
                 kind, keyhash, key, data)
@@ -42,10 +45,19 @@ BEGIN
         )
         SELECT count(*) FILTER (WHERE a.was_there), min(a.process_at) INTO merged, v_first FROM added a;
     ELSE
-        WITH old AS (
+        WITH older AS (
             DELETE FROM @schema@.@table@ d WHERE d.queue = p_queue AND d.status = 'W' AND d.slot <> v_slot
                 AND d.keyhash = ANY (p_hashes)
             RETURNING d.keyhash, d.id, d.inserted_at, d.expires_at, d.priority, d.process_at
+        ), run_out AS (  -- found by its key alone: the sum keeps the index by lease out of it
+            DELETE FROM @schema@.@table@ d WHERE v_run_out AND d.queue = p_queue AND d.status = 'P'
+                AND d.keyhash = ANY (p_hashes) AND d.lease_until + 0 = 0
+            RETURNING d.keyhash, d.id, d.inserted_at, d.expires_at, d.priority, d.process_at
+        ), old AS (
+            SELECT a.keyhash, min(a.id) AS id, min(a.inserted_at) AS inserted_at, max(a.expires_at) AS expires_at,
+                min(a.priority) AS priority, max(a.process_at) AS process_at
+            FROM (SELECT * FROM older UNION ALL SELECT * FROM run_out) AS a
+            WHERE a.expires_at > now_ms GROUP BY a.keyhash
         ), added AS (
             INSERT INTO @schema@.@table@ AS e (id, process_at, expires_at, inserted_at, queue, format, slot, priority,
                 kind, keyhash, key, data)
@@ -54,7 +66,7 @@ BEGIN
                 least(u.priority, o.priority), u.kind, u.keyhash, u.key, u.data
             FROM unnest(p_hashes, p_order, p_priorities, p_process, p_expires, p_kinds, p_keys, p_data)
                 AS u (keyhash, o, priority, process_at, expires_at, kind, key, data)
-            LEFT JOIN old o ON o.keyhash = u.keyhash AND o.expires_at > now_ms
+            LEFT JOIN old o ON o.keyhash = u.keyhash
             ORDER BY u.keyhash
             ON CONFLICT (queue, keyhash, slot) WHERE status = 'W' AND keyhash IS NOT NULL DO UPDATE SET
                 id = CASE WHEN e.expires_at <= now_ms THEN excluded.id ELSE e.id END,

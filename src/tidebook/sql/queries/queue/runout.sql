@@ -1,10 +1,31 @@
 -- Leases that ran out. An entry stays where it is and stays P, for turning it into W could wait for a caller's open
 -- transaction that has put the same key; a waiting entry of its key takes it in, if it is committed and not locked.
+CREATE OR REPLACE FUNCTION @schema@.@table@_join(
+    p_queue integer, p_now bigint, p_timeouts smallint, p_slot smallint, p_place tid
+) RETURNS boolean LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $join$
+DECLARE
+    r record; w record;
+BEGIN
+    SELECT e.* INTO r FROM @schema@.@table@ e WHERE e.slot = p_slot AND e.ctid = p_place;
+    SELECT e.slot, e.ctid INTO w FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'W' AND e.keyhash = r.keyhash AND e.expires_at > p_now
+        FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE @schema@.@table@ e SET id = r.id, inserted_at = r.inserted_at, timeouts = p_timeouts,
+        expires_at = greatest(e.expires_at, r.expires_at), priority = least(e.priority, r.priority),
+        process_at = greatest(e.process_at, r.process_at)
+    WHERE e.slot = w.slot AND e.ctid = w.ctid;
+    DELETE FROM @schema@.@table@ e WHERE e.slot = p_slot AND e.ctid = p_place;
+    RETURN true;
+END $join$;
+
 CREATE OR REPLACE FUNCTION @schema@.@table@_run_out(
     p_queue integer, p_max smallint, p_now bigint, OUT run_out integer, OUT dead integer, OUT expired integer
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $run_out$
 DECLARE
-    r record; w record;
+    r record;
 BEGIN
     run_out := 0; dead := 0; expired := 0;
     PERFORM @schema@.@table@_unpack(p_queue, ARRAY (
@@ -32,19 +53,8 @@ BEGIN
             DELETE FROM @schema@.@table@ e WHERE e.slot = r.slot AND e.ctid = r.ctid;
             CONTINUE;
         END IF;
-        IF r.key IS NOT NULL THEN
-            SELECT e.slot, e.ctid INTO w FROM @schema@.@table@ e
-            WHERE e.queue = p_queue AND e.status = 'W' AND e.keyhash = r.keyhash AND e.expires_at > p_now
-            FOR UPDATE SKIP LOCKED;
-            IF FOUND THEN
-                UPDATE @schema@.@table@ e SET id = r.id, inserted_at = r.inserted_at, timeouts = r.timeouts + 1,
-                    expires_at = greatest(e.expires_at, r.expires_at), priority = least(e.priority, r.priority),
-                    process_at = greatest(e.process_at, r.process_at)
-                WHERE e.slot = w.slot AND e.ctid = w.ctid;
-                DELETE FROM @schema@.@table@ e WHERE e.slot = r.slot AND e.ctid = r.ctid;
-                CONTINUE;
-            END IF;
-        END IF;
+        CONTINUE WHEN r.key IS NOT NULL
+            AND @schema@.@table@_join(p_queue, p_now, (r.timeouts + 1)::smallint, r.slot, r.ctid);
         UPDATE @schema@.@table@ e SET lease_until = 0, timeouts = r.timeouts + 1
             WHERE e.slot = r.slot AND e.ctid = r.ctid;
     END LOOP;
@@ -61,6 +71,13 @@ BEGIN
     now_ms := @now@;
     SELECT o.run_out, o.dead, o.expired INTO run_out, dead, v_expired
         FROM @schema@.@table@_run_out(p_queue, p_max, now_ms) o;
+    -- One that ran out while an open transaction had put its key: what that has committed since takes it in.
+    PERFORM @schema@.@table@_join(p_queue, now_ms, o.timeouts, o.slot, o.place) FROM (
+        SELECT e.timeouts, e.slot, e.ctid AS place FROM @schema@.@table@ e
+        WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.key IS NOT NULL AND (
+            SELECT true FROM @schema@.@table@ w
+            WHERE w.queue = p_queue AND w.status = 'W' AND w.keyhash = e.keyhash AND w.expires_at > now_ms LIMIT 1)
+        LIMIT 1000 FOR UPDATE SKIP LOCKED) AS o;
     DELETE FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0 AND e.expires_at <= now_ms;
     WITH picked AS MATERIALIZED (
