@@ -181,6 +181,12 @@ def test_tag_rows_go_in_batches_of_one_tag_and_bucket_of_at_most_so_many() -> No
     assert all(len(set(batch)) == 1 for batch in batches), "one tag and bucket a batch"
 
 
+def test_tag_rows_of_many_journals_go_in_the_order_of_their_stream() -> None:
+    batches = list(tag_batches([tag_puts(20), tag_puts(20, payload=b"y")], Buckets(), rows_max=4))
+    times = [each.values[2] for batch in batches for each in batch if each.cql == cql.PUT_TAG]
+    assert times == [n // 2 for n in range(40)]
+
+
 def test_tag_batches_are_split_by_bytes_and_a_single_larger_event_still_goes() -> None:
     assert [len(batch) for batch in tag_rows_by_batch(tag_puts(10, payload=b"x" * (BATCH_BYTES_MAX // 3)))] == [2] * 5
     assert [len(batch) for batch in tag_rows_by_batch(tag_puts(2, payload=b"x" * (2 * BATCH_BYTES_MAX)))] == [1, 1]

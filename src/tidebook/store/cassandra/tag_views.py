@@ -157,13 +157,12 @@ class TagViews:
 
     # Writing
 
-    async def rounds_of(self, writes: SliceWrites) -> AsyncIterator[Iterator[Batch]]:
-        """What a slice does to tag rows: what it clears, then what it puts, each round acknowledged.
+    async def clears_of(self, writes: SliceWrites) -> AsyncIterator[Iterator[Batch]]:
+        """What a slice clears of tag rows, before all else that it does, each round acknowledged.
 
-        All of it comes before the slice's own rounds. A clear is found through event rows, so it must come before
-        their tombstones; coming before the head too shows nobody more than a row that is about to go.
+        A clear is found through event rows, so it must come before their tombstones; coming before the head too shows
+        nobody more than a row that is about to go.
         """
-        puts = [write for of_key in writes.keys for write in of_key if isinstance(write, PutTags)]
         clears = [
             write
             for of_key in writes.keys
@@ -172,7 +171,7 @@ class TagViews:
             and write.clear_tags
             and (write.head.tag_counts or write.unwritten)
         ]
-        if not puts and not clears:
+        if not clears:
             return
         cut = await self._buckets.fixed_at(writes.pointer.time_ms)
         for first in range(0, len(clears), CLEARS_AT_ONCE_MAX):
@@ -184,7 +183,14 @@ class TagViews:
                 running = [each for each, page in zip(running, pages, strict=True) if page is not None]
                 if running:
                     yield chain.from_iterable(page for page in pages if page is not None)
-        yield tag_batches(puts, cut, rows_max=self._batch_rows_max)
+
+    async def puts_of(self, writes: SliceWrites) -> Iterator[Batch]:
+        """What a slice writes of tag rows, to be acknowledged before any head that comes behind them."""
+        puts = [write for of_key in writes.keys for write in of_key if isinstance(write, PutTags)]
+        if not puts:
+            return iter(())
+        cut = await self._buckets.fixed_at(writes.pointer.time_ms)
+        return tag_batches(puts, cut, rows_max=self._batch_rows_max)
 
     async def _clear(
         self, write: ClearEvents | ClearJournal, partition: int, cut: Buckets
