@@ -34,6 +34,7 @@ from tidebook.store.cassandra.mutations import (
     PARKED_BYTES_MAX,
     PROGRESS_WITH_HEAD_MAX,
     Batch,
+    Statement,
     clear_events,
     clear_journal,
     event_batches,
@@ -149,7 +150,7 @@ def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
 
 def test_a_slice_of_nothing_still_moves_the_pointer() -> None:
     [[[statement]]] = (list(each) for each in rounds_of(SliceWrites("orders", 3, None, Pointer(AT, 5), ()), 1))
-    assert statement == (cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
+    assert statement == Statement(cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
 
 
 def test_a_key_without_records_writes_nothing() -> None:

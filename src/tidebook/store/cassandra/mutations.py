@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, assert_never
+
+import msgspec
 
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
@@ -40,8 +42,8 @@ _HEAD_ROW_BYTES: Final = 150
 NEVER_EXPIRES: Final = 0
 
 
-class Statement(NamedTuple):
-    """A statement and its values."""
+class Statement(msgspec.Struct, frozen=True, gc=False):
+    """A statement and its values. Each row that is written has one."""
 
     cql: str
     values: list[Any]
