@@ -28,6 +28,7 @@ from tidebook.store.cassandra.mutations import (
 
 _ROW_BYTES = 200
 _STREAM_ORDER = attrgetter("time_ms", "topic", "partition", "offset", "index")
+_POSITION = attrgetter("epoch", "offset")
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,7 +75,7 @@ def tag_batches(
         # As they will lie in the bucket: rows that are neighbours there cost a node two thirds of scattered ones.
         rows.sort(key=_STREAM_ORDER)
         yield from bounded(_puts(rows, bucket, stamp), rows_max)
-        newest = stamp or write_stamp(max(row.position for row in rows))
+        newest = stamp or write_stamp(max(rows, key=_POSITION).position)
         yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, newest])]
 
 
