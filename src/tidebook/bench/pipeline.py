@@ -36,7 +36,7 @@ WARM_UP_TENS = 100_000
 #: Each side of a ratio is run so often, in turn with the others, and its median counts.
 ROUNDS = 3
 #: No round begins that would end later, unless it is the first.
-ROUNDS_S_MAX = 420.0
+ROUNDS_S_MAX = 300.0
 #: As long as the JVMs need until they have compiled what a micro-batch uses.
 STEADY_WARM_UP_S = 120
 TARGETS = {

@@ -1,7 +1,7 @@
 """Streams by tag: catching up beside the bare driver, what tagging costs the replication, and how live they are.
 
-The log is embedded. The store is too, unless `--store cassandra` names a running one: `--address host:port`, or
-`./dev servers start --only cassandra --profile bench`.
+The log is embedded. The store is too, unless `--store cassandra`, or `both`, names a running one:
+`--address host:port`, or `./dev servers start --only cassandra --profile bench`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ PAYLOAD = "x" * 200
 JOURNALS, RECORD_EVENTS, PAGE, ROUNDS = 200, 50, 1000, 5
 #: The delay that a stream without a horizon stays behind the clock, by default.
 DELAY_MS = 5000.0
+PARTS = ("slices", "catch-up", "live", "cost", "job-live")
 TARGETS = {"catch_up_vs_driver": 0.7, "job_tagged_vs_plain": 0.6, "live_p50_ms": 50.0, "job_live_p50_ms": 50.0}
 ON_CASSANDRA = {"live_p50_ms": 250.0, "job_live_p50_ms": 250.0}
 LIVE_EVENTS, LIVE_WARM_UP = 50, 12
@@ -42,19 +43,28 @@ REPLICATE_EVERY_S = 0.005
 def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench tags", description=__doc__)
-    parser.add_argument("--store", choices=["embedded", "cassandra"], default="embedded")
+    parser.add_argument("--store", choices=["embedded", "cassandra", "both"], default="embedded")
     parser.add_argument("--address", help="host:port of a running Cassandra")
     parser.add_argument("--events", type=int, default=1_000_000, help="tagged events to catch up with")
     parser.add_argument("--quick", action="store_true", help="a fiftieth of the work")
+    parser.add_argument("--only", help=f"parts, separated by commas: {', '.join(PARTS)}")
     options = parser.parse_args(argv)
-    address = (options.address or running()["cassandra"]["address"]) if options.store == "cassandra" else None
-    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
-        bench = Bench(Path(folder), address, options.events // 50 if options.quick else options.events)
-        asyncio.run(bench.run())
-        bench.cost()
-        bench.behind_job()
-    targets = TARGETS if address is None else {**TARGETS, **ON_CASSANDRA}
-    report("tags", bench.ratios(), {name: round(value, 3) for name, value in bench.figures.items()}, targets)
+    only = set(options.only.split(",")) if options.only else set(PARTS)
+    stores = ["embedded", "cassandra"] if options.store == "both" else [options.store]
+    ratios: dict[str, float] = {}
+    figures: dict[str, float] = {"delay_ms": DELAY_MS}
+    targets: dict[str, float] = {}
+    for store in stores:
+        address = (options.address or running()["cassandra"]["address"]) if store == "cassandra" else None
+        before = f"{store}_" if len(stores) > 1 else ""
+        with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+            bench = Bench(Path(folder), address, options.events // 50 if options.quick else options.events)
+            bench.run(only)
+        ratios |= {f"{before}{name}": value for name, value in bench.ratios().items()}
+        figures |= {f"{before}{name}": round(value, 3) for name, value in bench.figures.items()}
+        wanted = TARGETS if address is None else {**TARGETS, **ON_CASSANDRA}
+        targets |= {f"{before}{name}": value for name, value in wanted.items() if f"{before}{name}" in ratios}
+    report("tags", ratios, figures, targets)
 
 
 class Bench:
@@ -67,19 +77,32 @@ class Bench:
         self.count = count // RECORD_EVENTS * RECORD_EVENTS
         self.tag = f"bench-{uuid.uuid4().hex[:8]}"
         self.rounds = Rounds()
-        self.figures: dict[str, float] = {"delay_ms": DELAY_MS}
+        self.figures: dict[str, float] = {}
 
     def ratios(self) -> dict[str, float]:
+        """What the figures of this run come to, as far as its parts were run."""
         f = self.figures
-        return {
-            "catch_up_vs_driver": f["catch_up_per_s"] / f["driver_per_s"],
-            "catch_up_with_payloads_vs_driver": f["catch_up_with_payloads_per_s"] / f["driver_per_s"],
-            "job_tagged_vs_plain": f["job_tagged_per_s"] / f["job_plain_per_s"],
-            "slices_tagged_vs_plain": f["slices_tagged_per_s"] / f["slices_plain_per_s"],
-            "live_p50_ms": f["live_p50_ms"],
-            "job_live_p50_ms": f["job_live_p50_ms"],
-            "below_horizon_p50_ms": f["below_horizon_p50_ms"],
+        found = {
+            name: f[above] / f[below]
+            for name, above, below in (
+                ("catch_up_vs_driver", "catch_up_per_s", "driver_per_s"),
+                ("catch_up_with_payloads_vs_driver", "catch_up_with_payloads_per_s", "driver_per_s"),
+                ("job_tagged_vs_plain", "job_tagged_per_s", "job_plain_per_s"),
+                ("slices_tagged_vs_plain", "slices_tagged_per_s", "slices_plain_per_s"),
+            )
+            if above in f and below in f
         }
+        return found | {
+            name: f[name] for name in ("live_p50_ms", "job_live_p50_ms", "below_horizon_p50_ms") if name in f
+        }
+
+    def run(self, only: set[str]) -> None:
+        if only & {"slices", "catch-up", "live"}:
+            asyncio.run(self.streams(only))
+        if "cost" in only:
+            self.cost()
+        if "job-live" in only:
+            self.behind_job()
 
     def settings(self, folder: Path, *, partitions: int) -> Settings:
         sections = {"journal": Section(None, {"partitions": partitions})}
@@ -100,21 +123,25 @@ class Bench:
 
         self.figures |= job_live(self.folder / "job-live", self.store)
 
-    async def run(self) -> None:
+    async def streams(self, only: set[str]) -> None:
+        """The parts that need no Spark, over one book."""
+        topic = f"tagged-{self.tag}"
         async with Book(self.settings(self.folder / "book", partitions=1)) as book:
-            for number in range(ROUNDS):
-                await self.replication(book, number)
-            topic = f"tagged-{self.tag}"
-            await self.fill(book, topic, self.count, tags=(self.tag,))
-            with timed(f"replicate {self.count:,} events"):
-                await self.settle(book, topic)
-            if self.address is not None:
-                await self.compacted(self.address)
-            for _ in range(ROUNDS):
-                await self.catch_up(book, topic)
+            if "slices" in only:
+                for number in range(ROUNDS):
+                    await self.replication(book, number)
+            if "catch-up" in only:
+                await self.fill(book, topic, self.count, tags=(self.tag,))
+                with timed(f"replicate {self.count:,} events"):
+                    await self.settle(book, topic)
+                if self.address is not None:
+                    await self.compacted(self.address)
+                for _ in range(ROUNDS):
+                    await self.catch_up(book, topic)
             self.figures |= self.rounds.medians()
-            await self.live(book, topic)
-            await self.shown(book, topic)
+            if "live" in only:
+                await self.live(book, topic)
+                await self.shown(book, topic)
 
     async def replication(self, book: Book, number: int) -> None:
         """The same events without and with a tag, each in a topic of its own: no Spark, and 50 events a record."""

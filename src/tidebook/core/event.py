@@ -100,6 +100,7 @@ _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 _SHORT_ARRAYS = [bytes([0x90 | count]) for count in range(16)]
+_ONE_EVENT = _SHORT_ARRAYS[1]
 _NO_TAGS: frozenset[str] = frozenset()
 
 
@@ -244,6 +245,8 @@ def count_events(body: bytes) -> int:
 
 def unpack_events(body: bytes) -> list[bytes]:
     """The events of a body, each still encoded."""
+    if body[:1] == _ONE_EVENT:
+        return [body[1:]]  # `count_events` has seen that it is whole
     try:
         return [bytes(raw) for raw in _decode_many(body)]
     except msgspec.MsgspecError as error:

@@ -299,8 +299,11 @@ def _rows(placed: Placed, change: Appended) -> list[EventRow]:
 
 def advance_time(time_ms: int, timestamp_ms: int, action: Action | Damaged) -> int:
     """The log's time at a record, from the time at the one before: never back, ticks and marks included."""
-    tick = action.time_ms if isinstance(action, Mark) and action.time_ms is not None else 0
-    return max(time_ms, timestamp_ms, tick)
+    if timestamp_ms > time_ms:
+        time_ms = timestamp_ms
+    if isinstance(action, Mark) and action.time_ms is not None and action.time_ms > time_ms:
+        return action.time_ms
+    return time_ms
 
 
 def segments_between(head: Head, above: int, to: int) -> list[range]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
 from tidebook.log.port import Record
 
 SCHEMA = "topic string, partition int, offset long, timestamp_ms long, key binary, value binary"
+#: As long as one Arrow batch, which a session bounds likewise.
+SLICE_RECORDS_MAX = 100_000
+SLICE_VALUE_BYTES_MAX = 32 * 1024 * 1024
 COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value")
 ARROW = pa.schema(
     [
@@ -51,6 +54,35 @@ def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[Record]]]:
     for end in _borders(topics, partitions, len(records)):
         yield topics[start].as_py(), partitions[start].as_py(), records[start:end]
         start = end
+
+
+def slices_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, list[Record]]]:
+    """The slices of a task's batches. Where a task has several log partitions, a batch may end in the midst of one.
+
+    What the next batch has of it goes with it, up to a slice's bounds: two slices would write each head twice.
+    """
+    held: tuple[str, int, list[Record]] | None = None
+    for batch in batches:
+        for run in runs_of(batch):
+            if held is not None and held[:2] == run[:2] and _fit_together(held[2], run[2]):
+                held = (*held[:2], held[2] + run[2])
+                continue
+            if held is not None:
+                yield held
+            held = run
+    if held is not None:
+        yield held
+
+
+def _fit_together(records: Sequence[Record], more: Sequence[Record]) -> bool:
+    if len(records) + len(more) > SLICE_RECORDS_MAX:
+        return False
+    return value_bytes(records) + value_bytes(more) <= SLICE_VALUE_BYTES_MAX
+
+
+def value_bytes(records: Iterable[Record]) -> int:
+    """What the values of records take."""
+    return sum(len(each.value or b"") for each in records)
 
 
 def _borders(topics: pa.Array, partitions: pa.Array, n: int) -> Iterator[int]:

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.records import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.wiring.settings import Settings
 
@@ -23,8 +24,8 @@ DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     # One Arrow batch is one slice of a partition: as many records as make the store's round trips cheap, and never
     # more bytes than a worker can hold.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(SLICE_RECORDS_MAX),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(SLICE_VALUE_BYTES_MAX),
     # A second copy of a slow task would be a second replicator: harmless, and useless.
     "spark.speculation": "false",
     "spark.sql.streaming.stopTimeout": "60s",

@@ -19,8 +19,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     jars: tuple[str, ...] | None = None
     #: How often a running replication looks for new records.
     trigger_s: float = 0.2
-    #: How many records one micro-batch takes from the log, over all partitions.
-    records_max: int = 500_000
+    #: How many records one micro-batch takes from the log, over all partitions: a full slice of each of eight.
+    records_max: int = 800_000
     #: How often a running replication looks for new topics, and tells how far it is.
     look_every_s: float = 2.0
     #: How long one task waits for a store or log that does not answer before its query starts anew.

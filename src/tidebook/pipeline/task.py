@@ -15,7 +15,7 @@ from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, Unavailable, U
 from tidebook.core.replication import Pointer
 from tidebook.core.topic import TopicFacts
 from tidebook.log.port import Record
-from tidebook.pipeline.records import runs_of
+from tidebook.pipeline.records import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX, slices_of, value_bytes
 from tidebook.pipeline.slice import next_offset, plan_slice
 from tidebook.pipeline.ticking import clears_tags
 from tidebook.pipeline.worker import OpenStore, Worker, open_settings_store
@@ -29,8 +29,8 @@ RETRY_MAX_S = 2.0
 #: Records that Spark did not bring are read from the log in pages of this size.
 PAGE_RECORDS = 5_000
 #: Of all partitions of a task together: twice what a slice may hold, so that one is planned while another is written.
-RECORDS_AT_ONCE_MAX = 200_000
-VALUE_BYTES_AT_ONCE_MAX = 64 * 1024 * 1024
+RECORDS_AT_ONCE_MAX = 2 * SLICE_RECORDS_MAX
+VALUE_BYTES_AT_ONCE_MAX = 2 * SLICE_VALUE_BYTES_MAX
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -77,9 +77,8 @@ def replicate_task(
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         known = msgspec.json.decode(kept, type=dict[str, TopicFacts])
         at_once = PartitionsAtOnce(Worker.of(settings, opening), known, wait_s=wait_s)
-        for batch in batches:
-            for topic, partition, records in runs_of(batch):
-                at_once.begin(topic, partition, records)
+        for topic, partition, records in slices_of(batches):
+            at_once.begin(topic, partition, records)
         rows = [msgspec.to_builtins(done) for done in at_once.finish()]
         yield pa.RecordBatch.from_pylist(rows, schema=_DONE_ARROW)
 
@@ -89,7 +88,7 @@ def replicate_task(
 class _Running(NamedTuple):
     future: Future[None]
     records: int
-    value_bytes: int
+    size_bytes: int
 
 
 class PartitionsAtOnce:
@@ -110,17 +109,17 @@ class PartitionsAtOnce:
             self._tasks[at] = PartitionTask(self._worker, topic, partition, self._facts[topic], wait_s=self._wait_s)
         if at in self._running:
             self._wait_for(at)
-        value_bytes = sum(len(each.value or b"") for each in records)
-        while self._running and not self._has_room(len(records), value_bytes):
+        size_bytes = value_bytes(records)
+        while self._running and not self._has_room(len(records), size_bytes):
             self._wait_for(next(iter(self._running)))
         future = self._worker.submit(self._tasks[at].replicate(records))
-        self._running[at] = _Running(future, len(records), value_bytes)
+        self._running[at] = _Running(future, len(records), size_bytes)
 
-    def _has_room(self, records: int, value_bytes: int) -> bool:
+    def _has_room(self, records: int, size_bytes: int) -> bool:
         running = self._running.values()
         return (
             sum(each.records for each in running) + records <= RECORDS_AT_ONCE_MAX
-            and sum(each.value_bytes for each in running) + value_bytes <= VALUE_BYTES_AT_ONCE_MAX
+            and sum(each.size_bytes for each in running) + size_bytes <= VALUE_BYTES_AT_ONCE_MAX
         )
 
     def finish(self) -> list[Done]:

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tidebook import Event, Fenced
+from tidebook.core.segments import head_segment
 from tidebook.tags.shares import SHARES
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.tags.subscription import Subscription
@@ -154,12 +155,14 @@ async def test_progress_rows_say_how_far_each_journal_and_tag_has_come(
     await replicate(book.log, book.store, topic)
     await book.journal(topic).purge("gone")
     await replicate(book.log, book.store, topic)
+    facts = await book.journal(topic).facts()
     host, port = cassandra_address.split(":")
     cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
     session = await cluster.create_session(keyspace=KEYSPACE)
     found = {}
     for id in ("a", "gone"):
-        query = f"SELECT tag, tag_seq_nr, seq_nr, epoch FROM tag_views_progress WHERE topic = '{topic}' AND id = '{id}'"
+        where = f"topic = '{topic}' AND segment = {head_segment(id, facts.segments)} AND id = '{id}'"
+        query = f"SELECT tag, tag_seq_nr, seq_nr, epoch FROM tag_views_progress WHERE {where}"
         found[id] = [row.as_tuple() for row in await session.execute(acsylla.create_statement(query))]
     await session.close()
     assert found == {"a": [(tag, 3, 5, 1)], "gone": []}

@@ -56,7 +56,8 @@ def test_a_group_has_no_more_rows_than_a_batch_may_have(rows: list[int], rows_ma
 @given(st.sets(st.text(min_size=1, max_size=5), max_size=400), st.integers(1, 600), st.integers(1, 12))
 def test_every_head_is_asked_for_once_where_it_lives(ids: set[str], segments: int, together_max: int) -> None:
     asked: list[str] = []
-    for query, (topic, where, wanted) in head_queries("orders", sorted(ids), segments, together_max=together_max):
+    for statement in head_queries("orders", sorted(ids), segments, together_max=together_max):
+        query, (topic, where, wanted) = statement.cql, statement.values
         assert topic == "orders"
         several = where if query == cql.HEADS_OF_SEGMENTS else [where]
         assert {head_segment(id, segments) for id in wanted} == set(several)

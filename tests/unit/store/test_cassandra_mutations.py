@@ -32,7 +32,9 @@ from tidebook.store.cassandra.mutations import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
     PARKED_BYTES_MAX,
+    PROGRESS_WITH_HEAD_MAX,
     Batch,
+    Statement,
     clear_events,
     clear_journal,
     event_batches,
@@ -88,7 +90,7 @@ def test_rows_carry_the_stamp_of_their_own_record() -> None:
 
 def test_heads_of_one_segment_share_a_batch_and_are_whole_rows() -> None:
     writes = [PutHead(Key("orders", f"o-{i}"), head_of(i + 1)) for i in range(300)]
-    batches = list(head_batches(writes, 4))
+    batches = list(head_batches(writes, 4, tags={}))
     assert len(batches) == 4
     for batch in batches:
         assert len({tuple(each.values[:2]) for each in batch}) == 1
@@ -98,7 +100,7 @@ def test_heads_of_one_segment_share_a_batch_and_are_whole_rows() -> None:
 
 
 def test_a_grave_and_a_journal_that_never_expires_leave_no_column_out() -> None:
-    [[statement]] = head_batches([PutHead(KEY, head_of(3, live=False))], 1)
+    [[statement]] = head_batches([PutHead(KEY, head_of(3, live=False))], 1, tags={})
     assert statement.values[4:10] == [False, 3, 0, 2, 77, 0]
 
 
@@ -148,7 +150,7 @@ def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
 
 def test_a_slice_of_nothing_still_moves_the_pointer() -> None:
     [[[statement]]] = (list(each) for each in rounds_of(SliceWrites("orders", 3, None, Pointer(AT, 5), ()), 1))
-    assert statement == (cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
+    assert statement == Statement(cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
 
 
 def test_a_key_without_records_writes_nothing() -> None:
@@ -160,8 +162,8 @@ def test_derived_stamps_and_conditions_never_meet_in_a_statement(text: str) -> N
     assert not ("USING TIMESTAMP" in text and " IF " in text)
 
 
-def tag_puts(count: int, *, payload: bytes = b"x", tag: str = "paid", step_ms: int = 1) -> PutTags:
-    key, at = Key("t", "a"), Position(1, 0)
+def tag_puts(count: int, *, id: str = "a", payload: bytes = b"x", tag: str = "paid", step_ms: int = 1) -> PutTags:
+    key, at = Key("t", id), Position(1, 0)
     events = [
         EventRow(n + 1, encode_event(Event(payload, tags={tag})), 5, Position(1, n), 0, n * step_ms)
         for n in range(count)
@@ -171,7 +173,7 @@ def tag_puts(count: int, *, payload: bytes = b"x", tag: str = "paid", step_ms: i
 
 
 def tag_rows_by_batch(puts: PutTags, **options: int) -> list[list[tuple[object, object]]]:
-    batches = tag_batches([puts], Buckets(), **options)
+    batches = tag_batches([puts], Buckets(), 4, **options)
     return [[tuple(each.values[:2]) for each in batch] for batch in batches if batch[0].cql == cql.PUT_TAG]
 
 
@@ -181,19 +183,48 @@ def test_tag_rows_go_in_batches_of_one_tag_and_bucket_of_at_most_so_many() -> No
     assert all(len(set(batch)) == 1 for batch in batches), "one tag and bucket a batch"
 
 
+def test_tag_rows_of_many_journals_go_in_the_order_of_their_stream() -> None:
+    batches = list(tag_batches([tag_puts(20), tag_puts(20, payload=b"y")], Buckets(), 4, rows_max=4))
+    times = [each.values[2] for batch in batches for each in batch if each.cql == cql.PUT_TAG]
+    assert times == [n // 2 for n in range(40)]
+
+
 def test_tag_batches_are_split_by_bytes_and_a_single_larger_event_still_goes() -> None:
     assert [len(batch) for batch in tag_rows_by_batch(tag_puts(10, payload=b"x" * (BATCH_BYTES_MAX // 3)))] == [2] * 5
     assert [len(batch) for batch in tag_rows_by_batch(tag_puts(2, payload=b"x" * (2 * BATCH_BYTES_MAX)))] == [1, 1]
 
 
-def test_tag_progress_says_how_far_each_journal_and_tag_has_come() -> None:
-    (progress,) = [batch for batch in tag_batches([tag_puts(3)], Buckets()) if batch[0].cql == cql.PUT_TAG_PROGRESS]
-    assert progress[0].values[:7] == ["t", "a", "paid", 3, 3, 1, 2]
+def test_tag_progress_goes_in_one_batch_with_the_head() -> None:
+    puts = tag_puts(3)
+    [batch] = head_batches([PutHead(puts.key, puts.head)], 4, tags={puts.key: puts})
+    assert [each.cql for each in batch] == [cql.PUT_TAG_PROGRESS, cql.PUT_HEAD]
+    assert batch[0].values[:2] == batch[1].values[:2], "one partition"
+    assert batch[0].values[2:] == ["a", "paid", 3, 3, 1, 2, write_stamp(Position(1, 2))]
+    assert not [each for each in tag_batches([puts], Buckets(), 4) if each[0].cql == cql.PUT_TAG_PROGRESS]
+
+
+def test_a_head_and_its_progress_are_never_parted() -> None:
+    puts = [tag_puts(1, id=f"j-{n}") for n in range(150)]
+    heads = [PutHead(put.key, put.head) for put in puts]
+    batches = list(head_batches(heads, 1, tags={put.key: put for put in puts}))
+    assert len(batches) > 1
+    for batch in batches:
+        assert len(batch) <= 100
+        assert [each.values[2] for each in batch[::2]] == [each.values[2] for each in batch[1::2]]
+
+
+def test_the_progress_of_many_tags_comes_before_the_head_with_the_tag_rows() -> None:
+    some = [tag_puts(1, tag=f"tag-{n}") for n in range(PROGRESS_WITH_HEAD_MAX + 1)]
+    puts = PutTags(some[0].key, some[0].head, tuple(row for put in some for row in put.rows))
+    [batch] = head_batches([PutHead(puts.key, puts.head)], 4, tags={puts.key: puts})
+    assert [each.cql for each in batch] == [cql.PUT_HEAD]
+    before = [each for batch in tag_batches([puts], Buckets(), 4) for each in batch if each.cql == cql.PUT_TAG_PROGRESS]
+    assert [each.values[3] for each in before] == [f"tag-{n}" for n in range(PROGRESS_WITH_HEAD_MAX + 1)]
 
 
 def test_a_tag_row_is_read_as_it_was_written_under_the_stamp_of_its_record() -> None:
     puts = tag_puts(3)
-    written = [each for batch in tag_batches([puts], Buckets()) for each in batch if each.cql == cql.PUT_TAG]
+    written = [each for batch in tag_batches([puts], Buckets(), 4) for each in batch if each.cql == cql.PUT_TAG]
     assert [read_tag_row("paid", tuple(each.values[2:9])) for each in written] == list(puts.rows)
     assert [each.values[-1] for each in written] == [write_stamp(row.position) for row in puts.rows]
 
@@ -201,7 +232,7 @@ def test_a_tag_row_is_read_as_it_was_written_under_the_stamp_of_its_record() -> 
 def test_a_tags_bucket_is_told_of_under_the_stamp_of_its_newest_row() -> None:
     told = [
         each.values
-        for batch in tag_batches([tag_puts(25, step_ms=3_600_000 // 10)], Buckets())
+        for batch in tag_batches([tag_puts(25, step_ms=3_600_000 // 10)], Buckets(), 4)
         for each in batch
         if each.cql == cql.PUT_TAG_BUCKET
     ]

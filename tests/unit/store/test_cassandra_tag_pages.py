@@ -244,7 +244,7 @@ async def test_clears_of_many_journals_go_side_by_side_and_each_keeps_its_order(
     keys = [Key("t", f"j-{n}") for n in range(40)]
     clears = tuple((ClearJournal(key, head),) for key in keys)
     writes = SliceWrites("t", 0, None, Pointer(at, 9), clears)
-    rounds = [[list(batch) for batch in batches] async for batches in pages.rounds_of(writes)]
+    rounds = [[list(batch) for batch in batches] async for batches in pages.clears_of(writes, 4)]
     assert journals.most_at_once == 32
     statements = [each.cql for batches in rounds for batch in batches for each in batch]
     assert statements.count(cql.CLEAR_TAG) == 40 * 5

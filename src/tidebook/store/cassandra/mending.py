@@ -24,8 +24,9 @@ def mend_rounds(mend: Mend, segments: int, buckets: Buckets) -> Iterator[Iterato
     yield _extra_events(mend)
     yield clear_batches(mend.extra_tags, mend.pointer.position, buckets, rev=mend.rev)
     yield event_batches(PutEvents(mend.key, mend.head, mend.rows), stamp=stamp)
-    yield tag_batches([PutTags(mend.key, mend.head, mend.tags)], buckets, stamp=stamp)
-    yield head_batches([PutHead(mend.key, mend.head)], segments, stamp=stamp)
+    tags = PutTags(mend.key, mend.head, mend.tags)
+    yield tag_batches([tags], buckets, segments, stamp=stamp)
+    yield head_batches([PutHead(mend.key, mend.head)], segments, tags={mend.key: tags}, stamp=stamp)
 
 
 def _extra_events(mend: Mend) -> Iterator[Batch]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, assert_never
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, assert_never
+
+import msgspec
 
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
@@ -17,6 +19,7 @@ from tidebook.core.replication import (
     PutHead,
     PutTags,
     SliceWrites,
+    TagRow,
     Write,
     segments_between,
 )
@@ -26,6 +29,7 @@ from tidebook.store.cassandra.rows import encode_row
 
 BATCH_BYTES_MAX: Final = 40_000
 BATCH_ROWS_MAX: Final = 100
+PROGRESS_WITH_HEAD_MAX: Final = 20
 #: A longer record is kept in part: Cassandra refuses a mutation over half a commit log segment, 16 MiB by default.
 PARKED_BYTES_MAX: Final = 4_000_000
 #: Stands behind the reason of a record that was cut.
@@ -38,8 +42,8 @@ _HEAD_ROW_BYTES: Final = 150
 NEVER_EXPIRES: Final = 0
 
 
-class Statement(NamedTuple):
-    """A statement and its values."""
+class Statement(msgspec.Struct, frozen=True, gc=False):
+    """A statement and its values. Each row that is written has one."""
 
     cql: str
     values: list[Any]
@@ -58,11 +62,13 @@ def rounds_of(writes: SliceWrites, segments: int) -> Iterator[Iterator[Batch]]:
     if writes.parked:
         yield ([_parked(each)] for each in writes.parked)
     for i in range(max(map(len, writes.keys), default=0)):
-        yield _batches([key[i] for key in writes.keys if i < len(key)], segments)
+        before = (key[i - 1] for key in writes.keys if 0 < i < len(key))
+        tags = {write.key: write for write in before if isinstance(write, PutTags)}
+        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments)
     yield iter([[_pointer(writes)]])
 
 
-def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
+def _batches(writes: Sequence[Write], tags: Mapping[Key, PutTags], segments: int) -> Iterator[Batch]:
     heads: list[PutHead] = []
     for write in writes:
         match write:
@@ -78,7 +84,7 @@ def _batches(writes: Sequence[Write], segments: int) -> Iterator[Batch]:
                 yield from clear_journal(write)
             case _:
                 assert_never(write)
-    yield from head_batches(heads, segments)
+    yield from head_batches(heads, segments, tags=tags)
 
 
 def event_batches(write: PutEvents, *, stamp: int | None = None) -> Iterator[Batch]:
@@ -109,17 +115,47 @@ def event_batches(write: PutEvents, *, stamp: int | None = None) -> Iterator[Bat
         yield batch
 
 
-def head_batches(writes: Iterable[PutHead], segments: int, *, stamp: int | None = None) -> Iterator[Batch]:
-    """Heads of many journals, by the segment of `metajournal` they live in."""
-    by_segment: dict[tuple[str, int], list[tuple[int, Statement]]] = {}
+def head_batches(
+    writes: Iterable[PutHead], segments: int, *, tags: Mapping[Key, PutTags], stamp: int | None = None
+) -> Iterator[Batch]:
+    """Heads of many journals, by the segment of `metajournal` they live in, each with the progress of its tags.
+
+    Both tables have the same partitions, so a node takes a head and its progress as one mutation: all of it or nothing.
+    """
+    by_segment: dict[tuple[str, int], list[tuple[int, Batch]]] = {}
     for write in writes:
         topic, id = write.key
         segment = head_segment(id, segments)
         data = encode_head(write.head)
-        statement = Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp))
-        by_segment.setdefault((topic, segment), []).append((len(data) + len(id) + _HEAD_ROW_BYTES, statement))
+        size = len(data) + len(id) + _HEAD_ROW_BYTES
+        together: Batch = []
+        put = tags.get(write.key)
+        if put is not None and not is_long(progress := progress_of(put, segment, stamp)):
+            together = progress
+            size += len(progress) * (len(id) + _HEAD_ROW_BYTES)
+        together.append(Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp)))
+        by_segment.setdefault((topic, segment), []).append((size, together))
     for sized in by_segment.values():
         yield from bounded(sized)
+
+
+def progress_of(tags: PutTags, segment: int, stamp: int | None) -> Batch:
+    """How far each of a journal's tags has come."""
+    topic, id = tags.key
+    latest = {row.tag: row for row in tags.rows}
+    return [
+        Statement(cql.PUT_TAG_PROGRESS, [topic, segment, id, tag, *_progress_values(row, stamp)])
+        for tag, row in latest.items()
+    ]
+
+
+def _progress_values(row: TagRow, stamp: int | None) -> list[Any]:
+    return [row.tag_seq_nr, row.seq_nr, row.epoch, row.offset, stamp or write_stamp(row.position)]
+
+
+def is_long(progress: Batch) -> bool:
+    """Whether it is more than can go in one batch with a head: it goes before, with the tag rows."""
+    return len(progress) > PROGRESS_WITH_HEAD_MAX
 
 
 def _head_values(key: Key, segment: int, head: Head, data: bytes, stamp: int | None) -> list[Any]:
@@ -186,15 +222,18 @@ def unpark(parked: Parked) -> Statement:
     return Statement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
 
 
-def bounded(sized: Iterable[tuple[int, Statement]], rows_max: int = BATCH_ROWS_MAX) -> Iterator[Batch]:
-    """Statements of one partition in batches that are bounded by bytes and rows; a single larger one goes alone."""
+def bounded(sized: Iterable[tuple[int, Batch]], rows_max: int = BATCH_ROWS_MAX) -> Iterator[Batch]:
+    """Statements of one partition in batches that are bounded by bytes and rows; what is larger by itself goes alone.
+
+    What comes as one stays together.
+    """
     batch: Batch = []
     batch_bytes = 0
-    for size, statement in sized:
-        if batch and (len(batch) >= rows_max or batch_bytes + size > BATCH_BYTES_MAX):
+    for size, together in sized:
+        if batch and (len(batch) + len(together) > rows_max or batch_bytes + size > BATCH_BYTES_MAX):
             yield batch
             batch, batch_bytes = [], 0
-        batch.append(statement)
+        batch += together
         batch_bytes += size
     if batch:
         yield batch

@@ -60,9 +60,17 @@ MIGRATIONS: Final = (
             f"WITH {_TIERED} AND {_GRACE}",
             "CREATE TABLE IF NOT EXISTS tag_buckets ("
             f"tag text, bucket bigint, PRIMARY KEY ((tag), bucket)) WITH {_LEVELED} AND {_GRACE}",
+        ),
+    ),
+    Migration(
+        "the progress of tags beside heads",
+        (
+            # It had a partition a journal. Nothing is decided from it, and what a journal's next event brings is whole.
+            "DROP TABLE IF EXISTS tag_views_progress",
+            # The partitions are those of `metajournal`: what goes to both is one mutation.
             "CREATE TABLE IF NOT EXISTS tag_views_progress ("
-            "topic text, id text, tag text, tag_seq_nr bigint, seq_nr bigint, epoch int, log_offset bigint, "
-            f"PRIMARY KEY ((topic, id), tag)) WITH {_LEVELED} AND {_GRACE}",
+            "topic text, segment int, id text, tag text, tag_seq_nr bigint, seq_nr bigint, epoch int, "
+            f"log_offset bigint, PRIMARY KEY ((topic, segment), id, tag)) WITH {_LEVELED} AND {_GRACE}",
         ),
     ),
 )

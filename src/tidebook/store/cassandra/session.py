@@ -136,9 +136,9 @@ class Session:
         together = acsylla.create_batch_unlogged(timeout=self._settings.write_timeout_s)
         together.set_consistency(self._writing)
         together.set_is_idempotent(True)
-        for cql, values in batch:
-            prepared = self._prepared.get(cql) or await self._prepare(cql)
-            together.add_statement(prepared.bind(values))
+        for each in batch:
+            prepared = self._prepared.get(each.cql) or await self._prepare(each.cql)
+            together.add_statement(prepared.bind(each.values))
         await self._session.execute_batch(together)
 
     async def _bound(self, statement: Statement) -> Any:

@@ -42,10 +42,12 @@ TAG_BUCKETS: Final = "SELECT bucket FROM tag_buckets WHERE tag = ? AND bucket > 
 TAG_BUCKET_AT: Final = "SELECT bucket FROM tag_buckets WHERE tag = ? AND bucket <= ? ORDER BY bucket DESC LIMIT 1"
 TAGS: Final = "SELECT DISTINCT tag FROM tag_buckets"
 PUT_TAG_PROGRESS: Final = (
-    "INSERT INTO tag_views_progress (topic, id, tag, tag_seq_nr, seq_nr, epoch, log_offset) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+    "INSERT INTO tag_views_progress (topic, segment, id, tag, tag_seq_nr, seq_nr, epoch, log_offset) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
-CLEAR_TAG_PROGRESS: Final = "DELETE FROM tag_views_progress USING TIMESTAMP ? WHERE topic = ? AND id = ?"
+CLEAR_TAG_PROGRESS: Final = (
+    "DELETE FROM tag_views_progress USING TIMESTAMP ? WHERE topic = ? AND segment = ? AND id = ?"
+)
 
 # Parts of the ring, for jobs that look at everything. The topic is a part of the partition key, so a node filters
 # whole partitions.

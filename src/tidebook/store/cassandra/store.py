@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -194,10 +195,12 @@ class CassandraStore:
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
         together_max = self._settings.partitions_together_max
         rows_max = self._settings.max_message_batch_size
-        async for batches in self._tags.rounds_of(writes):
+        async for batches in self._tags.clears_of(writes, segments):
             await each(self.write, gathered(batches, together_max, rows_max=rows_max), at_once=at_once)
+        tags = gathered(await self._tags.puts_of(writes, segments), together_max, rows_max=rows_max)
         for batches in rounds_of(writes, segments):
-            await each(self.write, gathered(batches, together_max), at_once=at_once)
+            # Tag rows go with the first round: no head that speaks of them is in it, for a key's tags come before.
+            await each(self.write, chain(tags, gathered(batches, together_max)), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
     async def mend(self, mend: Mend) -> None:

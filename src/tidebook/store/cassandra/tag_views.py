@@ -13,6 +13,7 @@ from tidebook.core.errors import Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import tombstone_stamp
 from tidebook.core.replication import ClearEvents, ClearJournal, PutTags, SliceWrites, TagPlace, TagRow
+from tidebook.core.segments import head_segment
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.failures import TIMED_OUT, TOO_LATE
 from tidebook.store.cassandra.mutations import Batch, Statement
@@ -157,13 +158,12 @@ class TagViews:
 
     # Writing
 
-    async def rounds_of(self, writes: SliceWrites) -> AsyncIterator[Iterator[Batch]]:
-        """What a slice does to tag rows: what it clears, then what it puts, each round acknowledged.
+    async def clears_of(self, writes: SliceWrites, segments: int) -> AsyncIterator[Iterator[Batch]]:
+        """What a slice clears of tag rows, before all else that it does, each round acknowledged.
 
-        All of it comes before the slice's own rounds. A clear is found through event rows, so it must come before
-        their tombstones; coming before the head too shows nobody more than a row that is about to go.
+        A clear is found through event rows, so it must come before their tombstones; coming before the head too shows
+        nobody more than a row that is about to go.
         """
-        puts = [write for of_key in writes.keys for write in of_key if isinstance(write, PutTags)]
         clears = [
             write
             for of_key in writes.keys
@@ -172,22 +172,29 @@ class TagViews:
             and write.clear_tags
             and (write.head.tag_counts or write.unwritten)
         ]
-        if not puts and not clears:
+        if not clears:
             return
         cut = await self._buckets.fixed_at(writes.pointer.time_ms)
         for first in range(0, len(clears), CLEARS_AT_ONCE_MAX):
             some = clears[first : first + CLEARS_AT_ONCE_MAX]
-            running = [self._clear(clear, writes.partition, cut) for clear in some]
+            running = [self._clear(clear, writes.partition, cut, segments) for clear in some]
             # A page of each journal a round: its own order holds, and a slice does not wait for one after the other.
             while running:
                 pages = await asyncio.gather(*(anext(each, None) for each in running))
                 running = [each for each, page in zip(running, pages, strict=True) if page is not None]
                 if running:
                     yield chain.from_iterable(page for page in pages if page is not None)
-        yield tag_batches(puts, cut, rows_max=self._batch_rows_max)
+
+    async def puts_of(self, writes: SliceWrites, segments: int) -> Iterator[Batch]:
+        """What a slice writes of tag rows, to be acknowledged before any head that comes behind them."""
+        puts = [write for of_key in writes.keys for write in of_key if isinstance(write, PutTags)]
+        if not puts:
+            return iter(())
+        cut = await self._buckets.fixed_at(writes.pointer.time_ms)
+        return tag_batches(puts, cut, segments, rows_max=self._batch_rows_max)
 
     async def _clear(
-        self, write: ClearEvents | ClearJournal, partition: int, cut: Buckets
+        self, write: ClearEvents | ClearJournal, partition: int, cut: Buckets, segments: int
     ) -> AsyncIterator[Iterator[Batch]]:
         """Page by page: a journal may be long."""
         head = write.head
@@ -201,4 +208,6 @@ class TagViews:
             yield clear_batches(places, head.position, cut)
             after = rows[-1].seq_nr
         if isinstance(write, ClearJournal):
-            yield iter([[Statement(cql.CLEAR_TAG_PROGRESS, [tombstone_stamp(head.position), *write.key])]])
+            topic, id = write.key
+            values = [tombstone_stamp(head.position), topic, head_segment(id, segments), id]
+            yield iter([[Statement(cql.CLEAR_TAG_PROGRESS, values)]])

@@ -1,0 +1,39 @@
+"""Slices out of Arrow batches that end wherever Spark ends them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tidebook.log.port import Record
+from tidebook.pipeline import records as module
+from tidebook.pipeline.records import slices_of, to_arrow
+
+
+def records(first: int, stop: int, value: bytes = b"v") -> list[Record]:
+    return [Record(offset, 5, b"k", value) for offset in range(first, stop)]
+
+
+def batch(*runs: tuple[int, int, int]) -> pa.RecordBatch:
+    """One batch of runs: partition, first offset, stop."""
+    return pa.concat_batches([to_arrow("t", partition, records(first, stop)) for partition, first, stop in runs])
+
+
+def spans(batches: list[pa.RecordBatch]) -> list[tuple[int, int, int]]:
+    return [(partition, some[0].offset, some[-1].offset + 1) for _, partition, some in slices_of(batches)]
+
+
+def test_what_a_batch_cuts_in_two_is_one_slice() -> None:
+    cut = [batch((0, 0, 3), (1, 5, 7)), batch((1, 7, 9), (2, 0, 1)), batch((2, 1, 2)), batch((2, 2, 4), (3, 0, 1))]
+    assert spans(cut) == [(0, 0, 3), (1, 5, 9), (2, 0, 4), (3, 0, 1)]
+
+
+def test_a_slice_stays_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_RECORDS_MAX", 4)
+    assert spans([batch((0, 0, 3)), batch((0, 3, 4)), batch((0, 4, 6))]) == [(0, 0, 4), (0, 4, 6)]
+    monkeypatch.setattr(module, "SLICE_VALUE_BYTES_MAX", 3)
+    assert spans([batch((0, 0, 2)), batch((0, 2, 4))]) == [(0, 0, 2), (0, 2, 4)]
+
+
+def test_nothing_is_no_slice() -> None:
+    assert spans([]) == []
