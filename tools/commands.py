@@ -132,6 +132,8 @@ def bench(arguments: list[str]) -> int:
     _install_with_java()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
+        if home == HOME and bench_servers(arguments):
+            say("figures count only if these were started with --profile bench")
         told = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
         return _python("-m", "tidebook.bench", *arguments, variables=environment.variables() | told)
 

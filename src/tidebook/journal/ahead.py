@@ -44,8 +44,8 @@ class RowsAhead:
         #: Through where it was asked for.
         self._end = 0
         self._asked: deque[Part] = deque()
-        #: The last answer was all that had been asked for.
-        self._full = True
+        #: The last answer was all that had been asked for, an event for each number.
+        self.full = True
 
     def begin(self, head: Head, *, after: int, to: int) -> bool:
         """Read with this head from here on. False if that makes what was asked for with an earlier one useless.
@@ -69,7 +69,7 @@ class RowsAhead:
 
     def ask(self) -> None:
         """Ask for what follows; the questions go out in the loop's next turn."""
-        while self._full and self._end < self._to and len(self._asked) < PARTS_AT_ONCE:
+        while self.full and self._end < self._to and len(self._asked) < PARTS_AT_ONCE:
             after, to = self.next_part()
             self.hold(Part(after, to, to - after, asyncio.ensure_future(self._rows(after, to, to - after))))
         if not self._asked and self._end < self._to:
@@ -92,13 +92,15 @@ class RowsAhead:
         part = self._asked.popleft() if self._asked else self._rest(after)
         rows = await part.rows
         if not rows and part.to < self._to:  # which says nothing of what follows
+            self.close()
             part = self._rest(after)
             rows = await part.rows
-        self._full = len(rows) == part.limit and rows[-1].seq_nr - after == part.limit
-        if not self._full:
+        last = rows[-1].seq_nr if rows else after
+        self.full = last - after == len(rows) > 0 and (len(rows) == part.limit or last == part.to)
+        if not self.full:
             self.close()
         if not self._asked:
-            self._end = rows[-1].seq_nr if rows else self._to
+            self._end = last if rows else self._to
         return rows
 
     def _rest(self, after: int) -> Part:

@@ -238,6 +238,8 @@ class Reader:
             await asyncio.sleep(0)
             yield page.events(self._cache.partition)
             after = page.reached
+        if not rows.full:  # events that are large, or numbers without one: the next read is not to ask for much in vain
+            self._known.pop(key.id, None)
 
     async def _tail_events(self, key: Key, view: View, *, after: int, to: int) -> AsyncIterator[ReadEvent]:
         tail, partition = view.tail, self._cache.partition

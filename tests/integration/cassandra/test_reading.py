@@ -46,7 +46,7 @@ async def test_pages_of_large_events_are_cut_by_their_bytes(open_store: OpenStor
     assert max(pages[1:]) <= 4
 
 
-async def test_a_long_page_is_read_as_two_halves_with_nothing_lost_between(open_store: OpenStore) -> None:
+async def test_a_long_page_with_a_gap_in_it_is_read_whole(open_store: OpenStore) -> None:
     store = await open_store()
     topic, facts = await made(store)
     steps: list[Step] = [("a", append(450)), ("a", append(1, at=460)), ("a", append(539)), ("a", delete(7))]

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
@@ -121,6 +123,39 @@ async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere
         assert not rows.begin(now, after=after, to=TO)
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
+
+
+async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
+    """As a repair beside a read brings them: missing in the first answer, and there in the next."""
+    store = Counted(())
+    store.may_answer.set()
+    rows = opened(store)
+    rows.ask()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    store.numbers = list(range(1, TO + 1))
+    assert await read(rows) == store.numbers
+
+
+@given(
+    numbers=st.sets(st.integers(1, TO)),
+    rows_max=st.integers(1, 25),
+    early=st.booleans(),
+    answers_first=st.booleans(),
+)
+async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
+    numbers: set[int], rows_max: int, early: bool, answers_first: bool
+) -> None:
+    store = Counted(sorted(numbers), rows_max=rows_max)
+    rows = opened(store)
+    if early:
+        rows.ask()
+    if answers_first:
+        store.may_answer.set()
+    rows.begin(head(at=TO + 1), after=0, to=TO)
+    store.may_answer.set()
+    assert await read(rows) == store.numbers
+    assert len(store.asked) <= 4 + 2 * (TO // 5 + len(numbers))
+    rows.close()
 
 
 async def test_what_fails_and_is_not_taken_is_nobodys_error() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,6 +111,42 @@ def test_what_the_client_does_not_take_is_told_apart(refused_first: bool) -> Non
     assert refused_first or told.run.refuse(1, refusal)
     told.run.tell_reported(undelivered)
     assert told.results == {0: Sent(3, 4, 1004), 1: refusal, 2: Sent(3, 5, 1005)}
+
+
+def test_a_run_that_was_told_is_let_go_at_once() -> None:
+    """Not by the garbage collector: it holds what thousands of appends brought."""
+
+    class Heard:
+        def take(self, _: Sequence[int], __: Sequence[Sent | TidebookError]) -> None: ...
+
+    heard = Heard()
+    gone = weakref.ref(heard)
+    done: list[Run] = []
+    run = Run(Many("t", [0], [b"k"], [b"a"]), 0, (0,), heard.take, done.append, 0.0)
+    gc.disable()
+    try:
+        run.report(None, Report(b"a", 4))
+        done.pop().tell_reported(undelivered)
+        del run, heard
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_one_who_fails_when_told_costs_nobody_else_his_answer() -> None:
+    heard: list[int] = []
+
+    def take(places: Sequence[int], _: Sequence[Sent | TidebookError]) -> None:
+        if 0 in places:
+            raise RuntimeError("mine")
+        heard.extend(places)
+
+    run = Run(Many("t", [0, 0], [b"k"] * 2, [b"a", b"b"]), 0, (0, 1), take, list[Run]().append, 0.0)
+    run.report(FAILED, Report(b"a", -1, FAILED))
+    run.report(None, Report(b"b", 4))
+    with pytest.raises(RuntimeError, match="mine"):
+        run.tell_reported(undelivered)
+    assert heard == [1]
 
 
 def test_a_run_is_of_one_partition_in_order_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

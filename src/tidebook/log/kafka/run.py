@@ -110,7 +110,7 @@ class Run:
 
     def tell(self, result: Sent | TidebookError) -> None:
         """The same of all of them, in the event loop."""
-        self._on_sent(self.places, [result] * len(self.places))
+        self._tell([(self.places, [result] * len(self.places))])
 
     def tell_reported(self, undelivered: Undelivered) -> None:
         """What the client reported, in the event loop; what cannot be read of it is unknown, for all of them."""
@@ -122,8 +122,19 @@ class Run:
                 partition=self.partition,
             )
             told = [(self.places, [unknown] * len(self.places))]
+        self._tell(told)
+
+    def _tell(self, told: Told) -> None:
+        """All of it, though one who is told may fail: the others still wait."""
+        del self.report  # it holds the run, which would stay until the garbage collector finds it
+        failed: Exception | None = None
         for places, results in told:
-            self._on_sent(places, results)
+            try:
+                self._on_sent(places, results)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _reported(self, undelivered: Undelivered) -> Told:
         sent = SentTogether(self.partition, self._offsets, self._timestamps_ms)
