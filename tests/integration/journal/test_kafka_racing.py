@@ -45,11 +45,13 @@ async def test_exactly_one_process_wins_each_number_and_the_losers_learn_where_i
         won = [each for each in told if "won" in each]
         assert len(won) >= RACERS * wins_wanted
         for id in IDS:
-            events = {event.seq_nr: event.payload async for event in book.journal(topic).read(id)}
-            assert events == {each["seq_nr"]: each["payload"] for each in won if each["won"] == id}
-            assert sorted(events) == list(range(1, len(events) + 1))
-        lost = [each for each in told if "lost" in each]
-        assert all(each["found"] > each["expected"] for each in lost)
+            events = [(event.seq_nr, event.payload) async for event in book.journal(topic).read(id)]
+            # Lists, not sets: a second winner of a number would be one more.
+            assert sorted((each["seq_nr"], each["payload"]) for each in won if each["won"] == id) == events
+            assert [number for number, _ in events] == list(range(1, len(events) + 1))
+            lost = [each for each in told if each.get("lost") == id]
+            assert len(lost) >= RACERS - 1  # all of them expect 0 at first
+            assert all(each["found"] > each["expected"] for each in lost)
 
 
 @pytest.mark.timeout(240)
