@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tidebook.testing.servers.server import Server
 
 # A busy machine is slow, not wrong; an example that fails is printed, so that it can be kept.
 settings.register_profile("tidebook", deadline=None, print_blob=True)
@@ -53,6 +56,20 @@ def long_form(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--long"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def left_out() -> Iterator[None]:
+    """A test that starts a server of its own is skipped as well where that kind was left out by name."""
+    start = Server.start
+
+    def start_unless_left_out(server: Server) -> Server:
+        _skip_if_left_out(server.name)
+        return start(server)
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(Server, "start", start_unless_left_out)
+        yield
+
+
 @pytest.fixture(scope="session")
 def kafka_bootstrap() -> str:
     """The real Kafka, as host:port."""
@@ -79,8 +96,7 @@ def mariadb_url() -> str:
 
 def _server(name: str) -> dict[str, Any]:
     """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
-    if name in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
-        pytest.skip(f"{name} was left out with --without")
+    _skip_if_left_out(name)
     status = Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
     if not status.exists():
         pytest.fail(f"{name} is not running: start it with ./dev servers start, or run ./dev test", pytrace=False)
@@ -93,3 +109,8 @@ def _server(name: str) -> dict[str, Any]:
     except OSError as error:
         pytest.fail(f"{name} does not answer at {entry['address']}: {error}", pytrace=False)
     return entry
+
+
+def _skip_if_left_out(name: str) -> None:
+    if name in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
+        pytest.skip(f"{name} was left out with --without")

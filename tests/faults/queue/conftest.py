@@ -12,8 +12,8 @@ from tidebook.testing.servers import Postgres
 
 
 @pytest.fixture(scope="session")
-def own_postgres(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[Postgres]:
-    """A PostgreSQL that nobody else uses; the shared one is asked for so that --without leaves this one out too."""
+def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A PostgreSQL that nobody else uses."""
     postgres = Postgres(tmp_path_factory.mktemp("postgres"))
     postgres.start()
     try:

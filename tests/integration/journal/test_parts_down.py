@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -58,8 +57,6 @@ async def told_soon(act: Awaitable[Any], *kinds: type[TidebookError]) -> Tideboo
 
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
-    if "kafka" in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
-        pytest.skip("kafka was left out with --without")
     with Kafka(tmp_path / "kafka") as kafka:
         yield kafka
 
@@ -120,8 +117,6 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
 
 @pytest.fixture
 def own_cassandra(tmp_path: Path) -> Iterator[Cassandra]:
-    if "cassandra" in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
-        pytest.skip("cassandra was left out with --without")
     server = Cassandra(tmp_path / "cassandra")
     try:
         yield server.start()

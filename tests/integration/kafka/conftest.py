@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,8 +20,6 @@ OpenKafkaLog = Callable[..., AbstractAsyncContextManager[KafkaLog]]
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker for one module; each test leaves it running."""
-    if "kafka" in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
-        pytest.skip("kafka was left out with --without")
     kafka = Kafka(tmp_path_factory.mktemp("own-kafka"))
     with kafka:
         yield kafka

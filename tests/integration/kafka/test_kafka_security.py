@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +21,6 @@ WRONG = "not-the-secret-word"
 
 @pytest.fixture(scope="module")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    if "kafka" in os.environ.get("TIDEBOOK_WITHOUT", "").split(","):
-        pytest.skip("kafka was left out with --without")
     folder = tmp_path_factory.mktemp("secure-kafka")
     security = make_security(folder / "security", Credentials("tidebook", PASSWORD))
     with Kafka(folder / "kafka", security=security) as kafka:

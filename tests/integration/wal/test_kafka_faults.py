@@ -19,8 +19,7 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Iterator[Kafka]:
-    """Asks for the shared server only so that --without kafka leaves this one out too."""
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     server = Kafka(tmp_path_factory.mktemp("kafka") / "kafka")
     with server:
         yield server

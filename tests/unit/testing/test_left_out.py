@@ -1,0 +1,19 @@
+"""What --without leaves out is not started by anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidebook.testing.servers import Cassandra, Kafka, MariaDb, Postgres, Server
+
+
+@pytest.mark.parametrize("kind", [Kafka, Cassandra, Postgres, MariaDb])
+def test_a_test_with_a_server_of_its_own_is_skipped_where_that_was_left_out(
+    kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEBOOK_WITHOUT", f"other,{kind.name}")
+    with pytest.raises(pytest.skip.Exception, match=f"{kind.name} was left out with --without"), kind(tmp_path / "own"):
+        pytest.fail("it was started")
+    assert not (tmp_path / "own").exists()
