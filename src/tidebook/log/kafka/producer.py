@@ -310,7 +310,7 @@ class KafkaProducer:
                 continue
             self._hand_over()
             for retired in list(self._retired):
-                retired.purge(in_queue=True, in_flight=True, blocking=False)
+                retired.purge(blocking=True)  # the client takes it the wrong way round: this one does not wait (0069)
                 self._ask(retired, 0)
                 if len(retired) == 0:
                     self._retired.remove(retired)
