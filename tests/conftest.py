@@ -73,28 +73,28 @@ def left_out() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def kafka_bootstrap() -> str:
     """The real Kafka, as host:port."""
-    return str(_server("kafka")["address"])
+    return str(server_told("kafka")["address"])
 
 
 @pytest.fixture(scope="session")
 def cassandra_address() -> str:
     """The real Cassandra, as host:port."""
-    return str(_server("cassandra")["address"])
+    return str(server_told("cassandra")["address"])
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> str:
     """The real PostgreSQL, as postgresql://user@host:port/database."""
-    return str(_server("postgres")["url"])
+    return str(server_told("postgres")["url"])
 
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> str:
     """The real MariaDB, as mysql://user@host:port/database."""
-    return str(_server("mariadb")["url"])
+    return str(server_told("mariadb")["url"])
 
 
-def _server(name: str) -> dict[str, Any]:
+def server_told(name: str) -> dict[str, Any]:
     """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
     _skip_if_left_out(name)
     status = Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")

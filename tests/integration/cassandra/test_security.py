@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,10 +84,17 @@ async def test_a_password_may_come_from_a_file_or_the_environment(
     await works(server, options, {PASSWORD_VARIABLE: password})
 
 
-async def test_a_wrong_password_is_refused(server: Cassandra, options: dict[str, Any]) -> None:
+async def test_a_wrong_password_is_refused(
+    server: Cassandra, options: dict[str, Any], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
     error = await refused(server, {**options, "password": "wrong-and-secret"}, "wrong-and-secret")
     assert isinstance(error, InvalidInput)
     assert "password" in str(error)
+    await works(server, options)
+    written = f"{caplog.text} {capfd.readouterr()}"  # the driver itself writes to the terminal
+    assert "wrong-and-secret" not in written
+    assert options["password"] not in written
 
 
 async def test_no_password_is_refused(server: Cassandra, options: dict[str, Any]) -> None:

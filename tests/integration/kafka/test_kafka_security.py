@@ -10,6 +10,9 @@ import pytest
 
 from tests.integration.kafka.conftest import OpenKafkaLog
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import KafkaSettings, open_kafka_log
+from tidebook.log.kafka.settings import PASSWORD_VARIABLE
 from tidebook.log.port import Outgoing
 from tidebook.testing.servers import Credentials, Kafka, make_security
 
@@ -44,6 +47,17 @@ async def test_the_right_password_over_tls_is_let_in(
         sent = await log.append(Outgoing(topic, 0, b"k", b"v"))
         assert [r.value for r in (await log.read(topic, 0, start=0, stop=sent.offset + 1)).records] == [b"v"]
         assert not await log.wait(topic, 0, offset=sent.offset + 1, timeout_s=0.1)
+
+
+async def test_a_password_may_come_from_the_environment(secure_kafka: Kafka, topic: str) -> None:
+    options = {"user": "tidebook", "ca_file": authority(secure_kafka)}
+    settings = KafkaSettings.read(secure_kafka.url, options, environment={PASSWORD_VARIABLE: PASSWORD})
+    log = await open_kafka_log(settings, metrics=Metrics())
+    try:
+        await log.create_topic(topic, 1)
+        assert (await log.append(Outgoing(topic, 0, b"k", b"v"))).partition == 0
+    finally:
+        await log.close()
 
 
 async def test_a_wrong_password_is_unavailable_and_told_to_nobody(
@@ -91,3 +105,23 @@ async def test_a_missing_ca_file_says_so(secure_kafka: Kafka, open_log: OpenKafk
     async with open_log(secure_kafka.url, user="u", password=PASSWORD, ca_file="no-such-file.pem") as log:
         with pytest.raises(InvalidInput, match=r"no-such-file\.pem"):
             await log.topic(topic)
+
+
+@pytest.mark.long
+async def test_a_server_that_wants_the_clients_certificate_is_shown_it(
+    open_log: OpenKafkaLog, topic: str, tmp_path: Path
+) -> None:
+    security = make_security(tmp_path / "security", Credentials("tidebook", PASSWORD))
+    made = security.certificates
+    options = {"user": "tidebook", "password": PASSWORD, "ca_file": str(made.authority), "request_timeout_ms": 3000}
+    signed = {"cert_file": str(made.server), "key_file": str(made.server_key)}
+    strange = {"cert_file": str(made.stranger), "key_file": str(made.stranger.with_suffix(".key"))}
+    asking = {"listener.name.client.ssl.client.auth": "required"}
+    with Kafka(tmp_path / "kafka", security=security, properties=asking) as kafka:
+        async with open_log(kafka.url, **{**options, "request_timeout_ms": 30_000}, **signed) as log:
+            await log.create_topic(topic, 1)
+            assert (await log.append(Outgoing(topic, 0, b"k", b"v"))).partition == 0
+        for refused in (strange, {}):
+            async with open_log(kafka.url, **options, **refused) as log:
+                with pytest.raises(Unavailable):
+                    await log.topic(topic)

@@ -25,6 +25,11 @@ def test_options_stand_beside_the_url() -> None:
     assert (settings.reading, settings.writing, settings.port) == ("QUORUM", "QUORUM", 9042)
 
 
+def test_the_default_consistency_is_a_quorum_of_the_own_data_centre() -> None:
+    settings = CassandraSettings.read("cassandra://one/books", environment={})
+    assert (settings.reading, settings.writing) == ("LOCAL_QUORUM", "LOCAL_QUORUM")
+
+
 @pytest.mark.parametrize(
     ("url", "options"),
     [

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from tests.conftest import server_told
+from tools import commands
 from tools.__main__ import main
 from tools.commands import COMMANDS, SERVER_NAMES, _take_without, bench_servers
 
@@ -26,6 +33,50 @@ def test_servers_to_leave_out_are_taken_from_the_arguments(
 def test_a_server_that_does_not_exist_cannot_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test", "--without", "oracle"]) == 2
     assert "oracle" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_start_ends_the_run_loudly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def nothing_starts(command: str, names: list[str], home: Path, *options: str, quiet: bool = False) -> int:
+        asked.append(command)
+        home.mkdir(exist_ok=True)
+        return 1
+
+    monkeypatch.setattr(commands, "HOME", tmp_path)
+    monkeypatch.setattr(commands, "_run_servers", nothing_starts)
+    monkeypatch.setattr(commands, "_install_with_java", lambda: None)
+    monkeypatch.setattr(commands, "_python", lambda *arguments, **options: pytest.fail("the tests were run"))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["test", "--without", "mariadb"]) == 5
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "a server did not start" in capsys.readouterr().err
+    assert asked == ["status", "start", "stop"]
+    assert not list(tmp_path.iterdir())  # what had started is gone
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (None, "kafka is not running"),
+        ({}, "kafka is not among the servers that run"),
+        ({"kafka": {"address": "127.0.0.1:1"}}, "kafka does not answer"),
+    ],
+    ids=["no servers", "others", "dead"],
+)
+def test_a_test_whose_server_does_not_run_fails_and_is_not_skipped(
+    status: dict[str, Any] | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if status is not None:
+        (tmp_path / "status.json").write_text(json.dumps({"servers": status}))
+    monkeypatch.setenv("TIDEBOOK_SERVERS", str(tmp_path / "status.json"))
+    monkeypatch.setenv("TIDEBOOK_WITHOUT", "cassandra")
+    with pytest.raises(pytest.fail.Exception, match=told):
+        server_told("kafka")
 
 
 def test_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ class Certificates:
 
     @property
     def server(self) -> Path:
-        """The server's certificate."""
+        """The server's certificate; it does for a client that must show one as well."""
         return self.folder / "server.pem"
 
     @property
@@ -82,7 +82,9 @@ def _make(made: Certificates) -> None:
             *("-subj", f"/CN=Tidebook test {name}"),
             *("-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.pem"),
         )
-    (folder / "server.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n")
+    (folder / "server.ext").write_text(
+        "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
+    )
     _openssl(
         *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"),
         *("-keyout", str(made.server_key), "-out", f"{folder}/server.csr"),

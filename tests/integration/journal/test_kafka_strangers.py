@@ -1,0 +1,85 @@
+"""What others do to a topic of Kafka behind our back: records that are none of ours, and further partitions."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from tests.integration.journal.conftest import OpenBook
+from tidebook import Conflict, Event
+from tidebook.core.key import partition_of
+
+pytestmark = [pytest.mark.kafka, pytest.mark.cassandra]
+
+ANSWER_S_MAX = 30.0
+GARBAGE = [(b"a", b"garbage"), (b"a", b""), (b"a", None), (b"\xff\xfe", b"\x00" * 100), (None, b"\x7b\x01....")]
+
+
+def topic_name() -> str:
+    return f"strangers-{uuid.uuid4().hex[:8]}"
+
+
+def put_garbage(servers: str, topic: str) -> None:
+    failures: list[object] = []
+    producer = Producer({"bootstrap.servers": servers})
+    for key, value in GARBAGE:
+        producer.produce(
+            topic, value, key, partition=0, on_delivery=lambda error, _: failures.append(error) if error else None
+        )
+    assert producer.flush(ANSWER_S_MAX) == 0
+    assert not failures
+
+
+async def test_garbage_in_the_tail_stalls_neither_the_head_cache_nor_reads(
+    open_book: OpenBook, kafka_bootstrap: str
+) -> None:
+    topic = topic_name()
+    async with open_book(partitions=1) as book, open_book() as other:
+        mine, others = book.journal(topic), other.journal(topic)
+        first = await mine.append("a", [Event(1)])
+        assert (await others.append("a", [Event(2)])).last == 2
+        put_garbage(kafka_bootstrap, topic)
+        assert [event.payload async for event in mine.read("a")] == [1, 2]
+        put_garbage(kafka_bootstrap, topic)
+        assert (await others.append("a", [Event(3)], expected=2)).last == 3
+        with pytest.raises(Conflict) as caught:  # its head cache has to pass the garbage to learn this
+            await mine.append("a", [Event("late")], expected=2)
+        assert caught.value.found == 3
+        put_garbage(kafka_bootstrap, topic)
+        assert (await mine.append("a", [Event(4)], expected=3)).last == 4
+        assert [event.payload async for event in others.read("a")] == [1, 2, 3, 4]
+        assert await book.log.end(topic, 0) >= first.offset + 4 + 3 * len(GARBAGE)
+    async with open_book() as book:  # which finds all of it in the tail
+        assert [event.payload async for event in book.journal(topic).read("a")] == [1, 2, 3, 4]
+        assert [id async for id in book.journal(topic).ids()] == ["a"]
+
+
+async def test_a_topic_that_was_given_more_partitions_goes_on_with_those_it_was_made_with(
+    open_book: OpenBook, kafka_bootstrap: str
+) -> None:
+    topic, ids = topic_name(), [f"j-{n}" for n in range(8)]
+    assert any(partition_of(id, 5) != partition_of(id, 2) for id in ids)
+    async with open_book(partitions=2) as book:
+        for id in ids:
+            await book.journal(topic).append(id, [Event(1)])
+        admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(ANSWER_S_MAX)
+        while len(admin.list_topics(topic, timeout=ANSWER_S_MAX).topics[topic].partitions) < 5:
+            pass  # the controller has them; the broker that is asked learns of them a moment later
+        async with open_book() as fresh:  # made only now, and so sees what the topic has become
+            for id in ids:
+                done = await fresh.journal(topic).append(id, [Event(2)], expected=1)
+                assert (done.last, done.partition) == (2, partition_of(id, 2))
+                with pytest.raises(Conflict):  # the head cache of the other has followed
+                    await book.journal(topic).append(id, [Event("late")], expected=1)
+                assert (await book.journal(topic).append(id, [Event(3)], expected=2)).partition == done.partition
+                for each in (book, fresh):
+                    assert [event.payload async for event in each.journal(topic).read(id)] == [1, 2, 3]
+            assert (await fresh.journal(topic).facts()).partitions == 2
+            state = await fresh.log.topic(topic)
+            assert state is not None
+            assert state.partitions == 5
