@@ -12,10 +12,10 @@ from tidebook.core.key import Key
 from tidebook.core.replication import EventRow
 from tidebook.store.port import StoreReader
 
-#: A page is asked for in so many parts, side by side: one is used while the other is on its way.
-PARTS_A_PAGE = 2
-#: Two pages are on their way at most.
-PARTS_AT_ONCE = 2 * PARTS_A_PAGE
+#: The first page is asked for in so many parts, side by side: one is used while the other is on its way. Those that
+#: follow come whole, for each question costs both sides.
+FIRST_PARTS = 2
+PARTS_AT_ONCE = 3
 
 
 class Part(NamedTuple):
@@ -38,10 +38,10 @@ class RowsAhead:
         self._store = store
         self._key = key
         self._limit = limit
-        self._part = max(1, limit // PARTS_A_PAGE)
         self._head: Head | None = None
         self._to = 0
-        #: Through where it was asked for.
+        #: From where, and through where, it was asked for.
+        self._begin = 0
         self._end = 0
         self._asked: deque[Part] = deque()
         #: The last answer was all that had been asked for, an event for each number.
@@ -63,7 +63,7 @@ class RowsAhead:
         if not serves:
             self.close()
         if not asked:
-            self._end = after
+            self._begin = self._end = after
         self._head, self._to = head, to
         return serves
 
@@ -85,7 +85,9 @@ class RowsAhead:
         """Within one segment, for else the store would ask twice for it."""
         assert self._head is not None
         size = self._head.segment_size
-        return self._end, min(self._end + self._part, (self._end // size + 1) * size, self._to)
+        first = self._end < self._begin + self._limit
+        part = max(1, self._limit // FIRST_PARTS) if first else self._limit
+        return self._end, min(self._end + part, (self._end // size + 1) * size, self._to)
 
     async def take(self, after: int) -> Sequence[EventRow]:
         """What comes next behind `after`; empty only where there is nothing."""

@@ -189,6 +189,7 @@ class Reader:
         else:
             rows.begin(known, after=max(after, known.delete_to), to=min(to, known.seq_nr))
             rows.ask()
+            await asyncio.sleep(0)  # they take longest, so they go out first
             view = await self._view_beside(key, kind)
         head = view.stored.head
         if head is not None and not self._log.end_is_linearizable:

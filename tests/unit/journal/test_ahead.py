@@ -66,15 +66,15 @@ async def read(rows: RowsAhead) -> list[int]:
     return numbers
 
 
-async def test_parts_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
+async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
     rows.ask()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5), (25, 35, 10)]
+    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
     store.may_answer.set()
     assert await read(rows) == store.numbers
-    assert store.asked[4:] == [(35, 45, 10), (45, 50, 5), (50, 60, 10)]
+    assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
 
 
 async def test_behind_a_gap_one_answer_tells_where_the_next_question_begins() -> None:
@@ -83,7 +83,7 @@ async def test_behind_a_gap_one_answer_tells_where_the_next_question_begins() ->
     rows = opened(store)
     rows.ask()
     assert await read(rows) == store.numbers
-    assert store.asked[4:] == [(3, TO, 20)]
+    assert store.asked[3:] == [(3, TO, 20)]
 
 
 async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_question_more() -> None:
@@ -92,7 +92,7 @@ async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_q
     rows = opened(store)
     rows.ask()
     assert [row.seq_nr for row in await rows.take(0)] == store.numbers
-    assert store.asked[4:] == [(0, TO, 20)]
+    assert store.asked[3:] == [(0, TO, 20)]
 
 
 async def test_rows_that_are_too_large_to_come_together_are_not_asked_for_side_by_side() -> None:

@@ -72,7 +72,7 @@ class EventPages:
     async def _range(self, key: Key, segment: int, after: int, to: int, limit: int) -> list[bytes]:
         values = [key.id, key.topic, segment, after, to, limit]
         page = await self._session.read(cql.EVENTS, values, page_size=limit)
-        return [row.column_value_by_index(0) for row in page]
+        return [row.column_value_by_index(0) for row in page.all()]
 
 
 async def each_segment(
