@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.replication import EventRow
+from tidebook.core.settle import give_up
 from tidebook.store.port import StoreReader
 
 #: The first page is asked for in so many parts, side by side: one is used while the other is on its way. Those that
@@ -115,7 +116,6 @@ class RowsAhead:
     def close(self) -> None:
         """Give up what nobody will take."""
         for part in self._asked:
-            rows = part.rows
-            if isinstance(rows, asyncio.Future) and not rows.cancel() and not rows.cancelled():
-                rows.exception()  # looked at: what nobody takes fails for nobody
+            if isinstance(part.rows, asyncio.Future):
+                give_up(part.rows)
         self._asked.clear()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 
@@ -10,7 +11,8 @@ from tidebook.core.buckets import Buckets
 from tidebook.core.clock import Clock, Ids, RandomIds
 from tidebook.core.errors import InvalidInput
 from tidebook.core.metrics import Metrics
-from tidebook.core.replication import TagPlace
+from tidebook.core.replication import TagPlace, TagRow
+from tidebook.core.settle import give_up
 from tidebook.store.port import StoreWriter
 from tidebook.tags.asked import asked_topics, check_tag
 from tidebook.tags.delay import DelayedStream
@@ -105,13 +107,24 @@ class Tags:
         """
         horizon = await self._horizons.read(topics)
         self._measure(horizon, topics)
-        while rows := await self._store.tag_rows(
-            tag, after=place, from_ms=from_ms, until_ms=horizon.time_ms, limit=self._settings.page_events
-        ):
-            place = rows[-1].place
-            if topics is not None and not topics.issuperset(map(_topic, rows)):
-                rows = [row for row in rows if row.topic in topics]
-            yield Page(rows, place)
+        limit = self._settings.page_events
+
+        def ask(after: TagPlace | None) -> asyncio.Future[Sequence[TagRow]]:
+            rows = self._store.tag_rows(tag, after=after, from_ms=from_ms, until_ms=horizon.time_ms, limit=limit)
+            return asyncio.ensure_future(rows)
+
+        asked = ask(place)
+        try:
+            while rows := await asked:
+                place = rows[-1].place
+                asked = ask(place)  # while this page is used
+                if len(rows) >= limit:
+                    await asyncio.sleep(0)  # so that it goes out before, for a consumer may never wait
+                if topics is not None and not topics.issuperset(map(_topic, rows)):
+                    rows = [row for row in rows if row.topic in topics]
+                yield Page(rows, place)
+        finally:
+            give_up(asked)
         if horizon.time_ms > (from_ms if place is None else max(from_ms, place.time_ms)):
             yield Page((), read_through(tag, horizon.time_ms))
 

@@ -12,6 +12,7 @@ from acsylla import errors
 
 from tidebook.core.errors import Unavailable
 from tidebook.core.metrics import Metrics
+from tidebook.core.settle import give_up
 from tidebook.store.cassandra.failures import NOT_SENT, PASSING, translate, translated
 from tidebook.store.cassandra.mutations import Batch, Statement
 from tidebook.store.cassandra.settings import CassandraSettings
@@ -81,7 +82,7 @@ class Session:
             yield page
         finally:
             if ahead is not None:
-                ahead.cancel()
+                give_up(ahead)
 
     async def _select(
         self, cql: str, values: Sequence[Any], page_size: int, page_state: bytes | None, level: Any
