@@ -30,6 +30,13 @@ class Row:
         return self._cell
 
 
+class Rows(list[Row]):
+    """As the driver gives them."""
+
+    def all(self) -> list[Row]:
+        return self
+
+
 class Node:
     """A session whose node sends no more than so many bytes in time."""
 
@@ -37,13 +44,13 @@ class Node:
         self.in_time_bytes = in_time_bytes
         self.asked: list[tuple[str, int]] = []
 
-    async def read(self, _: str, values: Sequence[Any], *, page_size: int) -> list[Row]:
+    async def read(self, _: str, values: Sequence[Any], *, page_size: int) -> Rows:
         id, after, to = values[0], values[3], values[4]
         self.asked.append((id, page_size))
         rows = min(page_size, to - after)
         if rows * BYTES[id] > self.in_time_bytes:
             raise Unavailable("too late") from errors.CassErrorLibRequestTimedOut("too late")
-        return [Row(b"x" * BYTES[id])] * rows
+        return Rows([Row(b"x" * BYTES[id])] * rows)
 
 
 HEAD = Head(True, 5000, 0, Position(1, 0), Position(1, 9), 10_000, None, 0, (), None, ())
