@@ -41,10 +41,13 @@ def encode_plain_appends(
 
     Poured into moulds of their sizes, which the encoder made: a third of the time, where thousands go in one call.
     """
-    join, mould = b"".join, _mould
-    rests = list[bytes]()
+    join, rests = b"".join, list[bytes]()
+    kind, size = -1, -1
+    before = between = behind = b""
     for append_id, payload_type, payload in zip(append_ids, payload_types, payloads, strict=True):
-        before, between, behind = mould(epoch, payload_type, len(payload))
+        if len(payload) != size or payload_type != kind:  # as a rule they are alike
+            kind, size = payload_type, len(payload)
+            before, between, behind = _mould(epoch, kind, size)
         rests.append(join((before, append_id, between, payload, behind)))
     return _frame.seal_all(rests)
 

@@ -53,7 +53,7 @@ class Run:
         self.topic = many.topic
         self.partition = partition
         self.places = places
-        self.size_bytes = sum(len(many.values[place]) for place in places)
+        self.size_bytes = sum(map(len, map(many.values.__getitem__, places)))
         #: Should they still wait in this process then, they are given up.
         self.give_up_at = give_up_at
         self._many = many
@@ -100,8 +100,9 @@ class Run:
 
     def messages(self) -> list[dict[str, Any]]:
         """The records as the client takes many."""
-        keys, values = self._many.keys, self._many.values
-        return [{"value": values[place], "key": keys[place]} for place in self.places]
+        places, many = self.places, self._many
+        columns = zip(map(many.values.__getitem__, places), map(many.keys.__getitem__, places), strict=True)
+        return [{"value": value, "key": key} for value, key in columns]
 
     def refuse(self, number: int, error: TidebookError) -> bool:
         """The client did not take this one: there will be no report of it. True if it is the last that was awaited."""
