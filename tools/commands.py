@@ -140,8 +140,10 @@ def bench(arguments: list[str]) -> int:
 
 def bench_servers(arguments: list[str]) -> list[str]:
     """What must run for this: nothing where servers are named, or only help is wanted."""
-    named = {argument.partition("=")[0] for argument in arguments} & {"--book", "--address", "--help", "-h"}
-    if named or os.environ.get("TIDEBOOK_SERVERS"):
+    words = {word for argument in arguments for word in argument.split("=")}
+    if words & {"--book", "--address", "--help", "-h"} or os.environ.get("TIDEBOOK_SERVERS"):
+        return []
+    if "tags" in words and not words & {"cassandra", "both"}:  # its store is embedded unless --store says otherwise
         return []
     return [*BENCH_SERVERS.get(arguments[0] if arguments else "", ())]
 

@@ -1,7 +1,7 @@
 """Streams by tag: catching up beside the bare driver, what tagging costs the replication, and how live they are.
 
-The log is embedded. The store is too, unless `--store cassandra`, or `both`, names a running one:
-`--address host:port`, or `./dev servers start --only cassandra --profile bench`.
+The log is embedded. The store is too, unless `--store` says `cassandra` or `both`: then `./dev bench` starts a node,
+unless one runs or `--address host:port` names one.
 """
 
 from __future__ import annotations

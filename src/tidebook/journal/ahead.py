@@ -72,10 +72,12 @@ class RowsAhead:
         """Ask for what follows; the questions go out in the loop's next turn."""
         while self.full and self._end < self._to and len(self._asked) < PARTS_AT_ONCE:
             after, to = self.next_part()
-            self.hold(Part(after, to, to - after, asyncio.ensure_future(self._rows(after, to, to - after))))
+            self._send(after, to, to - after)
         if not self._asked and self._end < self._to:
-            rows = asyncio.ensure_future(self._rows(self._end, self._to, self._limit))
-            self.hold(Part(self._end, self._to, self._limit, rows))
+            self._send(self._end, self._to, self._limit)
+
+    def _send(self, after: int, to: int, limit: int) -> None:
+        self.hold(Part(after, to, limit, asyncio.ensure_future(self._rows(after, to, limit))))
 
     def hold(self, part: Part) -> None:
         """The next part that will be taken."""

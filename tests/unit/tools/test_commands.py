@@ -99,6 +99,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["cassandra", "--address=127.0.0.1:9042"], []),
         (["outbox", "--help"], []),
         (["journal"], []),
+        (["tags", "--only", "catch-up"], []),
+        (["tags", "--store=both"], ["cassandra"]),
+        (["tags", "--store", "cassandra"], ["cassandra"]),
         ([], []),
     ],
 )
