@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 import time
 import weakref
 from typing import Protocol
+
+_eight_bytes = struct.Struct(">Q").pack
 
 
 class Clock(Protocol):
@@ -31,7 +34,7 @@ class Ids(Protocol):
 
 
 class RandomIds:
-    """A random prefix for each source and a counter behind it: unique, and far cheaper than a uuid each."""
+    """Ten random bytes for each source and a counter behind them: unique, and far cheaper than a uuid each."""
 
     def __init__(self) -> None:
         self._draw_anew()
@@ -39,15 +42,14 @@ class RandomIds:
         _sources.add(self)
 
     def _draw_anew(self) -> None:
-        self._prefix = os.urandom(10)
-        self._next = itertools.count()
+        self._prefix = os.urandom(8)
+        self._next = itertools.count(int.from_bytes(os.urandom(2)) << 48)
 
     def new(self) -> bytes:
-        return self._prefix + next(self._next).to_bytes(6, "big")
+        return self._prefix + _eight_bytes(next(self._next))
 
     def several(self, count: int) -> list[bytes]:
-        prefix = self._prefix
-        return [prefix + number.to_bytes(6, "big") for number in itertools.islice(self._next, count)]
+        return list(map(self._prefix.__add__, map(_eight_bytes, itertools.islice(self._next, count))))
 
 
 _sources: weakref.WeakSet[RandomIds] = weakref.WeakSet()

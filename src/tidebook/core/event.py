@@ -17,6 +17,9 @@ TAGS_BYTES_MAX = 16_384
 #: From here on a warning says that every tag costs a row; there is no limit of their number.
 TAGS_WARN = 10
 
+#: Instead of a payload's type: there is more than a payload.
+NOT_PLAIN = -1
+
 #: How many events carry each tag, by tag.
 TagCounts = tuple[tuple[str, int], ...]
 
@@ -127,14 +130,25 @@ def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
     return KeptEvent(payload_type, payload, tags, metadata)
 
 
-def plain_payload(events: Sequence[Event]) -> tuple[int, bytes] | None:
-    """Type and bytes of the payload, where it is all that there is: one event without tags or metadata."""
-    if type(events) is list and len(events) == 1:
-        event = events[0]
-        if type(event) is Event and not event.tags and event.metadata is None:
-            payload = event.payload
-            return (BYTES, payload) if type(payload) is bytes else encode_payload(payload)
-    return None
+def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[bytes]]:
+    """Types and bytes of the payloads, where a payload is all that there is: one event without tags or metadata.
+
+    Others have type -1 and no bytes. Two lists and not one of pairs: with thousands of them the garbage collector would
+    look at each pair.
+    """
+    types, payloads = list[int](), list[bytes]()
+    for events in appends:
+        if type(events) is list and len(events) == 1:
+            event = events[0]
+            if type(event) is Event and not event.tags and event.metadata is None:
+                payload = event.payload
+                payload_type, payload = (BYTES, payload) if type(payload) is bytes else encode_payload(payload)
+                types.append(payload_type)
+                payloads.append(payload)
+                continue
+        types.append(NOT_PLAIN)
+        payloads.append(b"")
+    return types, payloads
 
 
 def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:

@@ -7,11 +7,16 @@ So every version can tell damage, which is void, from a newer writer, which stop
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 from struct import Struct
 from typing import Final
-from zlib import crc32
+
+try:  # the same sums in a third of the time, where there is a wheel of it
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 from tidebook.core.errors import Corrupt, UnknownVersion
 
@@ -38,10 +43,10 @@ class Frame:
         """The framed bytes."""
         return self._header(crc32(rest, self._crc)) + rest
 
-    def seal_all(self, rests: Iterable[bytes]) -> list[bytes]:
+    def seal_all(self, rests: Sequence[bytes]) -> list[bytes]:
         """`seal` for many, without a call for each."""
-        header, crc = self._header, self._crc
-        return [header(crc32(rest, crc)) + rest for rest in rests]
+        headers = map(self._header, map(crc32, rests, repeat(self._crc)))
+        return [header + rest for header, rest in zip(headers, rests, strict=True)]
 
     def unseal(self, value: bytes) -> memoryview:
         """What was sealed, not copied. Raises UnknownVersion for what a newer Tidebook wrote, Corrupt for damage."""

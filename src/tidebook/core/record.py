@@ -5,8 +5,9 @@ Unknown versions stop a partition; damage does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -35,21 +36,24 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
 
 
 def encode_plain_appends(
-    epoch: int, append_ids: Iterable[bytes], payload_types: Iterable[int], payloads: Iterable[bytes]
+    epoch: int, append_ids: Iterable[bytes], payload_types: Sequence[int], payloads: Sequence[bytes]
 ) -> list[bytes]:
     """`encode_record` of appends of one event each that is a payload, not empty, and nothing else, numbered next.
 
     Poured into moulds of their sizes, which the encoder made: a third of the time, where thousands go in one call.
     """
-    join, rests = b"".join, list[bytes]()
-    kind, size = -1, -1
-    before = between = behind = b""
-    for append_id, payload_type, payload in zip(append_ids, payload_types, payloads, strict=True):
-        if len(payload) != size or payload_type != kind:  # as a rule they are alike
-            kind, size = payload_type, len(payload)
-            before, between, behind = _mould(epoch, kind, size)
-        rests.append(join((before, append_id, between, payload, behind)))
-    return _frame.seal_all(rests)
+    types, sizes = set(payload_types), set(map(len, payloads))
+    alike = len(types) == len(sizes) == 1
+    moulds = (
+        repeat(_mould(epoch, *types, *sizes))
+        if alike
+        else map(_mould, repeat(epoch), payload_types, map(len, payloads))
+    )
+    join = b"".join
+    poured = zip(moulds, append_ids, payloads, strict=False)
+    return _frame.seal_all(
+        [join((before, id, between, payload, behind)) for (before, between, behind), id, payload in poured]
+    )
 
 
 #: A plain append takes so many bytes more than its payload, at most.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -225,8 +226,9 @@ class Together:
         cache, outcomes = self._caches[partition], self._outcomes
         if isinstance(results, SentTogether) and not self._confirm and cache.next_offset < 0:
             # No tail, so nothing is known but where they lie.
-            for place, offset in zip(places, results.offsets, strict=True):
-                outcomes[place] = Appended(None, None, partition, offset)
+            told = map(Appended, repeat(None), repeat(None), repeat(partition), results.offsets)
+            for place, outcome in zip(places, told, strict=True):
+                outcomes[place] = outcome
             cache.seen = max(cache.seen, *results.offsets)
             self._settle(len(places))
             return

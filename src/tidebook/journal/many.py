@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidebook.core.clock import Ids
 from tidebook.core.errors import InvalidInput
-from tidebook.core.event import Event, plain_payload
+from tidebook.core.event import NOT_PLAIN, Event, plain_payloads
 from tidebook.core.record import PLAIN_BYTES_MAX, encode_plain_appends
 from tidebook.core.topic import TopicFacts
 
@@ -14,8 +14,6 @@ from tidebook.core.topic import TopicFacts
 RECORDS_AT_ONCE = 1000
 #: How often so many may be on their way: memory is bounded, however many a call brings.
 AHEAD_MAX = 20
-#: Instead of a payload's type: the record is whole.
-_WHOLE = -1
 
 
 def pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> tuple[list[str], list[Sequence[Event]]]:
@@ -31,33 +29,24 @@ def pairs(items: Iterable[tuple[str, Sequence[Event]]]) -> tuple[list[str], list
 
 
 class Checked:
-    """Appends that were checked: plain payloads with their types, whole records of all others.
-
-    Two lists and not one of pairs: with thousands of them the garbage collector would look at each pair.
-    """
+    """Appends that were checked: plain payloads with their types, whole records of all others."""
 
     def __init__(
-        self, appends: Iterable[Sequence[Event]], facts: TopicFacts, encode: Callable[[Sequence[Event]], bytes]
+        self, appends: Sequence[Sequence[Event]], facts: TopicFacts, encode: Callable[[Sequence[Event]], bytes]
     ) -> None:
         self._epoch = facts.epoch
-        kinds, data = list[int](), list[bytes]()
+        self._kinds, self._data = kinds, data = plain_payloads(appends)
         plain_max = facts.limit_bytes - PLAIN_BYTES_MAX
-        for events in appends:
-            plain = plain_payload(events)
-            if plain is not None and 0 < len(plain[1]) <= plain_max:
-                kinds.append(plain[0])
-                data.append(plain[1])
-            else:
-                kinds.append(_WHOLE)
-                data.append(encode(events))
-        self._kinds, self._data = kinds, data
+        for number, size_bytes in enumerate(map(len, data)):
+            if not 0 < size_bytes <= plain_max:
+                kinds[number], data[number] = NOT_PLAIN, encode(appends[number])
 
     def values(self, some: slice, ids: Ids) -> list[bytes]:
         """The records of some of them."""
         kinds, data = self._kinds[some], self._data[some]
-        if _WHOLE not in kinds:
+        if NOT_PLAIN not in kinds:
             return encode_plain_appends(self._epoch, ids.several(len(kinds)), kinds, data)
-        plain = [number for number, kind in enumerate(kinds) if kind != _WHOLE]
+        plain = [number for number, kind in enumerate(kinds) if kind != NOT_PLAIN]
         of_plain = [kinds[number] for number in plain], [data[number] for number in plain]
         made = encode_plain_appends(self._epoch, ids.several(len(plain)), *of_plain)
         for number, record in zip(plain, made, strict=True):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge, Seal
 from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
-from tidebook.core.event import Event, encode_event, encode_events, pack_events, plain_payload
+from tidebook.core.event import Event, encode_event, encode_events, pack_events, plain_payloads
 from tidebook.core.frame import HEADER_BYTES
 from tidebook.core.position import Position
 from tidebook.core.record import (
@@ -188,9 +188,8 @@ def test_the_events_of_an_append_stay_packed() -> None:
 @example(1, b"\xff" * 16, b"\xff" * 70_000)
 @example(4095, b"\xff" * 16, b"\xff")
 def test_a_plain_append_is_the_same_record_however_it_is_encoded(epoch: int, append_id: bytes, payload: object) -> None:
-    plain = plain_payload([Event(payload)])
-    assert plain is not None
+    types, payloads = plain_payloads([[Event(payload)]])
     body, _ = encode_events([Event(payload)])
-    [value] = encode_plain_appends(epoch, [append_id], [plain[0]], [plain[1]])
+    [value] = encode_plain_appends(epoch, [append_id], types, payloads)
     assert value == encode_record(Append(epoch, append_id, 1, body), limit_bytes=LIMIT)
-    assert len(value) <= len(plain[1]) + PLAIN_BYTES_MAX
+    assert len(value) <= len(payloads[0]) + PLAIN_BYTES_MAX

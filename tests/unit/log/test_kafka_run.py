@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.log.kafka import run as run_module
@@ -17,26 +17,11 @@ from tidebook.log.kafka.run import Run, runs
 from tidebook.log.port import Many, Outgoing, Sent
 
 
-class Report:
+class Report(Message):
     """What the client gives back with its news."""
 
     def __init__(self, value: bytes, offset: int, error: KafkaError | None = None, key: bytes = b"k") -> None:
-        self._value, self._offset, self._error, self._key = value, offset, error, key
-
-    def key(self) -> bytes:
-        return self._key
-
-    def value(self) -> bytes:
-        return self._value
-
-    def offset(self) -> int:
-        return self._offset
-
-    def error(self) -> KafkaError | None:
-        return self._error
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 1000 + self._offset
+        super().__init__("t", 3, offset, key, value, error=error, timestamp=(1, 1000 + offset))
 
 
 class Told:
@@ -103,12 +88,13 @@ def test_of_equal_records_one_failed() -> None:
 @pytest.mark.parametrize("refused_first", [True, False])
 def test_what_the_client_does_not_take_is_told_apart(refused_first: bool) -> None:
     told, refusal = Told([b"a", b"a", b"c"]), Unavailable("full")
+    told.run.handed = 1
     if refused_first:
-        assert not told.run.refuse(1, refusal)
+        assert not told.run.refuse(refusal)
     told.run.report(None, Report(b"a", 4))
     told.run.report(None, Report(b"c", 5))
     assert len(told.done) == refused_first
-    assert refused_first or told.run.refuse(1, refusal)
+    assert refused_first or told.run.refuse(refusal)
     told.run.tell_reported(undelivered)
     assert told.results == {0: Sent(3, 4, 1004), 1: refusal, 2: Sent(3, 5, 1005)}
 
@@ -155,3 +141,30 @@ def test_a_run_is_of_one_partition_in_order_and_not_too_large(monkeypatch: pytes
     assert list(runs(many)) == [(0, [0, 2]), (0, [3, 5]), (1, [1, 4])]
     assert list(runs(Many("t", [0, 0], [b"k"] * 2, [b"x" * 1000] * 2))) == [(0, [0]), (0, [1])]
     assert list(runs(Many("t", [], [], []))) == []
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 64, 100])
+@pytest.mark.parametrize("odd", [None, 0, 30, 31, 32, 63])
+def test_reports_are_read_some_at_a_time_and_the_odd_one_among_them_is_told_apart(count: int, odd: int | None) -> None:
+    values = [b"%d" % n for n in range(count)]
+    reports = [Report(value, -1, FAILED) if n == odd else Report(value, 7 + n) for n, value in enumerate(values)]
+    told = Told(values).report(*reports)
+    assert [n for n, result in told.items() if not isinstance(result, Sent)] == ([] if odd is None else [odd])[
+        : count > (odd or 0)
+    ]
+    assert all(result == Sent(3, 7 + n, 1007 + n) for n, result in told.items() if n != odd)
+
+
+def test_a_client_that_stops_in_the_midst_is_given_the_rest_later() -> None:
+    told, given = Told([b"a", b"b", b"c"]), list[bytes]()
+
+    def produce(_: str, value: bytes, *__: object) -> None:
+        if len(given) == 1 and told.run.handed == 0:
+            raise BufferError
+        given.append(value)
+
+    with pytest.raises(BufferError):
+        told.run.hand_over(produce)
+    assert told.run.handed == 1
+    told.run.hand_over(produce)
+    assert (told.run.handed, given) == (3, [b"a", b"b", b"c"])

@@ -9,62 +9,42 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import producer as producing
+from tidebook.log.kafka import run as running
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.port import Many, Sent
 
+TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
-class Report:
-    def __init__(self, message: dict[str, Any], offset: int) -> None:
-        self._message, self._offset = message, offset
 
-    def key(self) -> Any:
-        return self._message["key"]
-
-    def value(self) -> Any:
-        return self._message["value"]
-
-    def offset(self) -> int:
-        return self._offset
-
-    def error(self) -> None:
-        return None
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 1000
+class Report(Message):
+    def __init__(self, key: bytes, value: bytes, offset: int) -> None:
+        super().__init__("t", 0, offset, key, value, timestamp=(1, 1000))
 
 
 class Client:
-    """Takes runs as it was told to, and acknowledges what it took at the next poll."""
+    """Takes records unless it was told to refuse the next one, and acknowledges what it took at the next poll."""
 
-    def __init__(self, *refusals: dict[int, int] | Exception) -> None:
+    def __init__(self, *refusals: KafkaError | Exception | None) -> None:
         self._refusals = deque(refusals)
         self._taken: deque[tuple[Any, Report]] = deque()
         self._offset = 0
         self.in_flight_most = 0
         self.values: list[bytes] = []
 
-    def produce(self, *_: Any) -> None:
-        raise AssertionError("what goes together goes in runs")
-
-    def produce_batch(self, _: str, messages: list[dict[str, Any]], __: int, on_delivery: Any) -> int:
-        refused = self._refusals.popleft() if self._refusals else {}
-        if isinstance(refused, Exception):
-            raise refused
-        for number, message in enumerate(messages):
-            if number in refused:
-                message["_error"] = KafkaError(refused[number])
-            else:
-                self._taken.append((on_delivery, Report(message, self._offset)))
-                self.values.append(message["value"])
-                self._offset += 1
+    def produce(self, _: str, value: bytes, key: bytes, __: int, on_delivery: Any) -> None:
+        refused = self._refusals.popleft() if self._refusals else None
+        if refused is not None:
+            raise KafkaException(refused) if isinstance(refused, KafkaError) else refused
+        self._taken.append((on_delivery, Report(key, value, self._offset)))
+        self.values.append(value)
+        self._offset += 1
         self.in_flight_most = max(self.in_flight_most, len(self._taken))
-        return len(messages) - len(refused)
 
     def poll(self, timeout_s: float) -> int:
         if not self._taken:
@@ -107,7 +87,7 @@ class Outcomes:
 
 
 async def test_one_of_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = Outcomes(monkeypatch, Client({1: KafkaError.MSG_SIZE_TOO_LARGE}))
+    outcomes = Outcomes(monkeypatch, Client(None, TOO_LARGE))
     first, second, third = await outcomes.send(b"a", b"b", b"c")
     assert [first, third] == [Sent(0, 0, 1000), Sent(0, 1, 1000)]
     assert isinstance(second, TooLarge)
@@ -115,17 +95,18 @@ async def test_one_of_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_all_of_a_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = Outcomes(monkeypatch, Client(dict.fromkeys(range(2), KafkaError.MSG_SIZE_TOO_LARGE)))
+    outcomes = Outcomes(monkeypatch, Client(TOO_LARGE, TOO_LARGE))
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [TooLarge, TooLarge]
     assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
     await outcomes.producer.close()
 
 
 async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(_: Report) -> tuple[int, int]:
+    def unreadable(_: Message) -> tuple[int, int]:
         raise SystemError("from within the client")
 
     monkeypatch.setattr(Report, "timestamp", unreadable)
+    monkeypatch.setattr(running, "_time_of", unreadable)
     outcomes = Outcomes(monkeypatch, Client())
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [OutcomeUnknown, OutcomeUnknown]
     await outcomes.producer.close()
@@ -134,16 +115,47 @@ async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeyp
 async def test_a_client_that_failed_for_good_is_replaced_and_the_run_goes_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    outcomes = Outcomes(monkeypatch, Client(dict.fromkeys(range(2), KafkaError._FATAL)), Client())
+    outcomes = Outcomes(monkeypatch, Client(KafkaError(KafkaError._FATAL)), Client())
     assert await outcomes.send(b"a", b"b") == [Sent(0, 0, 1000), Sent(0, 1, 1000)]
     assert outcomes.metrics.counted("kafka_producer_replaced") == 1
     await outcomes.producer.close()
 
 
-async def test_a_run_that_the_client_cannot_even_look_at_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = Outcomes(monkeypatch, Client(KafkaException(KafkaError(KafkaError._INVALID_ARG))))
+async def test_a_client_that_fails_for_good_in_the_midst_of_a_run_is_replaced_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes = Outcomes(monkeypatch, Client(None, KafkaError(KafkaError._FATAL)), Client())
+    assert await outcomes.send(b"a", b"b", b"c") == [Sent(0, 0, 1000), Sent(0, 0, 1000), Sent(0, 1, 1000)]
+    await outcomes.producer.close()
+
+
+@pytest.mark.parametrize("refusal", [KafkaError(KafkaError._INVALID_ARG), TypeError("not bytes"), ValueError("no")])
+async def test_what_the_client_cannot_even_look_at_is_told(
+    monkeypatch: pytest.MonkeyPatch, refusal: KafkaError | Exception
+) -> None:
+    outcomes = Outcomes(monkeypatch, Client(refusal, refusal))
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [InvalidInput, InvalidInput]
     assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
+    await outcomes.producer.close()
+
+
+async def test_a_client_that_is_full_in_the_midst_of_a_run_is_given_the_rest_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes = Outcomes(monkeypatch, client := Client(None, BufferError(), BufferError()))
+    assert await outcomes.send(b"a", b"b", b"c") == [Sent(0, n, 1000) for n in range(3)]
+    assert client.values == [b"a", b"b", b"c"]
+    await outcomes.producer.close()
+
+
+async def test_of_a_run_that_a_full_client_took_in_part_only_the_rest_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes = Outcomes(monkeypatch, Client(None, *[BufferError()] * 1000), send_timeout_ms=50)
+    first, *rest = await outcomes.send(b"a", b"b", b"c")
+    assert first == Sent(0, 0, 1000)
+    assert [type(each) for each in rest] == [Unavailable, Unavailable]
+    assert outcomes.metrics.counted("kafka_send_failed", error="Unavailable") == 2
     await outcomes.producer.close()
 
 

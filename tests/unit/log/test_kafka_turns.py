@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 
 from tidebook.core.errors import OutcomeUnknown
 from tidebook.core.metrics import Metrics
@@ -17,7 +18,7 @@ from tidebook.log.kafka.nearness import Nearness
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.kafka.sending import Sending
 from tidebook.log.kafka.settings import KafkaSettings
-from tidebook.log.port import Outgoing, Sent
+from tidebook.log.port import Many, Outgoing, Sent
 
 
 class Report:
@@ -103,6 +104,47 @@ async def test_after_a_rest_the_thread_polls_again(monkeypatch: pytest.MonkeyPat
         await append(producer)
     await until_the_threads_turn(producer)
     assert (await append(producer)).offset == 7
+    await producer.close()
+
+
+class Late(Client):
+    """Acknowledges no more than it may."""
+
+    def __init__(self, may: int) -> None:
+        super().__init__()
+        self.may = may
+        self._late: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def produce(self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Any) -> None:
+        self._late.put((on_delivery, Message(topic, partition, 7, key, value, timestamp=(1, 1000))))
+
+    def poll(self, timeout_s: float) -> int:
+        while len(self.acknowledged_in) < self.may and not self._late.empty():
+            on_delivery, message = self._late.get()
+            self.acknowledged_in.append(threading.get_ident())
+            on_delivery(None, message)
+        return super().poll(min(timeout_s, 0.001))
+
+
+@pytest.mark.parametrize("looks_max", [1_000_000, 2])
+async def test_runs_are_looked_for_in_the_loop_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, looks_max: int
+) -> None:
+    monkeypatch.setattr(turns, "_LOOKS_MAX", looks_max)
+    producer = opened(monkeypatch, client := Late(may=20), Metrics())
+    told = [asyncio.Event(), asyncio.Event()]
+    values = [b"%d" % n for n in range(20)]
+    for each in told:
+        producer.send_many(Many("t", [0] * 20, [b"k"] * 20, values), lambda *_, each=each: each.set())
+    async with asyncio.timeout(30):
+        await told[0].wait()  # by the thread, which stands still from then on
+        if looks_max == 2:
+            await until_the_threads_turn(producer)
+        client.may = 40
+        await told[1].wait()
+    here = threading.get_ident()
+    assert set(client.acknowledged_in[:20]) != {here}
+    assert (set(client.acknowledged_in[20:]) == {here}) == (looks_max > 2)
     await producer.close()
 
 

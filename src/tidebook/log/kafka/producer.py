@@ -29,7 +29,7 @@ from tidebook.log.kafka.run import Run, runs
 from tidebook.log.kafka.sending import Sending
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.kafka.topics import FRAME_BYTES
-from tidebook.log.kafka.turns import LOAD_RESULTS, Turns
+from tidebook.log.kafka.turns import Turns
 from tidebook.log.port import Many, OnSent, OnSentMany, Outgoing
 
 #: A poll returns as soon as there is news; this only bounds how late a stop is noticed.
@@ -38,11 +38,6 @@ _POLL_S = 0.1
 _TICK_RECORDS_MAX = 1000
 _PROBE_S = 1.0
 _FULL_WAIT_S = 0.005
-
-
-def _results(done: list[Any]) -> int:
-    """How much was acknowledged: a run counts for many."""
-    return LOAD_RESULTS if done and done[-1] is None else len(done) // 2
 
 
 class KafkaProducer:
@@ -63,6 +58,8 @@ class KafkaProducer:
         self._flushing: asyncio.Handle | None = None
         self._in_flight = 0
         self._in_flight_bytes = 0
+        #: Runs that were handed to the client and are not all acknowledged.
+        self._runs = 0
         self._turns = Turns()
         #: No broker answers: records wait here, where it is certain that they were not written.
         self._down = False
@@ -93,8 +90,7 @@ class KafkaProducer:
                 return
         else:
             self._turns.nearness.joined()
-        if self._flushing is None:
-            self._flushing = self._loop.call_soon(self._flush)
+        self._flush_soon()
 
     def send_many(self, many: Many, on_sent: OnSentMany) -> None:
         """Send records; the callbacks come in later ticks."""
@@ -103,8 +99,7 @@ class KafkaProducer:
         self._turns.nearness.joined()
         for partition, places in runs(many):
             self._waiting.append(Run(many, partition, places, on_sent, self._run_done, self._give_up_at))
-        if self._flushing is None:
-            self._flushing = self._loop.call_soon(self._flush)
+        self._flush_soon()
 
     def _flush(self) -> None:
         self._flushing = None
@@ -131,13 +126,20 @@ class KafkaProducer:
             self._ask(self._client, 0)
             if self.done:
                 done, self.done = self.done, []
+                self._turns.came()
                 self._take(done, True)
                 return
+            if self._runs and self._turns.looks_again(self._flush_soon):
+                return
             if self._turns.keeps(self._in_flight):
-                if self._in_flight and self._flushing is None:
-                    self._flushing = self._loop.call_soon(self._flush)
+                if self._in_flight:
+                    self._flush_soon()
                 return
         self._turns.give_back()
+
+    def _flush_soon(self) -> None:
+        if self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
 
     def _give_up(self) -> None:
         """Fail what has waited too long; none of it was written."""
@@ -149,7 +151,12 @@ class KafkaProducer:
                 f"sending to {where.topic}/{where.partition}: no Kafka server took it for "
                 f"{self._timeout_s:g} s: nothing was written"
             )
-            self._loop.call_soon(sending.tell, error)
+            if isinstance(sending, Run) and sending.handed:  # the client was full in the midst of it
+                count -= sending.handed
+                for _ in range(count):
+                    self._refuse(sending, error)
+            else:
+                self._loop.call_soon(sending.tell, error)
             self._metrics.count("kafka_send_failed", count, error="Unavailable")
         self._settle()
 
@@ -187,28 +194,31 @@ class KafkaProducer:
         return True
 
     def _produce_run(self, run: Run) -> bool:
-        """The first that waits, all of it: where room for some is left, later ones might pass those before them."""
-        if not self._has_room(run):
-            return False
-        messages = run.messages()
-        try:
-            taken = self._client.produce_batch(run.topic, messages, run.partition, run.report)
-        except KafkaException as error:
-            self._waiting.popleft()
-            self._loop.call_soon(run.tell, self._refusal(error.args[0], run.record(0), sent=False))
-            return True
-        if not taken and messages[0]["_error"].code() == KafkaError._FATAL:
-            self._replace()
-            return False
-        self._in_flight += len(messages)
-        self._in_flight_bytes += run.size_bytes
+        """The first that waits, all of it, if there is room for all of it."""
+        if not run.handed:
+            if not self._has_room(run):
+                return False
+            self._runs += 1
+            self._in_flight += len(run.places)
+            self._in_flight_bytes += run.size_bytes
+        while run.handed < len(run.places):
+            try:
+                run.hand_over(self._client.produce)
+            except BufferError:
+                return False
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._FATAL:
+                    self._replace()
+                    return False
+                self._refuse(run, self._refusal(error.args[0], run.record(run.handed), sent=False))
+            except (TypeError, ValueError) as error:
+                self._refuse(run, InvalidInput(f"sending to {run.topic}/{run.partition}: {error}"))
         self._waiting.popleft()
-        if taken < len(messages):
-            for number, message in enumerate(messages):
-                refused = message.get("_error")
-                if refused is not None and run.refuse(number, self._refusal(refused, run.record(number), sent=False)):
-                    self._loop.call_soon(self._take, [run, None], False)
         return True
+
+    def _refuse(self, run: Run, error: TidebookError) -> None:
+        if run.refuse(error):
+            self._loop.call_soon(self._take, [run, None], False)
 
     def _has_room(self, run: Run) -> bool:
         """Whether the client will take all of it: it counts keys too, of which we only know how long they may be."""
@@ -226,6 +236,7 @@ class KafkaProducer:
         for sending, result in zip(turns, turns, strict=True):
             try:
                 if result is None:
+                    self._runs -= 1
                     count += len(sending.places) - 1
                     size_bytes += sending.size_bytes
                     sending.tell_reported(self.undelivered)
@@ -303,7 +314,7 @@ class KafkaProducer:
             client = self._client
             self._ask(client, _POLL_S)
             if not self._retired and not self._told_down:
-                loops = self._turns.pass_on(_results(self.done))
+                loops = self._turns.pass_on(self.done)
                 self._hand_over(loops)
                 if loops and not self._turns.stand_still():
                     self._stopping = True

@@ -35,8 +35,9 @@ class Sending(msgspec.Struct, gc=False):
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """In whichever thread polls. Whatever it raised, the client would lose, and the answer with it."""
         try:
-            if error is None and message.offset() >= 0:
-                result: Any = Sent(self.record.partition, message.offset(), message.timestamp()[1])
+            offset = message.offset()
+            if error is None and offset is not None:
+                result: Any = Sent(self.record.partition, offset, message.timestamp()[1])
             else:
                 result = self.producer.undelivered(self.record, error)
         except Exception as failure:
