@@ -24,6 +24,7 @@ from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.reader import Reader, View
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.stored import Stored
+from tidebook.journal.tail import Tail
 from tidebook.log.port import Batch
 
 KEY = KEYS[0]
@@ -174,6 +175,21 @@ class PointerKnown(HeadKnown):
         barrier = await self._barriers.fix(kind)
         await self._hold(key, known, rows)
         return await self._view(key, barrier, Stored(self.pointer, await self._store.head(key), FACTS.epoch))
+
+
+class HeadFolded(HeadKnown):
+    """It has the head from its own fold of the log, and asks the store for nothing but a pointer and rows."""
+
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+        await self._hold(key, known, rows)
+        pointer = await self._store.pointer(key.topic, 0)
+        barrier = await self._barriers.fix(kind)
+        tail = Tail(None, FACTS, bytes_max=0)
+        for record in (await self._log.read(key.topic, 0, start=0, stop=barrier + 1, key=key.id.encode())).records:
+            tail.take(record)
+        self._cache.next_offset = barrier + 1
+        self._cache._heads.keep(key.id, tail.head)
+        return await self._view_of_known(key, barrier, pointer) or await self.view(key, kind)
 
 
 class Node(NamedTuple):

@@ -11,7 +11,7 @@ from tests.model.concrete import Concrete
 from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
 from tests.model.lww import land_by_arrival
-from tests.model.reading import Answered, BarrierLast, HeadKnown, MarkFirst, Reading
+from tests.model.reading import Answered, BarrierLast, HeadFolded, HeadKnown, MarkFirst, Reading
 from tests.model.world import FACTS, Expander, Planner, Step, World, in_stages
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -204,6 +204,11 @@ class PointerLast(HeadKnown):
 @pytest.mark.parametrize("reader", [RowsUnasked, PointerLast])
 def test_first_rows_that_are_asked_for_in_the_wrong_order_are_found(reader: type[Reader]) -> None:
     assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[reader])
+
+
+def test_a_folded_head_of_which_the_store_has_not_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadCache, "replicated_head", lambda self, id, _: self._heads.get(id))
+    assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[HeadFolded])
 
 
 def test_rows_that_are_kept_from_a_head_of_another_life_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
-from tests.model.reading import BarrierLast, HeadKnown, MarkFirst, PartsApart, PointerKnown, Reading
+from tests.model.reading import BarrierLast, HeadFolded, HeadKnown, MarkFirst, PartsApart, PointerKnown, Reading
 from tests.model.world import FACTS, Step, World
 from tidebook.core.action import Action
 from tidebook.core.seq_nr import LAST
@@ -32,6 +32,8 @@ READS: list[tuple[int, int, int, type[Reader]]] = [
     (1, LAST, 2, MarkFirst),
     (2, LAST, 1, MarkFirst),
     (1, LAST, 1, PointerKnown),
+    (1, LAST, 1, HeadFolded),
+    (1, LAST, 2, HeadFolded),
     (1, LAST, 2, PartsApart),
     (1, LAST, 4, HeadKnown),
 ]

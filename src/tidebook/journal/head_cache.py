@@ -305,6 +305,18 @@ class HeadCache:
         """The head of a known id."""
         return self._heads[id]
 
+    def replicated_head(self, id: str, pointer: Pointer | None) -> Head | None:
+        """The head as of the tail, where it is here, has a journal, and the store has all that it speaks of."""
+        head = self._heads.get(id)
+        if head is None or not head.live or pointer is None or head.position > pointer.position:
+            return None
+        return head
+
+    def learned(self, id: str, head: Head | None, as_of: int) -> None:
+        """A read has folded this head up to `as_of`: it is kept, if that is all that the tail has."""
+        if id not in self._heads and as_of >= self.next_offset - 1:
+            self._heads.keep(id, head)
+
     async def head(self, id: str) -> Head | None:
         """The head as of the tail, from the cache or from store and log."""
         if id in self._heads:

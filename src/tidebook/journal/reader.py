@@ -14,6 +14,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
+from tidebook.core.replication import Pointer
 from tidebook.journal.ahead import RowsAhead
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
@@ -194,13 +195,18 @@ class Reader:
         head = view.stored.head
         if head is not None and not self._log.end_is_linearizable:
             self._know(key, head)
+            self._cache.learned(key.id, view.head, view.as_of)
         return view
 
     async def _view_beside(self, key: Key, kind: BarrierKind) -> View:
-        """`view` of a journal that was read before, whose pointer may be known from then."""
+        """`view` of a journal that was read before, whose pointer may be known from then, and whose head, too."""
         fixing = asyncio.ensure_future(self._barriers.fix(kind))
         try:
             pointer = await self._cache.recent_pointer()
+            if self._cache.replicated_head(key.id, pointer) is not None:
+                known = await self._view_of_known(key, await fixing, pointer)
+                if known is not None:
+                    return known
             stored = Stored(pointer, await self._store.head(key), self._cache.facts.epoch)
         except Unavailable as error:
             return await self._view_without_store(key, await fixing, error)
@@ -208,6 +214,16 @@ class Reader:
             fixing.cancel()
             raise
         return await self._view(key, await fixing, stored)
+
+    async def _view_of_known(self, key: Key, barrier: int, pointer: Pointer | None) -> View | None:
+        """The journal by the head that the tail gives, if the store has all of it: then it has that head, too."""
+        await self._cache.reach(barrier)
+        head = self._cache.replicated_head(key.id, pointer)
+        if head is None:
+            return None
+        self._metrics.count("read_head_known")
+        stored = Stored(pointer, head, self._cache.facts.epoch)
+        return View(stored, Tail(head, self._cache.facts, bytes_max=0), max(stored.as_of, barrier))
 
     def _know(self, key: Key, head: Head) -> None:
         self._known.pop(key.id, None)

@@ -96,6 +96,43 @@ async def test_a_known_tail_is_read_without_the_log(open_rig: OpenRig) -> None:
     assert rig.log_faults.calls["read"] == 0
 
 
+@pytest.mark.parametrize("kind", ["like kafka"])
+async def test_a_replicated_journal_that_was_read_before_costs_the_store_its_rows_alone(open_rig: OpenRig) -> None:
+    rig = open_rig()
+    await rig.append("a", 1, 2, 3)
+    await rig.replicate()
+    reader = open_rig()
+    assert await reader.read("a") == [1, 2, 3]
+    reader.store_faults.calls.clear()
+    assert await reader.read("a") == [1, 2, 3]
+    assert set(reader.store_faults.calls) == {"events"}
+    assert reader.metrics.counted("read_head_known") == 1
+
+
+@pytest.mark.parametrize("kind", ["like kafka"])
+@pytest.mark.parametrize("replicated", [True, False])
+async def test_whatever_others_did_since_a_journal_was_read_is_read(open_rig: OpenRig, replicated: bool) -> None:
+    other, reader = open_rig(), open_rig()
+    await other.append("a", 1, 2, 3)
+    await other.replicate()
+
+    async def reads(*payloads: int) -> None:
+        if replicated:
+            await other.replicate()
+        for _ in range(2):
+            assert await reader.read("a") == list(payloads)
+
+    await reads(1, 2, 3)
+    await other.append("a", 4)
+    await reads(1, 2, 3, 4)
+    await other.journal.delete("a", to=2)
+    await reads(3, 4)
+    await other.journal.purge("a")
+    await reads()
+    await other.append("a", 5, 6)
+    await reads(5, 6)
+
+
 # ---- bounds
 
 
