@@ -112,7 +112,6 @@ class Bench:
     async def concurrent(self, book: Book, servers: str) -> None:
         """256 writers that await each message; in turns, so that all see the same machine."""
         from aiokafka import AIOKafkaProducer
-        from confluent_kafka.aio import AIOProducer
 
         topic = f"{self.name}-w"
         journal = book.journal(topic)
@@ -130,19 +129,30 @@ class Bench:
             await self._in_turn({"append": ours, "aiokafka": theirs}, turns=5)
         finally:
             await aiokafka.stop()
-        # By itself, for its threads want the interpreter while it is open, whoever's turn it is.
-        aioproducer = AIOProducer(
-            {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True},
-            batch_size=WRITERS,
-            buffer_timeout=0.005,
-        )
+        await self._aioproducer(topic, servers)
 
-        async def confluents(id: str) -> None:
+    async def _aioproducer(self, topic: str, servers: str) -> None:
+        """By itself, for its threads want the interpreter while it is open, whoever's turn it is.
+
+        Reports come only when somebody polls, so somebody always does: else it stands still, 0.1 s a batch.
+        """
+        from confluent_kafka.aio import AIOProducer
+
+        settings = {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True}
+        aioproducer = AIOProducer(settings, batch_size=WRITERS, buffer_timeout=0.1)
+
+        async def poll() -> None:
+            while True:
+                await aioproducer.poll(0.005)
+
+        async def theirs(id: str) -> None:
             await (await aioproducer.produce(topic, value=BYTES, key=id.encode()))
 
+        polling = asyncio.create_task(poll())
         try:
-            await self._in_turn({"aioproducer": confluents}, turns=2)
+            await self._in_turn({"aioproducer": theirs}, turns=5)
         finally:
+            polling.cancel()
             await aioproducer.close()
 
     async def _in_turn(self, sides: Mapping[str, Callable[[str], Awaitable[None]]], *, turns: int) -> None:
@@ -259,9 +269,11 @@ class Bench:
         topic = f"{self.name}-r"
         journal = book.journal(topic)
         long = 100_000 // self.scale
-        for _ in range(long // 1000):
-            await journal.append("long", [Event(BYTES)] * 1000)
-        await journal.append("short", [Event(BYTES)] * 1000)
+        # One event an append, so that each has a row of its own, for the driver as for us.
+        for id, count in (("long", long), ("short", 1000)):
+            for start in range(0, count, 10_000):
+                await journal.append_many([(id, [Event(BYTES)])] * min(10_000, count - start), confirm=False)
+        await journal.append("together", [Event(BYTES)] * 1000)
         with timed("replicating"):
             await replicate(book, topic)
         driver = await Driver.open(book, topic, (await journal.facts()).segment_size)
@@ -274,6 +286,8 @@ class Bench:
                     theirs.append(await _took(lambda id=id, count=count: driver.read(id, count)))  # type: ignore[misc]
                 self.figures[f"read_{id}_ms"] = percentile(ours, 0.5) * 1000
                 self.figures[f"driver_{id}_ms"] = percentile(theirs, 0.5) * 1000
+            took = [await _took(lambda: _count(journal, "together")) for _ in range(rounds)]
+            self.figures["read_1k_of_one_append_ms"] = percentile(took, 0.5) * 1000
         finally:
             await driver.close()
 
