@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.watchdog import Watchdog
 from tidebook.testing.servers.server import Server
 
 # A busy machine is slow, not wrong; an example that fails is printed, so that it can be kept.
@@ -25,6 +26,10 @@ PIPELINE = "tests/pipeline/"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long tests, and every test in its full form")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Watchdog())
 
 
 @pytest.hookimpl(optionalhook=True)
