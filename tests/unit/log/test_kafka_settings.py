@@ -50,6 +50,9 @@ def test_options_may_stand_in_the_url_or_beside_it() -> None:
         ("kafka://host", {"security": "sasl_ssl"}, "user"),
         ("kafka://host", {"security": "plaintext", "user": "u", "password": "p"}, "sasl_ssl"),
         ("kafka://host", {"security": "plaintext", "ca_file": "ca.pem"}, "ca_file"),
+        ("kafka://host", {"security": "plaintext", "cert_file": "me.pem", "key_file": "me.key"}, "cert_file"),
+        ("kafka://host", {"ca_file": "ca.pem", "cert_file": "me.pem"}, "go together"),
+        ("kafka://host", {"ca_file": "ca.pem", "key_file": "me.key"}, "go together"),
         ("kafka://host", {"user": "u", "password": "p", "password_file": "f"}, "both"),
         (f"kafka://host?password={PASSWORD}", {}, "password_file"),
         ("kafka://host", {"password": 7, "user": "u"}, "password"),
@@ -64,6 +67,7 @@ def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, object], t
 def test_security_follows_from_what_is_given() -> None:
     assert read("kafka://h").protocol == "plaintext"
     assert read("kafka://h", {"ca_file": "ca.pem"}).protocol == "ssl"
+    assert read("kafka://h", {"cert_file": "me.pem", "key_file": "me.key"}).protocol == "ssl"
     assert read("kafka://me:pw@h").protocol == "sasl_ssl"
     assert read("kafka://me:pw@h", {"security": "sasl_plaintext"}).protocol == "sasl_plaintext"
 

@@ -41,7 +41,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = -1
 
-    #: None: `sasl_ssl` where a user is given, `ssl` where a CA file is, else `plaintext`.
+    #: None: `sasl_ssl` where a user is given, `ssl` where a CA or a certificate is, else `plaintext`.
     security: Security | None = None
     mechanism: Mechanism = "SCRAM-SHA-512"
     user: str | None = None
@@ -104,8 +104,11 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidInput(f"security {self.protocol} needs a user and a password, or a password_file")
         if self.user is not None and not self.protocol.startswith("sasl"):
             raise InvalidInput(f"a user is given but security is {self.protocol}: set it to sasl_ssl")
-        if self.ca_file is not None and "ssl" not in self.protocol:
-            raise InvalidInput(f"ca_file is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        for name in ("ca_file", "cert_file", "key_file"):
+            if getattr(self, name) is not None and "ssl" not in self.protocol:
+                raise InvalidInput(f"{name} is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidInput("cert_file and key_file go together: a certificate is of no use without its key")
         if self.requests_in_flight_max > 5:
             raise InvalidInput("requests_in_flight_max may be 5: a broker tells repetitions apart only so far back")
         for name in _AT_LEAST_ONE:
@@ -119,7 +122,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return self.security
         if self.user is not None:
             return "sasl_ssl"
-        return "plaintext" if self.ca_file is None else "ssl"
+        return "plaintext" if self.ca_file is None and self.cert_file is None else "ssl"
 
     def secret(self) -> Secret | None:
         """The password, from wherever it is kept."""

@@ -97,6 +97,8 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise InvalidInput("replication names a data centre that cannot be one")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
             raise InvalidInput("certificates are given but tls is off: set tls = true")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidInput("cert_file and key_file go together: a certificate is of no use without its key")
 
     @property
     def reading(self) -> str:
