@@ -102,7 +102,7 @@ def mariadb_url() -> str:
 def server_told(name: str) -> dict[str, Any]:
     """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
     _skip_if_left_out(name)
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
+    status = status_file()
     if not status.exists():
         pytest.fail(f"{name} is not running: start it with ./dev servers start, or run ./dev test", pytrace=False)
     entry: dict[str, Any] | None = json.loads(status.read_text())["servers"].get(name)
@@ -114,6 +114,11 @@ def server_told(name: str) -> dict[str, Any]:
     except OSError as error:
         pytest.fail(f"{name} does not answer at {entry['address']}: {error}", pytrace=False)
     return entry
+
+
+def status_file() -> Path:
+    """Where the running servers are written down."""
+    return Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
 
 
 def _skip_if_left_out(name: str) -> None:

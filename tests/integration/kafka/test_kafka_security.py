@@ -105,23 +105,3 @@ async def test_a_missing_ca_file_says_so(secure_kafka: Kafka, open_log: OpenKafk
     async with open_log(secure_kafka.url, user="u", password=PASSWORD, ca_file="no-such-file.pem") as log:
         with pytest.raises(InvalidInput, match=r"no-such-file\.pem"):
             await log.topic(topic)
-
-
-@pytest.mark.long
-async def test_a_server_that_wants_the_clients_certificate_is_shown_it(
-    open_log: OpenKafkaLog, topic: str, tmp_path: Path
-) -> None:
-    security = make_security(tmp_path / "security", Credentials("tidebook", PASSWORD))
-    made = security.certificates
-    options = {"user": "tidebook", "password": PASSWORD, "ca_file": str(made.authority), "request_timeout_ms": 3000}
-    signed = {"cert_file": str(made.server), "key_file": str(made.server_key)}
-    strange = {"cert_file": str(made.stranger), "key_file": str(made.stranger.with_suffix(".key"))}
-    asking = {"listener.name.client.ssl.client.auth": "required"}
-    with Kafka(tmp_path / "kafka", security=security, properties=asking) as kafka:
-        async with open_log(kafka.url, **{**options, "request_timeout_ms": 30_000}, **signed) as log:
-            await log.create_topic(topic, 1)
-            assert (await log.append(Outgoing(topic, 0, b"k", b"v"))).partition == 0
-        for refused in (strange, {}):
-            async with open_log(kafka.url, **options, **refused) as log:
-                with pytest.raises(Unavailable):
-                    await log.topic(topic)
