@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from tidebook.core.secret import Secret
 from tidebook.log.kafka.client import common_config, consumer_config, producer_config
-from tidebook.log.kafka.faults import failed, not_acknowledged
+from tidebook.log.kafka.faults import failed, not_acknowledged, not_sent
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.kafka.topics import check_topic, check_wishes, new_topic_config
 
@@ -157,3 +157,18 @@ def test_a_record_without_acknowledgement_is_unknown_unless_it_was_refused(code:
 )
 def test_a_request_that_fails_has_changed_nothing(code: int, kind: type[Exception]) -> None:
     assert type(failed(KafkaError(code), "asking")) is kind
+
+
+#: All that the client and brokers may say.
+EVERY_CODE = sorted(
+    {code for name in dir(KafkaError) if name.isupper() and isinstance(code := getattr(KafkaError, name), int)}
+    - {KafkaError.NO_ERROR}
+)
+
+
+def test_every_error_is_one_of_few_whatever_it_was() -> None:
+    assert len(EVERY_CODE) > 150
+    for code in EVERY_CODE:
+        assert isinstance(failed(KafkaError(code), "asking"), Unavailable | NotFound | InvalidInput), code
+        assert isinstance(not_acknowledged(KafkaError(code), "t", 3), OutcomeUnknown | InvalidInput), code
+        assert isinstance(not_sent(KafkaError(code), "t", 3), Unavailable | NotFound | InvalidInput), code
