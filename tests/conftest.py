@@ -22,6 +22,8 @@ settings.load_profile("tidebook")
 ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600
 PIPELINE = "tests/pipeline/"
+#: For the Spark of this process and of those it starts: jobs of a second never earn what the better compiler costs.
+QUICK_SPARK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog())
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 
 
 @pytest.hookimpl(optionalhook=True)
