@@ -31,7 +31,7 @@ BENCH_SERVERS = {
 }
 #: Much of a test's time is waiting for a server. `-n 0` turns it off, for a debugger. A process that dies ends the run:
 #: pytest-xdist would make a new one, run the same test there, and after some rounds wait for ever.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 
 
 def up(arguments: list[str]) -> int:
