@@ -41,20 +41,14 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
 
 @pytest.fixture(scope="module")
 def guarded_kafka(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Kafka]:
-    kafka = Kafka(tmp_path_factory.mktemp("guarded") / "kafka", security=security)
-    try:
-        yield kafka.start()
-    finally:
-        kafka.remove()
+    with Kafka(tmp_path_factory.mktemp("guarded") / "kafka", security=security).for_now() as kafka:
+        yield kafka
 
 
 @pytest.fixture(scope="module")
 def guarded_cassandra(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Cassandra]:
-    cassandra = Cassandra(tmp_path_factory.mktemp("guarded") / "cassandra", security=security)
-    try:
-        yield cassandra.start()
-    finally:
-        cassandra.remove()
+    with Cassandra(tmp_path_factory.mktemp("guarded") / "cassandra", security=security).for_now() as cassandra:
+        yield cassandra
 
 
 def test_kafka_serves_a_client_with_certificate_and_password(guarded_kafka: Kafka) -> None:
