@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.watchdog import Watchdog
 from tidebook.testing.servers.server import Server
 
 # A busy machine is slow, not wrong; an example that fails is printed, so that it can be kept.
@@ -21,10 +22,17 @@ settings.load_profile("tidebook")
 ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600
 PIPELINE = "tests/pipeline/"
+#: For the Spark of this process and of those it starts: jobs of a second never earn what the better compiler costs.
+QUICK_SPARK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long tests, and every test in its full form")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Watchdog())
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -97,7 +105,7 @@ def mariadb_url() -> str:
 def server_told(name: str) -> dict[str, Any]:
     """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
     _skip_if_left_out(name)
-    status = Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
+    status = status_file()
     if not status.exists():
         pytest.fail(f"{name} is not running: start it with ./dev servers start, or run ./dev test", pytrace=False)
     entry: dict[str, Any] | None = json.loads(status.read_text())["servers"].get(name)
@@ -109,6 +117,11 @@ def server_told(name: str) -> dict[str, Any]:
     except OSError as error:
         pytest.fail(f"{name} does not answer at {entry['address']}: {error}", pytrace=False)
     return entry
+
+
+def status_file() -> Path:
+    """Where the running servers are written down."""
+    return Path(os.environ.get("TIDEBOOK_SERVERS") or ROOT / ".servers" / "status.json")
 
 
 def _skip_if_left_out(name: str) -> None:

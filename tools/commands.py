@@ -29,8 +29,9 @@ BENCH_SERVERS = {
     "queue": ("postgres",),
     "tags": ("cassandra",),
 }
-#: Much of a test's time is waiting for a server. `-n 0` turns it off, for a debugger.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+#: Much of a test's time is waiting for a server. `-n 0` turns it off, for a debugger. A process that dies ends the run:
+#: pytest-xdist would make a new one, run the same test there, and after some rounds wait for ever.
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 
 
 def up(arguments: list[str]) -> int:
@@ -77,6 +78,8 @@ def test(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     with server_home([name for name in SERVER_NAMES if name not in without]) as home:
         told = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
+        # Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile all of it anew.
+        _python("-m", "compileall", "-q", "src")
         return _python("-m", "pytest", *SIDE_BY_SIDE, *rest, variables=environment.variables() | told)
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import ssl
+import json
+import subprocess
+import sys
+import tomllib
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import acsylla
 import psycopg
 import pymysql
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tidebook.testing.servers import Cassandra, Kafka, Postgres, Security, ServerError, make_security
+import tidebook
+from tests.conftest import status_file
+from tidebook import Event
+from tidebook.testing.servers import Kafka, Postgres, ServerError
 
 ANSWER_S_MAX = 30.0
 
@@ -48,18 +55,23 @@ def first_value(settings: dict[str, str], topic: str) -> bytes | None:
         consumer.close()
 
 
+async def connect(address: str, **options: object) -> acsylla.Session:
+    host, port = address.split(":")
+    return await acsylla.create_cluster([host], port=int(port), **options).create_session(keyspace="tidebook")
+
+
 @pytest.mark.kafka
 def test_kafka_gives_back_what_was_produced(kafka_bootstrap: str) -> None:
     settings = {"bootstrap.servers": kafka_bootstrap}
-    create_topic(settings, "servers-answer")
-    produce(settings, "servers-answer", b"tide")
-    assert first_value(settings, "servers-answer") == b"tide"
+    topic = f"servers-answer-{uuid.uuid4().hex[:8]}"  # a developer's servers outlive a run
+    create_topic(settings, topic)
+    produce(settings, topic, b"tide")
+    assert first_value(settings, topic) == b"tide"
 
 
 @pytest.mark.cassandra
 async def test_cassandra_answers(cassandra_address: str) -> None:
-    host, port = cassandra_address.split(":")
-    session = await acsylla.create_cluster([host], port=int(port)).create_session(keyspace="tidebook")
+    session = await connect(cassandra_address)
     result = await session.execute(acsylla.create_statement("SELECT release_version FROM system.local"))
     assert result.first().release_version == "5.0.9"
     await session.close()
@@ -96,128 +108,87 @@ def test_a_killed_kafka_comes_back_with_its_data_at_the_same_address(tmp_path: P
         assert first_value(kafka.client_settings(), "kept") == b"before"
 
 
-@pytest.mark.postgres
-def test_a_killed_postgres_comes_back_with_its_data(tmp_path: Path) -> None:
-    postgres = Postgres(tmp_path / "postgres").start()
-    try:
-        with psycopg.connect(postgres.url) as connection:
-            connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
-        postgres.kill9()
-        postgres.restart()
-        with psycopg.connect(postgres.url) as connection:
-            assert connection.execute("SELECT x FROM kept").fetchone() == (1,)
-    finally:
-        postgres.remove()
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A server of our own; each test leaves it running."""
+    with Postgres(tmp_path_factory.mktemp("postgres") / "server").for_now() as postgres:
+        yield postgres
 
 
 @pytest.mark.postgres
-def test_a_paused_server_answers_only_after_it_is_resumed(tmp_path: Path) -> None:
-    postgres = Postgres(tmp_path / "postgres").start()
+def test_a_killed_postgres_comes_back_with_its_data(postgres: Postgres) -> None:
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
+    postgres.kill9()
+    postgres.restart()
+    with psycopg.connect(postgres.url) as connection:
+        assert connection.execute("SELECT x FROM kept").fetchone() == (1,)
+
+
+@pytest.mark.postgres
+def test_a_paused_server_answers_only_after_it_is_resumed(postgres: Postgres) -> None:
+    postgres.pause()
     try:
-        postgres.pause()
         with pytest.raises(psycopg.errors.ConnectionTimeout):
             psycopg.connect(postgres.url, connect_timeout=2)
-        postgres.resume()
-        psycopg.connect(postgres.url, connect_timeout=10).close()
     finally:
-        postgres.remove()
+        postgres.resume()
+    psycopg.connect(postgres.url, connect_timeout=10).close()
 
 
 @pytest.mark.postgres
-def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    postgres = Postgres(tmp_path / "postgres").start()
+def test_a_second_start_in_the_same_folder_is_refused(postgres: Postgres) -> None:
+    with pytest.raises(ServerError, match="runs already"):
+        Postgres(postgres.folder).start()
+
+
+def command(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """`./dev servers …`, behind its set-up: the exit code, and the status that it prints."""
+    line = [sys.executable, "-m", "tidebook.testing.servers", *arguments, "--home", str(home), "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=ANSWER_S_MAX)
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.postgres
+def test_servers_are_started_shown_and_stopped_by_the_command(tmp_path: Path) -> None:
+    home = tmp_path / "servers"
+    assert command(home, "status", "--only", "postgres") == (1, {"servers": {}, "book": None})
     try:
-        with pytest.raises(ServerError, match="runs already"):
-            Postgres(tmp_path / "postgres").start()
+        code, started = command(home, "start", "--only", "postgres")
+        assert code == 0
+        told = started["servers"]["postgres"]
+        with psycopg.connect(told["url"]) as connection:
+            connection.execute("SELECT 1")
+        assert json.loads((home / "status.json").read_text())["servers"]["postgres"] == told
+        assert tomllib.loads(Path(started["book"]).read_text()) == {"sql": {"url": told["url"]}}
+        assert command(home, "start", "--only", "postgres") == (0, started)  # it runs: nothing to do
+        assert command(home, "status", "--only", "postgres") == (0, started)
+        assert command(home, "status")[0] == 1  # the others do not run
     finally:
-        postgres.remove()
-
-
-@pytest.fixture(scope="module")
-def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
-    return make_security(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secured_kafka(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka"), security=security) as kafka:
-        yield kafka
-
-
-@pytest.fixture(scope="module")
-def secured_cassandra(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Cassandra]:
-    with Cassandra(tmp_path_factory.mktemp("cassandra"), security=security) as cassandra:
-        yield cassandra
+        code, stopped = command(home, "stop")
+    assert (code, stopped["servers"]) == (0, {})
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(told["url"], connect_timeout=2)
+    assert command(home, "stop", "--remove")[0] == 0
+    assert not (home / "postgres").exists()
 
 
 @pytest.mark.kafka
-def test_a_secured_kafka_serves_a_client_with_certificate_and_password(secured_kafka: Kafka) -> None:
-    create_topic(secured_kafka.client_settings(), "private")
-    produce(secured_kafka.client_settings(), "private", b"secret")
-    assert first_value(secured_kafka.client_settings(), "private") == b"secret"
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param({"security.protocol": "PLAINTEXT"}, id="no encryption"),
-        pytest.param({"sasl.password": "wrong"}, id="wrong password"),
-        pytest.param({"ssl.ca.location": "stranger"}, id="unknown authority"),
-    ],
-)
-def test_a_secured_kafka_refuses_other_clients(secured_kafka: Kafka, wrong: dict[str, str]) -> None:
-    assert secured_kafka.security is not None
-    settings = secured_kafka.client_settings() | wrong
-    if settings["ssl.ca.location"] == "stranger":
-        settings["ssl.ca.location"] = str(secured_kafka.security.certificates.stranger)
-    with pytest.raises(KafkaException):
-        AdminClient({**settings, "log_level": "0"}).list_topics(timeout=3)
-
-
-async def connect(cassandra: Cassandra, **options: object) -> acsylla.Session:
-    host, port = cassandra.address.split(":")
-    return await acsylla.create_cluster([host], port=int(port), **options).create_session(keyspace="tidebook")
-
-
 @pytest.mark.cassandra
-async def test_a_secured_cassandra_serves_a_client_with_certificate_and_password(secured_cassandra: Cassandra) -> None:
-    assert secured_cassandra.security is not None
-    told = secured_cassandra.security
-    session = await connect(
-        secured_cassandra,
-        username=told.credentials.user,
-        password=told.credentials.password,
-        ssl_enabled=True,
-        ssl_trusted_cert=told.certificates.authority.read_text(),
-    )
-    result = await session.execute(acsylla.create_statement("SELECT cluster_name FROM system.local"))
-    assert result.first().cluster_name == "tidebook"
-    await session.close()
+@pytest.mark.postgres
+@pytest.mark.usefixtures("kafka_bootstrap", "cassandra_address", "postgres_url")
+async def test_the_settings_file_that_is_written_beside_the_servers_opens_a_book_on_them() -> None:
+    file = status_file().with_name("tidebook.toml")
+    assert {name: url.split(":")[0] for name, url in sections(file)} == {
+        "log": "kafka",
+        "store": "cassandra",
+        "sql": "postgresql",
+    }
+    async with tidebook.open(file) as book:
+        journal = book.journal(f"servers-{uuid.uuid4().hex[:8]}")
+        await journal.append("a", [Event(1)])
+        assert [event.payload async for event in journal.read("a")] == [1]
 
 
-@pytest.mark.cassandra
-async def test_a_secured_cassandra_refuses_a_client_without_encryption(secured_cassandra: Cassandra) -> None:
-    with pytest.raises(acsylla.errors.CassErrorLibNoHostsAvailable):
-        await connect(secured_cassandra, username="tidebook", password="tide-and-time")
-
-
-@pytest.mark.cassandra
-async def test_a_secured_cassandra_refuses_a_wrong_password(secured_cassandra: Cassandra) -> None:
-    assert secured_cassandra.security is not None
-    trusted = secured_cassandra.security.certificates.authority.read_text()
-    with pytest.raises(acsylla.errors.CassErrorServerBadCredentials):
-        await connect(
-            secured_cassandra, username="tidebook", password="wrong", ssl_enabled=True, ssl_trusted_cert=trusted
-        )
-
-
-@pytest.mark.cassandra
-async def test_a_secured_cassandra_shows_a_certificate_of_its_own_authority_only(
-    secured_cassandra: Cassandra,
-) -> None:
-    assert secured_cassandra.security is not None
-    host, port = secured_cassandra.address.split(":")
-    stranger = ssl.create_default_context(cafile=str(secured_cassandra.security.certificates.stranger))
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await asyncio.open_connection(host, int(port), ssl=stranger)
+def sections(file: Path) -> list[tuple[str, str]]:
+    return [(name, section["url"]) for name, section in tomllib.loads(file.read_text()).items()]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import QUICK_SPARK
 from tests.pipeline.commands import processes_with
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
@@ -66,7 +67,7 @@ class Cluster:
         home = spark_home()
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH",)}
         environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-        environment["SPARK_DAEMON_MEMORY"] = "256m"
+        environment |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_SPARK}
         command = [str(home / "bin" / "spark-class"), name, *arguments]
         with (self.folder / f"{len(self._processes) or 'master'}.log").open("wb") as log:
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
@@ -122,7 +123,8 @@ def submitted(cluster: Cluster, package: Path, toml: Path, topic: str) -> subpro
     """`spark-submit` of the replication, as the documents tell it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home())}
-    conf = ("spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.executor.cores=1", "spark.cores.max=2")
+    conf = ["spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.executor.cores=1", "spark.cores.max=2"]
+    conf.append(f"spark.executor.extraJavaOptions={QUICK_SPARK}")
     command = [
         *(str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url),
         *(part for each in conf for part in ("--conf", each)),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
+
+from tidebook.core.errors import InvalidInput
 
 #: Added to what is said of a bad URL: a password with one of these in it cuts the URL in the wrong place.
 QUOTE = " (in a user or password, write /, ?, # and @ as %2F, %3F, %23 and %40)"
@@ -46,3 +50,28 @@ def read_secret(kind: type, value: Any) -> Any:
             return Secret(value)
         raise ValueError("password must be text")
     raise NotImplementedError(kind)
+
+
+def read_user(who: str) -> dict[str, Any]:
+    """User and password as a URL has them before its @.
+
+    >>> read_user("me:a%2Fb")
+    {'user': 'me', 'password': 'a/b'}
+    """
+    user, colon, password = who.partition(":")
+    found = {"user": unquote(user)} if who else {}
+    return found | {"password": unquote(password)} if colon else found
+
+
+def with_password(given: Mapping[str, Any], variable: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What was given; where no password is named there, with that of the environment."""
+    named = given.get("password") is not None or given.get("password_file") is not None
+    return dict(given) if named or variable not in environment else {**given, "password": environment[variable]}
+
+
+def check_identity(password: object, password_file: object, cert_file: object, key_file: object) -> None:
+    """Refuse two passwords, or half of who we are."""
+    if password is not None and password_file is not None:
+        raise InvalidInput("password and password_file are both given: keep one")
+    if (cert_file is None) != (key_file is None):
+        raise InvalidInput("cert_file and key_file go together: a certificate is of no use without its key")

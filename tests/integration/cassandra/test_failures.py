@@ -37,11 +37,8 @@ BACK_S = 60.0
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cassandra]:
     """A node of our own: it does not outlive these tests unharmed."""
-    server = Cassandra(tmp_path_factory.mktemp("cassandra") / "node")
-    try:
-        yield server.start()
-    finally:
-        server.remove()
+    with Cassandra(tmp_path_factory.mktemp("cassandra") / "node").for_now() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

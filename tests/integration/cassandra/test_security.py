@@ -26,11 +26,8 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, security: Security) -> Iterator[Cassandra]:
-    server = Cassandra(tmp_path_factory.mktemp("cassandra") / "node", security=security)
-    try:
-        yield server.start()
-    finally:
-        server.remove()
+    with Cassandra(tmp_path_factory.mktemp("cassandra") / "node", security=security).for_now() as server:
+        yield server
 
 
 @pytest.fixture

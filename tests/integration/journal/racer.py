@@ -7,24 +7,53 @@ import json
 import sys
 
 import tidebook
-from tidebook import Conflict, Event
+from tidebook import Conflict, Event, NotFound, OutcomeUnknown, Unavailable
+from tidebook.journal.journal import Journal
+from tidebook.journal.outcome import Appended
+
+#: An outcome that is still unknown then can no longer be learned: too many others have appended meanwhile.
+ATTEMPTS_MAX = 60
+REST_S = 0.2
+
+
+async def append(journal: Journal, id: str, payload: str, expected: int) -> tuple[Appended, int]:
+    """Append once, however often it has to be tried; and how often that was."""
+    unknown: OutcomeUnknown | None = None
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            return await journal.append(id, [Event(payload)], expected=expected, retry=unknown), attempt + 1
+        except OutcomeUnknown as error:
+            unknown = error
+        except (Unavailable, NotFound):  # a broker that has just started may not know its topics
+            pass
+        await asyncio.sleep(REST_S)
+    raise unknown or Unavailable("the broker stayed away")
+
+
+def tell(**what: object) -> None:
+    print(json.dumps(what), flush=True)
 
 
 async def main(where: str, topic: str, name: str, ids: list[str], wins_wanted: int) -> None:
     async with tidebook.open(where) as book:
         journal = book.journal(topic)
         last = dict.fromkeys(ids, 0)
-        wins = 0
+        wins = tries = 0
         while wins < wins_wanted:
             for id in ids:
+                tries += 1
+                payload = f"{name}-{tries}"
                 try:
-                    done = await journal.append(id, [Event(f"{name}-{wins}")], expected=last[id])
+                    done, attempts = await append(journal, id, payload, last[id])
                 except Conflict as conflict:
                     last[id] = conflict.found
-                    print(json.dumps({"lost": id, "expected": conflict.expected, "found": conflict.found}))
+                    tell(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
+                except OutcomeUnknown:
+                    last[id] = await journal.pointer(id) or 0
+                    tell(unknown=id, payload=payload)
                 else:
                     assert done.last is not None
-                    print(json.dumps({"won": id, "seq_nr": done.last, "payload": f"{name}-{wins}"}))
+                    tell(won=id, seq_nr=done.last, payload=payload, attempts=attempts)
                     last[id] = done.last
                     wins += 1
 

@@ -6,7 +6,9 @@ import asyncio
 import json
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,72 @@ pytestmark = [pytest.mark.kafka, pytest.mark.cassandra]
 
 RACERS = 4
 IDS = ["a", "b", "c"]
+PATIENCE_S = 60
+
+
+class Race:
+    """Processes that append to the same journals, and all that they were told."""
+
+    def __init__(self, file: Path, topic: str, wins_wanted: int) -> None:
+        self._arguments = (str(file), topic)
+        self._wins_wanted = wins_wanted
+        self._news = asyncio.Event()
+        self.told: list[dict[str, Any]] = []
+
+    async def run(self) -> None:
+        """Until each has won often enough."""
+        await asyncio.gather(*(self._run_one(n) for n in range(RACERS)))
+
+    async def _run_one(self, n: int) -> None:
+        racer = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).parent / "racer.py"),
+            *self._arguments, f"racer-{n}", ",".join(IDS), str(self._wins_wanted),
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert racer.stdout is not None
+        try:
+            async for line in racer.stdout:
+                self.told.append(json.loads(line))
+                self._news.set()
+            assert await racer.wait() == 0
+        finally:
+            if racer.returncode is None:
+                racer.kill()
+                await racer.wait()
+
+    def those(self, what: str, id: str | None = None) -> list[dict[str, Any]]:
+        return [each for each in self.told if what in each and id in (None, each[what])]
+
+    async def until_won(self, count: int) -> None:
+        """Wait for so many more wins."""
+        wanted = len(self.those("won")) + count
+        while len(self.those("won")) < wanted:
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), PATIENCE_S)
+
+
+def write_book(folder: Path, kafka: str, cassandra: str) -> Path:
+    file = folder / "tidebook.toml"
+    log = f'[log]\nurl = "kafka://{kafka}"\nsend_timeout_ms = 3000\nrequest_timeout_ms = 3000\n'
+    file.write_text(f'{log}[store]\nurl = "cassandra://{cassandra}/journal_integration"\n')
+    return file
+
+
+async def check_history(journal: Journal, race: Race) -> None:
+    """Whatever was told fits what is there: one winner a number, nothing of the losers, nothing twice."""
+    for id in IDS:
+        events = [(event.seq_nr, event.payload) async for event in journal.read(id)]
+        assert [number for number, _ in events] == list(range(1, len(events) + 1))
+        # Lists, not sets: a second winner of a number would be one more.
+        won = sorted((each["seq_nr"], each["payload"]) for each in race.those("won", id))
+        unknown = {each["payload"] for each in race.those("unknown", id)}
+        assert won == [event for event in events if event[1] not in unknown]
+        there = [payload for _, payload in events]
+        assert len(set(there)) == len(there)
+        lost = race.those("lost", id)
+        assert not {each["payload"] for each in lost} & set(there)
+        assert len(lost) >= RACERS - 1  # all of them expect 0 at first
+        assert all(each["found"] > each["expected"] for each in lost)
 
 
 @pytest.mark.timeout(240)
@@ -27,54 +95,59 @@ async def test_exactly_one_process_wins_each_number_and_the_losers_learn_where_i
     open_book: OpenBook, tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, long_form: bool
 ) -> None:
     topic = f"race-{uuid.uuid4().hex[:8]}"
-    file = tmp_path / "tidebook.toml"
-    store = f"cassandra://{cassandra_address}/journal_integration"
-    file.write_text(f'[log]\nurl = "kafka://{kafka_bootstrap}"\n[store]\nurl = "{store}"\n')
+    wins_wanted = 200 if long_form else 20
     async with open_book() as book:
         await book.journal(topic).facts()
-        wins_wanted = 200 if long_form else 20
-        racers = [
-            await asyncio.create_subprocess_exec(
-                sys.executable, str(Path(__file__).parent / "racer.py"),
-                str(file), topic, f"racer-{n}", ",".join(IDS), str(wins_wanted),
-                stdout=asyncio.subprocess.PIPE,
-            )
-            for n in range(RACERS)
-        ]  # fmt: skip
-        outputs = [await racer.communicate() for racer in racers]
-        assert [racer.returncode for racer in racers] == [0] * RACERS
-        told = [json.loads(line) for output, _ in outputs for line in output.splitlines()]
-        won = [each for each in told if "won" in each]
-        assert len(won) >= RACERS * wins_wanted
-        for id in IDS:
-            events = [(event.seq_nr, event.payload) async for event in book.journal(topic).read(id)]
-            # Lists, not sets: a second winner of a number would be one more.
-            assert sorted((each["seq_nr"], each["payload"]) for each in won if each["won"] == id) == events
-            assert [number for number, _ in events] == list(range(1, len(events) + 1))
-            lost = [each for each in told if each.get("lost") == id]
-            assert len(lost) >= RACERS - 1  # all of them expect 0 at first
-            assert all(each["found"] > each["expected"] for each in lost)
+        race = Race(write_book(tmp_path, kafka_bootstrap, cassandra_address), topic, wins_wanted)
+        await race.run()
+        assert len(race.those("won")) >= RACERS * wins_wanted
+        assert race.those("unknown") == []
+        await check_history(book.journal(topic), race)
+
+
+@pytest.fixture(scope="module")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A broker for this module; each test leaves it running."""
+    with Kafka(tmp_path_factory.mktemp("racing") / "kafka") as kafka:
+        yield kafka
+
+
+@pytest.mark.timeout(300)
+async def test_a_broker_that_is_killed_under_the_race_gives_no_number_twice_and_doubles_no_retry(
+    own_kafka: Kafka, open_book: OpenBook, tmp_path: Path, cassandra_address: str, long_form: bool
+) -> None:
+    topic = f"race-{uuid.uuid4().hex[:8]}"
+    async with open_book(servers=own_kafka.address, log={"request_timeout_ms": 60_000}) as book:
+        await book.journal(topic).facts()
+        race = Race(write_book(tmp_path, own_kafka.address, cassandra_address), topic, 100 if long_form else 30)
+        running = asyncio.create_task(race.run())
+        for _ in range(2):
+            await race.until_won(20)
+            await asyncio.to_thread(own_kafka.kill9)
+            await asyncio.to_thread(own_kafka.start)
+        await running
+        assert any(each["attempts"] > 1 for each in race.those("won"))  # the kills were met
+        await check_history(book.journal(topic), race)
 
 
 @pytest.mark.timeout(240)
-async def test_a_retry_after_an_unknown_outcome_gives_the_one_result(open_book: OpenBook, tmp_path: Path) -> None:
+async def test_a_retry_after_an_unknown_outcome_gives_the_one_result(own_kafka: Kafka, open_book: OpenBook) -> None:
     topic = f"retry-{uuid.uuid4().hex[:8]}"
-    with Kafka(tmp_path / "kafka") as kafka:
-        async with open_book(servers=kafka.address, log={"send_timeout_ms": 3000}, partitions=1) as book:
-            journal = book.journal(topic)
-            first = await journal.append("a", [Event(0)])
-            kafka.pause()  # it takes nothing more, but what is on its way to it stays there
-            try:
-                with pytest.raises(OutcomeUnknown) as caught:
-                    await journal.append("a", [Event(1)], expected=1)
-            finally:
-                kafka.resume()
-            assert await book.log.wait(topic, 0, offset=first.offset + 1, timeout_s=60)  # so it was written after all
-            done = await retried(journal, caught.value)
-            assert (done.first, done.last, done.offset) == (2, 2, first.offset + 1)
-            assert [event.payload async for event in journal.read("a")] == [0, 1]
-            with pytest.raises(Conflict):  # to a fresh one the number is taken
+    async with open_book(servers=own_kafka.address, log={"send_timeout_ms": 3000}, partitions=1) as book:
+        journal = book.journal(topic)
+        first = await journal.append("a", [Event(0)])
+        own_kafka.pause()  # it takes nothing more, but what is on its way to it stays there
+        try:
+            with pytest.raises(OutcomeUnknown) as caught:
                 await journal.append("a", [Event(1)], expected=1)
+        finally:
+            own_kafka.resume()
+        assert await book.log.wait(topic, 0, offset=first.offset + 1, timeout_s=60)  # so it was written after all
+        done = await retried(journal, caught.value)
+        assert (done.first, done.last, done.offset) == (2, 2, first.offset + 1)
+        assert [event.payload async for event in journal.read("a")] == [0, 1]
+        with pytest.raises(Conflict):  # to a fresh one the number is taken
+            await journal.append("a", [Event(1)], expected=1)
 
 
 async def retried(journal: Journal, unknown: OutcomeUnknown) -> Appended:

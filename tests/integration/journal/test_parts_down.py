@@ -117,11 +117,8 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
 
 @pytest.fixture
 def own_cassandra(tmp_path: Path) -> Iterator[Cassandra]:
-    server = Cassandra(tmp_path / "cassandra")
-    try:
-        yield server.start()
-    finally:
-        server.remove()
+    with Cassandra(tmp_path / "cassandra").for_now() as server:
+        yield server
 
 
 async def test_cassandra_down_stops_only_what_needs_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.kafka.conftest import OpenKafkaLog
-from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaSettings, open_kafka_log
 from tidebook.log.kafka.settings import PASSWORD_VARIABLE
@@ -72,12 +73,11 @@ async def test_a_wrong_password_is_unavailable_and_told_to_nobody(
         request_timeout_ms=3000,
         send_timeout_ms=3000,
     ) as log:
-        for doing in (log.topic(topic), log.topics(), log.append(Outgoing(topic, 0, b"k", b"v"))):
-            with pytest.raises(TidebookError) as caught:
-                await doing
-            assert isinstance(caught.value, Unavailable)
-            assert "password" in str(caught.value)  # what to look at
-            assert WRONG not in f"{caught.value!r} {caught.value.__cause__!r}"
+        doing = (log.topic(topic), log.topics(), log.append(Outgoing(topic, 0, b"k", b"v")))
+        for told in await asyncio.gather(*doing, return_exceptions=True):
+            assert isinstance(told, Unavailable)
+            assert "password" in str(told)  # what to look at
+            assert WRONG not in f"{told!r} {told.__cause__!r}"
         assert WRONG not in repr(log.settings)
         assert WRONG not in repr(vars(log))
     assert WRONG not in caplog.text
@@ -105,23 +105,3 @@ async def test_a_missing_ca_file_says_so(secure_kafka: Kafka, open_log: OpenKafk
     async with open_log(secure_kafka.url, user="u", password=PASSWORD, ca_file="no-such-file.pem") as log:
         with pytest.raises(InvalidInput, match=r"no-such-file\.pem"):
             await log.topic(topic)
-
-
-@pytest.mark.long
-async def test_a_server_that_wants_the_clients_certificate_is_shown_it(
-    open_log: OpenKafkaLog, topic: str, tmp_path: Path
-) -> None:
-    security = make_security(tmp_path / "security", Credentials("tidebook", PASSWORD))
-    made = security.certificates
-    options = {"user": "tidebook", "password": PASSWORD, "ca_file": str(made.authority), "request_timeout_ms": 3000}
-    signed = {"cert_file": str(made.server), "key_file": str(made.server_key)}
-    strange = {"cert_file": str(made.stranger), "key_file": str(made.stranger.with_suffix(".key"))}
-    asking = {"listener.name.client.ssl.client.auth": "required"}
-    with Kafka(tmp_path / "kafka", security=security, properties=asking) as kafka:
-        async with open_log(kafka.url, **{**options, "request_timeout_ms": 30_000}, **signed) as log:
-            await log.create_topic(topic, 1)
-            assert (await log.append(Outgoing(topic, 0, b"k", b"v"))).partition == 0
-        for refused in (strange, {}):
-            async with open_log(kafka.url, **options, **refused) as log:
-                with pytest.raises(Unavailable):
-                    await log.topic(topic)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.integration.outbox.databases import Database
 from tidebook import outbox
@@ -62,6 +62,17 @@ class Cluster:
         self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)])[name].result(30)
         until(lambda: self._led(name, partitions), "the topic has leaders")
 
+    def make_again(self, name: str, partitions: int) -> None:
+        """Another topic of the same name."""
+        self.admin.delete_topics([name])[name].result(30)
+        until(lambda: name not in self.admin.list_topics(timeout=10).topics, "the topic is gone")
+        self.make(name, partitions)
+
+    def grow(self, name: str, partitions: int) -> None:
+        """Give a topic more partitions."""
+        self.admin.create_partitions([NewPartitions(name, partitions)])[name].result(30)
+        until(lambda: self._led(name, partitions), "the partitions have leaders")
+
     def _led(self, name: str, partitions: int) -> bool:
         topic = self.admin.list_topics(name, timeout=10).topics[name]
         return len(topic.partitions) == partitions and all(p.leader >= 0 for p in topic.partitions.values())
@@ -70,20 +81,20 @@ class Cluster:
         """Everything that a reader of committed messages gets, in order within each partition."""
         config: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "group.id": "test", "enable.auto.commit": False}
         config |= {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        config["fetch.wait.max.ms"] = 10
+        ends = self._ends(topic)
         consumer = Consumer(config)
         try:
-            partitions = set(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
-            ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in partitions}
-            consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-            left = {p for p in partitions if ends[p] > 0}
+            consumer.list_topics(topic, timeout=10)  # a client learns of leaders once a second, unless it asks
+            consumer.assign([TopicPartition(topic, p, 0) for p in ends])
+            left = {p for p, end in ends.items() if end > 0}
             seen: list[Seen] = []
             deadline = time.monotonic() + WAIT_S_MAX
             while left:
                 assert time.monotonic() < deadline, (
                     f"topic {topic} cannot be read to its end: {left} of {ends} are left"
                 )
-                batch: list[Any] = consumer.consume(1000, 0.5)
-                for message in batch:
+                for message in _news(consumer):
                     error = message.error()
                     if error is None:
                         seen.append(_seen(message))
@@ -94,6 +105,13 @@ class Cluster:
             return sorted(seen)
         finally:
             consumer.close()
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        asked = {TopicPartition(topic, p): OffsetSpec.latest() for p in partitions}  # type: ignore[no-untyped-call]
+        committed = IsolationLevel.READ_COMMITTED
+        told = self.admin.list_offsets(asked, isolation_level=committed, request_timeout=10)
+        return {place.partition: answer.result(10).offset for place, answer in told.items()}
 
     def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
         """What a relay sends to."""
@@ -115,6 +133,12 @@ class Cluster:
             chosen,
             metrics=Metrics(),
         )
+
+
+def _news(consumer: Consumer) -> list[Any]:
+    """What is there, or else what comes first: a `consume` with a timeout would wait for a thousand messages."""
+    first = consumer.poll(0.5)
+    return [] if first is None else [first, *consumer.consume(999, 0)]
 
 
 def _seen(message: Any) -> Seen:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from tidebook.core.secret import Secret
 from tidebook.log.kafka.client import common_config, consumer_config, producer_config
-from tidebook.log.kafka.faults import failed, not_acknowledged
+from tidebook.log.kafka.faults import failed, not_acknowledged, not_sent
 from tidebook.log.kafka.settings import KafkaSettings
 from tidebook.log.kafka.topics import check_topic, check_wishes, new_topic_config
 
@@ -50,6 +50,9 @@ def test_options_may_stand_in_the_url_or_beside_it() -> None:
         ("kafka://host", {"security": "sasl_ssl"}, "user"),
         ("kafka://host", {"security": "plaintext", "user": "u", "password": "p"}, "sasl_ssl"),
         ("kafka://host", {"security": "plaintext", "ca_file": "ca.pem"}, "ca_file"),
+        ("kafka://host", {"security": "plaintext", "cert_file": "me.pem", "key_file": "me.key"}, "cert_file"),
+        ("kafka://host", {"ca_file": "ca.pem", "cert_file": "me.pem"}, "go together"),
+        ("kafka://host", {"ca_file": "ca.pem", "key_file": "me.key"}, "go together"),
         ("kafka://host", {"user": "u", "password": "p", "password_file": "f"}, "both"),
         (f"kafka://host?password={PASSWORD}", {}, "password_file"),
         ("kafka://host", {"password": 7, "user": "u"}, "password"),
@@ -64,6 +67,7 @@ def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, object], t
 def test_security_follows_from_what_is_given() -> None:
     assert read("kafka://h").protocol == "plaintext"
     assert read("kafka://h", {"ca_file": "ca.pem"}).protocol == "ssl"
+    assert read("kafka://h", {"cert_file": "me.pem", "key_file": "me.key"}).protocol == "ssl"
     assert read("kafka://me:pw@h").protocol == "sasl_ssl"
     assert read("kafka://me:pw@h", {"security": "sasl_plaintext"}).protocol == "sasl_plaintext"
 
@@ -153,3 +157,18 @@ def test_a_record_without_acknowledgement_is_unknown_unless_it_was_refused(code:
 )
 def test_a_request_that_fails_has_changed_nothing(code: int, kind: type[Exception]) -> None:
     assert type(failed(KafkaError(code), "asking")) is kind
+
+
+#: All that the client and brokers may say.
+EVERY_CODE = sorted(
+    {code for name in dir(KafkaError) if name.isupper() and isinstance(code := getattr(KafkaError, name), int)}
+    - {KafkaError.NO_ERROR}
+)
+
+
+def test_every_error_is_one_of_few_whatever_it_was() -> None:
+    assert len(EVERY_CODE) > 150
+    for code in EVERY_CODE:
+        assert isinstance(failed(KafkaError(code), "asking"), Unavailable | NotFound | InvalidInput), code
+        assert isinstance(not_acknowledged(KafkaError(code), "t", 3), OutcomeUnknown | InvalidInput), code
+        assert isinstance(not_sent(KafkaError(code), "t", 3), Unavailable | NotFound | InvalidInput), code

@@ -46,6 +46,9 @@ def test_the_default_consistency_is_a_quorum_of_the_own_data_centre() -> None:
         ("cassandra://one/books", {"colour": "blue"}),
         ("cassandra://one/books", {"tls": "yes"}),
         ("cassandra://one/books", {"ca_file": "ca.pem"}),
+        ("cassandra://one/books", {"tls": True, "cert_file": "me.pem"}),
+        ("cassandra://one/books", {"tls": True, "key_file": "me.key"}),
+        ("cassandra://one/books", {"user": "u", "password": "p", "password_file": "f"}),
         ("cassandra://one/books", {"replication": {"d'c": 3}}),
     ],
 )

@@ -62,7 +62,8 @@ def scan_range(
         consumer.assign([TopicPartition(topic, p, at[p]) for p in left])
         while left and len(found) < len(scan.ids):
             on_step()
-            read: list[Any] = consumer.consume(READ_MAX, STEP_S)
+            first = consumer.poll(STEP_S)  # a `consume` with a timeout would wait for READ_MAX of them
+            read: list[Any] = [] if first is None else [first, *consumer.consume(READ_MAX - 1, 0)]
             if time.monotonic() > moved_at + STILL_S_MAX:
                 raise _standing_still(topic, at, left)
             for message in read:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.metrics import Metrics
 from tidebook.log.kafka.client import common_config
-from tidebook.log.kafka.faults import TOO_LARGE, kafka_error, not_acknowledged, not_sent
+from tidebook.log.kafka.faults import TOO_LARGE, UNKNOWN_TOPIC, kafka_error, not_acknowledged, not_sent
 from tidebook.log.kafka.relay_channel import ANY_PARTITION, MESSAGE_BYTES_MAX
 from tidebook.log.kafka.relay_partition import partition_of
 from tidebook.log.kafka.relay_producer import RelayProducer, fatal_cause
@@ -26,6 +26,9 @@ LOGGER = logging.getLogger("tidebook.outbox")
 POLL_S = 0.1
 #: What the client may take to report, past the time that it gives a message.
 REPORT_S_MAX = 5.0
+#: How long a topic's number of partitions is gone by, as Kafka's own clients do; and what a later look at it may take.
+COUNT_S_MAX = 300.0
+LOOK_S_MAX = 1.0
 
 
 class Sendable(Protocol):
@@ -65,7 +68,8 @@ class KafkaSender:
         self._replacing = threading.Lock()
         self._metrics = metrics
         self._timeout_s = settings.send_timeout_ms / 1000
-        self._partitions: dict[str, int] = {}
+        #: How many partitions a topic has, and when that was asked.
+        self._counts: dict[str, tuple[int, float]] = {}
         self._untold: deque[Report] = deque()
 
     def send(self, messages: Sequence[Sendable], *, wait: bool) -> None:
@@ -88,7 +92,7 @@ class KafkaSender:
             self._serve(producer, POLL_S)
         for error, told in reports:
             if error is not None:
-                raise _failure(error, told)
+                raise self._failed(error, told)
 
     def _serve(self, producer: RelayProducer, timeout_s: float) -> None:
         """Deliver reports; a producer that has failed for good has told of all it had, and is replaced."""
@@ -126,20 +130,41 @@ class KafkaSender:
             except KafkaException as error:
                 if kafka_error(error).code() == KafkaError._FATAL:
                     self._replace(producer)
+                self._forget_if_gone(kafka_error(error), message.topic)
                 raise not_sent(error, message.topic, partition) from error
 
     def _count(self, topic: str) -> int:
-        """How many partitions a topic has; asked for once, so that a missing topic is told before anything is sent."""
-        count = self._partitions.get(topic)
-        if count is None:
-            try:
-                found = self._producer.list_topics(topic, timeout=self._timeout_s).topics[topic]
-            except KafkaException as error:
-                raise not_sent(error, topic, ANY_PARTITION) from error
-            if found.error is not None:
-                raise not_sent(found.error, topic, ANY_PARTITION)
-            self._partitions[topic] = count = len(found.partitions)
+        """How many partitions a topic has; asked for first, so that a missing topic is told before anything is sent."""
+        known = self._counts.get(topic)
+        now = time.monotonic()
+        if known is not None and now - known[1] < COUNT_S_MAX:
+            return known[0]
+        try:
+            count = self._look(topic, self._timeout_s if known is None else LOOK_S_MAX)
+        except TidebookError:
+            if known is None:
+                raise
+            count = known[0]  # whoever is away now may be back before the message's own time is over
+        self._counts[topic] = (count, now)
         return count
+
+    def _look(self, topic: str, timeout_s: float) -> int:
+        try:
+            found = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
+        except KafkaException as error:
+            raise not_sent(error, topic, ANY_PARTITION) from error
+        if found.error is not None:
+            raise not_sent(found.error, topic, ANY_PARTITION)
+        return len(found.partitions)
+
+    def _forget_if_gone(self, error: KafkaError, topic: str) -> None:
+        """A topic that was made again with fewer partitions would else be missed for ever."""
+        if error.code() in UNKNOWN_TOPIC:
+            self._counts.pop(topic, None)
+
+    def _failed(self, error: KafkaError, message: Any) -> TidebookError:
+        self._forget_if_gone(error, message.topic())
+        return _failure(error, message)
 
     def _tell(self) -> None:
         """Say what the client says, and which messages of `kafka_async` failed."""
@@ -147,7 +172,7 @@ class KafkaSender:
         while self._untold:
             error, message = self._untold.popleft()
             if error is not None:
-                LOGGER.error("outbox: kafka_async: %s", _failure(error, message))
+                LOGGER.error("outbox: kafka_async: %s", self._failed(error, message))
                 self._metrics.count("outbox_kafka_async_failures", topic=message.topic())
 
     def close(self) -> None:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.secret import QUOTE, Secret, read_secret
+from tidebook.core.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
 
 PORT = 9092
 PASSWORD_VARIABLE = "TIDEBOOK_LOG_PASSWORD"
@@ -41,7 +41,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = -1
 
-    #: None: `sasl_ssl` where a user is given, `ssl` where a CA file is, else `plaintext`.
+    #: None: `sasl_ssl` where a user is given, `ssl` where a CA or a certificate is, else `plaintext`.
     security: Security | None = None
     mechanism: Mechanism = "SCRAM-SHA-512"
     user: str | None = None
@@ -83,9 +83,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ) -> KafkaSettings:
         """Settings from a URL and the options beside it; a password may come from the environment."""
         given = {**_of_url(url), **(options or {})}
-        environment = os.environ if environment is None else environment
-        if given.get("password") is None and given.get("password_file") is None and PASSWORD_VARIABLE in environment:
-            given["password"] = environment[PASSWORD_VARIABLE]
+        given = with_password(given, PASSWORD_VARIABLE, os.environ if environment is None else environment)
         try:
             return msgspec.convert(given, cls, dec_hook=read_secret, strict=False)
         except msgspec.ValidationError as error:
@@ -98,14 +96,14 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise InvalidInput(f"a server of a Kafka URL is no host:port: kafka://host:9092,host:9092{QUOTE}")
         if not self.servers:
             raise InvalidInput("a Kafka URL names at least one server: kafka://host:9092")
-        if self.password is not None and self.password_file is not None:
-            raise InvalidInput("password and password_file are both given: keep one")
         if self.protocol.startswith("sasl") and self.user is None:
             raise InvalidInput(f"security {self.protocol} needs a user and a password, or a password_file")
         if self.user is not None and not self.protocol.startswith("sasl"):
             raise InvalidInput(f"a user is given but security is {self.protocol}: set it to sasl_ssl")
-        if self.ca_file is not None and "ssl" not in self.protocol:
-            raise InvalidInput(f"ca_file is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        for name in ("ca_file", "cert_file", "key_file"):
+            if getattr(self, name) is not None and "ssl" not in self.protocol:
+                raise InvalidInput(f"{name} is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        check_identity(self.password, self.password_file, self.cert_file, self.key_file)
         if self.requests_in_flight_max > 5:
             raise InvalidInput("requests_in_flight_max may be 5: a broker tells repetitions apart only so far back")
         for name in _AT_LEAST_ONE:
@@ -119,7 +117,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return self.security
         if self.user is not None:
             return "sasl_ssl"
-        return "plaintext" if self.ca_file is None else "ssl"
+        return "plaintext" if self.ca_file is None and self.cert_file is None else "ssl"
 
     def secret(self) -> Secret | None:
         """The password, from wherever it is kept."""
@@ -158,12 +156,7 @@ def _of_url(url: str) -> dict[str, Any]:
     if "password" in given:
         raise InvalidInput("a password is no option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
     given["servers"] = tuple(server if _has_port(server) else f"{server}:{PORT}" for server in servers)
-    if who:
-        user, colon, password = who.partition(":")
-        given["user"] = unquote(user)
-        if colon:
-            given["password"] = unquote(password)
-    return given
+    return given | read_user(who)
 
 
 def _has_port(server: str) -> bool:

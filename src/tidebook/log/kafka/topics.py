@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -92,8 +93,8 @@ class Topics:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._client = connect(AdminClient, common_config(settings) | {"error_cb": self._note})
-        #: Why no server lets us in, as far as the client knows.
-        self._refusals: list[KafkaError] = []
+        #: Why no server lets us in, and when the client said so.
+        self._refusal: tuple[KafkaError, float] | None = None
         self._timeout_s = settings.request_timeout_ms / 1000
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -187,14 +188,15 @@ class Topics:
 
     def _note(self, error: KafkaError) -> None:
         if error.code() in REFUSED:
-            self._refusals.append(error)
+            self._refusal = (error, time.monotonic())
 
     def _failed(self, error: KafkaException, doing: str) -> TidebookError:
-        """A request that found no server says why none let us in."""
-        self._refusals.clear()
+        """A request that found no server says why none let us in, and so do those that fail beside it."""
         self._client.poll(0)
         silent = kafka_error(error).code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}
-        return failed(self._refusals[-1] if silent and self._refusals else error, doing)
+        if silent and self._refusal is not None and time.monotonic() - self._refusal[1] <= self._timeout_s:
+            return failed(self._refusal[0], doing)
+        return failed(error, doing)
 
     async def _answer(self, future: Future[T]) -> T:
         answer = asyncio.wrap_future(future)

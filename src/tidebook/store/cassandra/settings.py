@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.secret import QUOTE, Secret, read_secret
+from tidebook.core.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
 from tidebook.store.cassandra.consistency import READ_LEVELS, SERIAL_LEVELS, WRITE_LEVELS
 
 PORT = 9042
@@ -67,9 +67,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ) -> CassandraSettings:
         """Settings from a URL and the options beside it; a password may come from the environment."""
         given = {**_of_url(url), **(options or {})}
-        environment = os.environ if environment is None else environment
-        if given.get("password") is None and given.get("password_file") is None and PASSWORD_VARIABLE in environment:
-            given["password"] = environment[PASSWORD_VARIABLE]
+        given = with_password(given, PASSWORD_VARIABLE, os.environ if environment is None else environment)
         try:
             return msgspec.convert(given, cls, dec_hook=read_secret)
         except msgspec.ValidationError as error:
@@ -97,6 +95,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise InvalidInput("replication names a data centre that cannot be one")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
             raise InvalidInput("certificates are given but tls is off: set tls = true")
+        check_identity(self.password, self.password_file, self.cert_file, self.key_file)
 
     @property
     def reading(self) -> str:
@@ -136,12 +135,7 @@ def _of_url(url: str) -> dict[str, Any]:
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise InvalidInput(f"one port serves all hosts: cassandra://one,two:9042/keyspace{QUOTE}")
         given["port"] = int(port)
-    if who:
-        user, colon, password = who.partition(":")
-        given["user"] = unquote(user)
-        if colon:
-            given["password"] = unquote(password)
-    return given
+    return given | read_user(who)
 
 
 def _text(file: str, what: str) -> str:

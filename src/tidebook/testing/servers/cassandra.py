@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import struct
@@ -11,15 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from tidebook.testing.servers.artifacts import cassandra_jars
+from tidebook.testing.servers.artifacts import CASSANDRA, cassandra_jars
 from tidebook.testing.servers.errors import ServerError
 from tidebook.testing.servers.ivy import find_java
+from tidebook.testing.servers.java import JavaServer
 from tidebook.testing.servers.security import Credentials, Security
-from tidebook.testing.servers.server import HOST, NotReady, Profile, Server, exactly
+from tidebook.testing.servers.server import HOST, NotReady, Profile, exactly
 
 KEYSPACE = "tidebook"
 ANSWER_S_MAX = 20
 SUPERUSER = Credentials("cassandra", "cassandra")
+PEM = "org.apache.cassandra.security.PEMBasedSslContextFactory"
 
 # The native protocol, version 4: just enough of it to ask whether the node serves.
 VERSION = 0x04
@@ -72,13 +73,16 @@ LOGBACK = """\
 """
 
 
-class Cassandra(Server):
+class Cassandra(JavaServer):
     """One Cassandra node on loopback, with the keyspace ``tidebook``.
 
     With ``security``, clients need TLS and a password. ``settings`` add to cassandra.yaml, or change it.
     """
 
     name: ClassVar[str] = "cassandra"
+    version: ClassVar[str] = CASSANDRA
+    #: Java neither writes nor reads an archive beside an agent, unless it is told that the agent changes no class.
+    archive_options: ClassVar[tuple[str, ...]] = ("-XX:+UnlockDiagnosticVMOptions", "-XX:+AllowArchivingWithJavaAgent")
     port_names: ClassVar[tuple[str, ...]] = ("client", "storage", "jmx")
 
     def __init__(
@@ -102,15 +106,19 @@ class Cassandra(Server):
         (self.folder / "cassandra.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         (self.folder / "logback.xml").write_text(LOGBACK)
 
+    def jars(self) -> list[Path]:
+        return cassandra_jars()
+
     def command(self) -> list[str]:
-        jars = cassandra_jars()
-        [agent] = [jar for jar in jars if jar.name.startswith("jamm-")]
+        [agent] = [jar for jar in self.jars() if jar.name.startswith("jamm-")]
         # A million rows of one tag in a minute are too much for the test's heap: the node dies of it.
         profiled = ["-Xmx1g", "-XX:TieredStopAtLevel=1"] if self.profile == "test" else ["-Xmx3g"]
         return [
             str(find_java()),
             *("-Xms512m", "-XX:+UseG1GC", "-Xss384k", "-XX:+ExitOnOutOfMemoryError"),
             *profiled,
+            *self.read_classes(),
+            *self.write_classes(),
             f"-javaagent:{agent}",
             *(f"--add-exports={package}=ALL-UNNAMED" for package in EXPORTS),
             *(f"--add-opens={package}=ALL-UNNAMED" for package in OPENS),
@@ -126,7 +134,7 @@ class Cassandra(Server):
             "-Dcassandra.shutdown_announce_in_ms=0",
             "-Dcassandra.superuser_setup_delay_ms=0",
             f"-Dlogback.configurationFile={self.folder / 'logback.xml'}",
-            *("-cp", os.pathsep.join(str(jar) for jar in jars)),
+            *("-cp", self.class_path),
             "org.apache.cassandra.service.CassandraDaemon",
         ]
 
@@ -156,7 +164,9 @@ class Cassandra(Server):
                 session.log_in(None)
                 yield session
                 return
-            trusting = ssl.create_default_context(cafile=str(self.security.certificates.authority))
+            made = self.security.certificates
+            trusting = ssl.create_default_context(cafile=str(made.authority))
+            trusting.load_cert_chain(made.server, made.server_key)  # shown only where the node asks for it
             with trusting.wrap_socket(connection, server_hostname=HOST) as private:
                 session = _Session(private)
                 session.log_in(SUPERUSER)
@@ -208,8 +218,9 @@ class Cassandra(Server):
                 "authorizer": "CassandraAuthorizer",
                 "role_manager": "CassandraRoleManager",
                 "client_encryption_options": (
-                    f"{{enabled: true, optional: false, keystore: {made.server_store}, "
-                    f"keystore_password: {made.store_password}, store_type: PKCS12, require_client_auth: false}}"
+                    f"{{enabled: true, optional: false, ssl_context_factory: {{class_name: {PEM}}}, "
+                    f"keystore: {made.server_bundle}, truststore: {made.authority}, "
+                    f"require_client_auth: {str(self.security.client_certificates).lower()}}}"
                 ),
             }
         return settings

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import socket
 import struct
-import subprocess
-import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from tidebook.testing.servers.artifacts import KAFKA, kafka_jars
-from tidebook.testing.servers.ivy import cache_folder, find_java, locked
+from tidebook.testing.servers.ivy import find_java
+from tidebook.testing.servers.java import JavaServer
 from tidebook.testing.servers.security import Security
-from tidebook.testing.servers.server import HOST, NotReady, Profile, Server, exactly
+from tidebook.testing.servers.server import HOST, NotReady, Profile, exactly
 
 PROBE_S_MAX = 2
 METADATA = 3
@@ -36,7 +33,7 @@ logger.server.level = info
 """
 
 
-class Kafka(Server):
+class Kafka(JavaServer):
     """One Kafka node on loopback.
 
     With ``security``, the client listener takes only SASL_SSL with SCRAM-SHA-512. ``advertised`` is the host:port that
@@ -44,6 +41,7 @@ class Kafka(Server):
     """
 
     name: ClassVar[str] = "kafka"
+    version: ClassVar[str] = KAFKA
     port_names: ClassVar[tuple[str, ...]] = ("client", "internal", "controller")
 
     def __init__(
@@ -59,7 +57,6 @@ class Kafka(Server):
         self.security = security
         self.advertised = advertised
         self._properties = dict(properties or {})
-        self._class_path: str | None = None
 
     @property
     def url(self) -> str:
@@ -76,6 +73,11 @@ class Kafka(Server):
                 "sasl.password": self.security.credentials.password,
                 "ssl.ca.location": str(self.security.certificates.authority),
             }
+            if self.security.client_certificates:
+                settings |= {
+                    "ssl.certificate.location": str(self.security.certificates.server),
+                    "ssl.key.location": str(self.security.certificates.server_key),
+                }
         return settings
 
     def prepare(self) -> None:
@@ -85,8 +87,12 @@ class Kafka(Server):
         if not (self.folder / "data" / "meta.properties").exists():
             self._format()
 
+    def jars(self) -> list[Path]:
+        return kafka_jars()
+
     def command(self) -> list[str]:
-        return [*self._java("-Xms512m", "-Xmx512m"), "kafka.Kafka", str(self.folder / "server.properties")]
+        options = ["-Xms512m", "-Xmx512m", *self.write_classes()]
+        return [*self._java(*options), "kafka.Kafka", str(self.folder / "server.properties")]
 
     def probe(self) -> None:
         """Ask for the cluster's metadata: a broker that is fenced still names no broker."""
@@ -139,6 +145,7 @@ class Kafka(Server):
                 f"{listener}.ssl.keystore.location": str(made.server_bundle),
                 f"{listener}.ssl.truststore.type": "PEM",
                 f"{listener}.ssl.truststore.location": str(made.authority),
+                f"{listener}.ssl.client.auth": "required" if self.security.client_certificates else "none",
                 f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
                 f"{listener}.scram-sha-512.sasl.jaas.config": (
                     "org.apache.kafka.common.security.scram.ScramLoginModule required;"
@@ -156,55 +163,13 @@ class Kafka(Server):
         self.run_tool(tool, cwd=self.folder)
 
     def _java(self, *options: str) -> list[str]:
-        if self._class_path is None:
-            self._class_path = os.pathsep.join(str(jar) for jar in kafka_jars())
-        fast = []
-        if self.profile == "test":
-            fast = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self._shared_classes(self._class_path)]
+        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if self.profile == "test" else []
         return [
             str(find_java()),
             *options,
-            *fast,
+            *quick,
+            *self.read_classes(),
             f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}",
             "-Djava.awt.headless=true",
-            *("-cp", self._class_path),
+            *("-cp", self.class_path),
         ]
-
-    def _shared_classes(self, class_path: str) -> list[str]:
-        """Options for an archive of loaded classes, which makes a start several times faster."""
-        archive = _archive_path(class_path)
-        if not archive.exists() and not isinstance(self, _Training):
-            with locked(archive.with_suffix(".lock")):
-                if not archive.exists():
-                    _train(archive)
-        return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
-
-
-class _Training(Kafka):
-    """A run that writes the class archive when it ends."""
-
-    archive: Path
-
-    def _shared_classes(self, class_path: str) -> list[str]:
-        return []
-
-    def command(self) -> list[str]:
-        java, *rest = super().command()
-        return [java, f"-XX:ArchiveClassesAtExit={self.archive}", *rest]
-
-
-def _train(archive: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".training-") as folder:
-        trained = _Training(Path(folder))
-        trained.archive = Path(folder) / "classes.jsa"
-        with trained:
-            pass
-        if trained.archive.exists():
-            trained.archive.rename(archive)
-
-
-def _archive_path(class_path: str) -> Path:
-    """An archive serves one Java and one class path only."""
-    told = subprocess.run([str(find_java()), "-version"], capture_output=True, check=True)
-    digest = hashlib.sha256(told.stderr + class_path.encode()).hexdigest()[:16]
-    return cache_folder() / "classes" / f"kafka-{KAFKA}-{digest}.jsa"

@@ -24,7 +24,6 @@ class Certificates:
     """An authority made for one test, and what it signed for 127.0.0.1 and localhost."""
 
     folder: Path
-    store_password: str = "store-password"
 
     @property
     def authority(self) -> Path:
@@ -43,35 +42,38 @@ class Certificates:
 
     @property
     def server_bundle(self) -> Path:
-        """Key and certificate in one PEM file, as Kafka takes them."""
+        """Key and certificates in one PEM file, as both servers take them."""
         return self.folder / "server-bundle.pem"
-
-    @property
-    def server_store(self) -> Path:
-        """Key and certificate as PKCS 12, as Cassandra takes them."""
-        return self.folder / "server.p12"
 
     @property
     def stranger(self) -> Path:
         """An authority that signed nothing here: a client that trusts only it must refuse the server."""
         return self.folder / "stranger.pem"
 
+    @property
+    def stranger_key(self) -> Path:
+        """Its private key, for a client whom the server must refuse."""
+        return self.folder / "stranger.key"
+
 
 @dataclass(frozen=True)
 class Security:
-    """TLS and a password, both required of every client."""
+    """TLS and a password, both required of every client; on request a certificate that our authority signed, too."""
 
     certificates: Certificates
     credentials: Credentials
+    client_certificates: bool = False
 
 
-def make_security(folder: Path, credentials: Credentials | None = None) -> Security:
+def make_security(
+    folder: Path, credentials: Credentials | None = None, *, client_certificates: bool = False
+) -> Security:
     """Make an authority and a server certificate in a folder (kept if they are there), with openssl."""
     certificates = Certificates(folder.resolve())
-    if not certificates.server_store.exists():
+    if not certificates.server_bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _make(certificates)
-    return Security(certificates, credentials or Credentials())
+    return Security(certificates, credentials or Credentials(), client_certificates)
 
 
 def _make(made: Certificates) -> None:
@@ -94,10 +96,6 @@ def _make(made: Certificates) -> None:
         *("-CA", str(made.authority), "-CAkey", f"{folder}/authority.key", "-CAcreateserial", "-out", str(made.server)),
     )
     made.server_bundle.write_text(made.server_key.read_text() + made.server.read_text() + made.authority.read_text())
-    _openssl(
-        *("pkcs12", "-export", "-name", "server", "-inkey", str(made.server_key), "-in", str(made.server)),
-        *("-certfile", str(made.authority), "-passout", f"pass:{made.store_password}", "-out", str(made.server_store)),
-    )
 
 
 def _openssl(*arguments: str) -> None:

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
@@ -156,6 +158,14 @@ class Server(ABC):
         """Stop the server and delete all it kept."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def for_now(self) -> Iterator[Self]:
+        """It runs for a `with` block, and nothing of it is left behind that."""
+        try:
+            yield self.start()
+        finally:
+            self.remove()
 
     def wait_ready(self) -> None:
         """Wait until the server answers in its own protocol; fail at once if its process ends."""

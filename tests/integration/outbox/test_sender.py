@@ -1,0 +1,63 @@
+"""Sending past the database: a topic whose partitions become other ones while a process runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.outbox.relaying import Cluster, until
+from tidebook.core.errors import NotFound, OutcomeUnknown
+from tidebook.core.metrics import Metrics
+from tidebook.log.kafka import relay_sender
+from tidebook.log.kafka.relay_partition import partition_of
+from tidebook.log.kafka.relay_sender import KafkaSender
+from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.outbox import Message
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def sender(cluster: Cluster) -> Iterator[KafkaSender]:
+    settings = KafkaSettings.read(f"kafka://{cluster.bootstrap}", {"send_timeout_ms": 3_000})
+    made = KafkaSender(settings, Metrics())
+    yield made
+    made.close()
+
+
+def placed(cluster: Cluster, topic: str) -> list[tuple[int, bytes | None]]:
+    return [(each.partition, each.value) for each in cluster.read(topic)]
+
+
+def test_what_is_sent_at_once_follows_a_topic_that_was_made_again_with_fewer_partitions(
+    cluster: Cluster, sender: KafkaSender
+) -> None:
+    topic, chosen = cluster.topic(partitions=8), b"p"
+    assert partition_of(chosen, 8) >= 2
+    sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
+    assert placed(cluster, topic) == [(partition_of(chosen, 8), b"1")]
+    cluster.make_again(topic, partitions=2)
+
+    def sent() -> bool:
+        try:
+            sender.send([Message(topic, b"2", partition_key=chosen)], wait=True)
+        except (NotFound, OutcomeUnknown):
+            return False
+        return True
+
+    until(sent, "the new topic was met")
+    assert (partition_of(chosen, 2), b"2") in placed(cluster, topic)
+
+
+def test_what_is_sent_at_once_follows_a_topic_that_grows_when_its_count_has_grown_old(
+    cluster: Cluster, sender: KafkaSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = cluster.topic(partitions=1)
+    chosen = next(key for key in (b"%d" % n for n in range(99)) if partition_of(key, 2) == 1)
+    sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
+    cluster.grow(topic, partitions=2)
+    sender.send([Message(topic, b"2", partition_key=chosen)], wait=True)
+    monkeypatch.setattr(relay_sender, "COUNT_S_MAX", 0.0)
+    sender.send([Message(topic, b"3", partition_key=chosen)], wait=True)
+    assert placed(cluster, topic) == [(0, b"1"), (0, b"2"), (1, b"3")]

@@ -1,0 +1,52 @@
+"""A fixture that cannot close ends the run, or the process that it is in, and says where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.commands import SIDE_BY_SIDE
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFTEST = """
+from tests.watchdog import Watchdog
+
+def pytest_configure(config):
+    config.pluginmanager.register(Watchdog(closing_s=0.5))
+"""
+STUCK = """
+import threading
+import pytest
+
+@pytest.fixture
+def stuck():
+    yield
+    threading.Event().wait()
+
+@pytest.mark.timeout(0.5)
+def test_that_leaves_something_open(stuck):
+    assert False  # from here on pytest-timeout does not count
+"""
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_stuck.py").write_text(STUCK)
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder), *options, str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_alone_the_run_ends_with_the_stack_of_the_fixture(tmp_path: Path) -> None:
+    told = run(tmp_path, "-p", "no:xdist")
+    assert told.returncode == 1
+    assert "Timeout (0:00:00.5" in told.stderr
+    assert "in stuck" in told.stderr
+
+
+def test_beside_others_the_run_ends_with_the_name_of_the_test_and_what_it_failed_with(tmp_path: Path) -> None:
+    told = run(tmp_path, *SIDE_BY_SIDE)
+    assert told.returncode == 1
+    assert "crashed while running 'test_stuck.py::test_that_leaves_something_open'" in told.stdout
+    assert "assert False" in told.stdout
+    assert "in stuck" in told.stderr

@@ -1,0 +1,54 @@
+"""Ends a run whose test is over its time and cannot even be torn down, and says where it stands."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+#: What fixtures may take to close behind a test, servers of their own included.
+CLOSING_S = 180.0
+
+
+class Watchdog:
+    """pytest-timeout ends a test once, and stops counting where one fails: a fixture that then waits for ever would
+    keep the whole run waiting.
+
+    Here the process ends, with the stacks of all its threads. Of a process beside others, pytest-xdist says which test
+    it was, and ends the run with all that has failed so far.
+    """
+
+    def __init__(self, closing_s: float = CLOSING_S) -> None:
+        self._closing_s = closing_s
+        self._stderr = os.dup(2)  # what is captured would end with the process
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Behind pytest-timeout, for what its signal does not reach."""
+        if (limit_s := _limit_s(item)) > 0:
+            self._end_after(limit_s + self._closing_s, item)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Anew, for a failure has cancelled it."""
+        self._end_after(self._closing_s, item)
+        return (yield)
+
+    def _end_after(self, seconds: float, item: pytest.Item) -> None:
+        if not (item.config.getoption("usepdb") or item.config.getoption("trace") or sys.gettrace() is not None):
+            faulthandler.dump_traceback_later(seconds, exit=True, file=self._stderr)
+
+
+def _limit_s(item: pytest.Item) -> float:
+    """The limit of one test, as pytest-timeout takes it: 0 is none."""
+    marker = item.get_closest_marker("timeout")
+    given = item.config.getini("timeout") if marker is None else [*marker.args, *marker.kwargs.values()][0]
+    return float(given or 0)
