@@ -96,6 +96,12 @@ def test_status_tells_the_lag_in_records_and_seconds_and_what_is_parked(
     assert job["job"]["records"] >= 2
 
 
+def test_a_topic_that_nobody_has_written_is_exit_code_4(cli: Cli) -> None:
+    """Not 0: a misspelt name would look as if all were well."""
+    assert cli("pipeline", "status", "--topic", "nobody").code == 4
+    assert cli("pipeline", "verify", "nobody").code == 4
+
+
 def test_a_stopped_partition_is_exit_code_5_with_the_remedy(
     cli: Cli, embedded: Book, portal: Portal, topic: str
 ) -> None:
@@ -120,6 +126,12 @@ def test_verify_tells_differences_as_rows_and_by_its_exit_code(
     *differences, summary = found.rows
     assert damaged.items() <= {(row["id"], row["what"]) for row in differences}
     assert summary["left"] == len(differences)
+    # As with `rebuild`, a topic may be named by its place; another one is not looked at.
+    portal.run(embedded.journal("sound").append("o-1", [Event(1)]))
+    portal.run(replicate_here(embedded, embedded.store, "sound"))
+    assert cli("pipeline", "verify", topic).code == 1
+    sound = cli("pipeline", "verify", "sound")
+    assert (sound.code, sound.rows[-1]["journals"]) == (0, 1)
     assert cli("pipeline", "verify", "--repair").code == 0
     assert cli("pipeline", "verify").code == 0
 

@@ -182,10 +182,10 @@ def test_a_driver_that_is_killed(
 
 @pytest.mark.kafka
 @pytest.mark.cassandra
-def test_a_driver_that_is_killed_between_rows_and_pointer_and_behind_it(
+def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
     spark: SparkSession, servers_toml: Path, portal: Portal, topic: str, open_book: OpenBook
 ) -> None:
-    """Behind the first of the statements that a slice makes on Cassandra, and then behind the last, its pointer."""
+    """Behind the first statement of a slice on Cassandra, behind the last, its pointer, and before Spark's commit."""
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=80))
         partitions = portal.run(book.journal(topic).facts()).partitions
@@ -193,6 +193,9 @@ def test_a_driver_that_is_killed_between_rows_and_pointer_and_behind_it(
         assert len(portal.run(book.store.pointers(topic))) < partitions
         killed(servers_toml, topic, "after")
         assert portal.run(book.store.pointers(topic))
+        portal.run(write_history(book, topic, steps=40, seed=2))
+        killed(servers_toml, topic, "commit")
+        portal.run(book.journal(topic).append("late", [Event({"step": 1})]))
         replication(spark, book, portal, topic).run(once=True)
         assert_as_expected(book, portal, topic, open_book)
 

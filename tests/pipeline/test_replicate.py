@@ -59,18 +59,28 @@ def test_a_second_run_goes_on_where_the_store_stands(
     assert portal.run(rows_of(book.store, topic)) == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_one_task_a_log_partition_and_nothing_is_shuffled(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+def test_one_slice_a_log_partition_and_nothing_is_shuffled(
+    spark: SparkSession, book: Book, portal: Portal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tidebook.pipeline.jobs.replicate import Replication
+
     portal.run(write_history(book, topic, steps=200))
     seen: list[list[tuple[str, int]]] = []
-    tracker = spark.sparkContext.statusTracker()
-    before = set(tracker.getJobIdsForGroup(None))
+    queries: list[Any] = []
+    start = Replication._start
+
+    def starting(*arguments: Any, **more: Any) -> Any:
+        queries.append(start(*arguments, **more))
+        return queries[-1]
+
+    monkeypatch.setattr(Replication, "_start", starting)
     replication(
         spark, book, portal, topic, on_batch=lambda number, done: seen.append([(d.topic, d.partition) for d in done])
     ).run(once=True)
     assert [sorted(each) for each in seen] == [[(topic, number) for number in range(4)]]
-    assert len(set(tracker.getJobIdsForGroup(None)) - before) <= 1
+    plan = queries[0]._jsq.explainInternal(False)
+    assert "MapInArrow" in plan
+    assert "Exchange" not in plan
 
 
 def test_a_damaged_record_is_kept_aside_and_stalls_nothing(

@@ -169,11 +169,10 @@ def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
 
 
 def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: Portal, topic: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild
 
-    book = embedded
     portal.run(write_history(book, topic, steps=150))
     portal.run(replicate_here(book, book.store, topic))
     for number in range(4):

@@ -122,6 +122,7 @@ class Bench:
             "ten": (self.ten,),
             "embedded": (self.into_embedded,),
         }
+        began = time.monotonic()
         chosen = in_turn.keys() | parts.keys() if only is None else only
         sides = [side for name, some in in_turn.items() if name in chosen for side in some]
         if sides or "many" in chosen:
@@ -132,14 +133,22 @@ class Bench:
         for name, part in parts.items():
             if name in chosen:
                 part()
+        self.figures["bench_s"] = time.monotonic() - began
+
+    def _rest(self) -> None:
+        from tidebook.bench.pipeline_parts.bare import rest
+
+        with timed("until the node is at rest"):
+            self.portal.run(rest(self.cassandra))
 
     def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
-        """Every other round the other way round: what one leaves behind, a node compacts at the cost of the next."""
+        """Every other round the other way round: what one leaves behind may slow the next, though the node rests."""
         began = time.monotonic()
         for number in range(rounds):
             if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
                 break
             for side in sides[::-1] if number % 2 else sides:
+                self._rest()
                 side(number)
         self.figures |= self.rounds.medians()
 
@@ -162,7 +171,7 @@ class Bench:
         if "first_batch_s" in f:
             # Beyond a streaming job that only counts, and beyond the bare session.
             found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
-            found["start_beyond_session_s"] = f["first_batch_s"] - f["session_s"]
+            found["start_beyond_session_s"] = f["first_batch_s"] - f["start_session_s"]
         return found
 
     def _fill(self, book: Book, what: str, *, appends: int, journals: int, events: int = 1) -> str:
@@ -237,6 +246,7 @@ class Bench:
     def many(self) -> None:
         """As many journals as appends."""
         topic = self._fill(self.book, "many", appends=self.count, journals=self.count)
+        self._rest()
         with timed("replicating as many journals as appends") as watch:
             self._job(self.book, topic).run(once=True)
         self.figures["many_journals_events_per_s"] = watch.rate(self.count)
@@ -314,13 +324,17 @@ class Bench:
 
     def start(self) -> None:
         """A fresh process up to its first batch, beside one whose streaming job only counts the same records."""
-        topic = self._fill(self.book, "start", appends=1000, journals=100)
-        for kind, spark_s, first_s in (
-            ("bare", "bare_session_s", "spark_start_s"),
-            ("replicate", "session_s", "first_batch_s"),
-        ):
-            with timed(f"a fresh process: {kind}"):
-                command = [sys.executable, "-m", "tidebook.bench.pipeline_parts.start", kind, str(self.toml), topic]
-                done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-            found = json.loads(done.stdout.strip().splitlines()[-1])
-            self.figures |= {spark_s: found["session_s"], first_s: found["first_batch_s"]}
+        names = {"bare": ("spark", "spark_start_s"), "replicate": ("start", "first_batch_s")}
+        rounds = Rounds()
+        for number, kinds in enumerate((("bare", "replicate"), ("replicate", "bare"))):
+            topic = self._fill(self.book, f"start-{number}", appends=1000, journals=100)
+            for kind in kinds:
+                with timed(f"a fresh process: {kind}"):
+                    command = [sys.executable, "-m", "tidebook.bench.pipeline_parts.start", kind, str(self.toml), topic]
+                    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+                found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+                of_part, whole = names[kind]
+                rounds.add(whole, found.pop("first_batch_s"))
+                for part, seconds in found.items():
+                    rounds.add(f"{of_part}_{part}", seconds)
+        self.figures |= rounds.medians()

@@ -17,6 +17,7 @@ from tidebook.cli.options import BookOption, JsonOption, chosen, run
 from tidebook.cli.pipeline_progress import ProgressShown
 from tidebook.cli.pipeline_session import TopicsOption, opened, session
 from tidebook.cli.tags import horizon_row, shown_horizon
+from tidebook.core.errors import NotFound
 from tidebook.core.replication import Parked
 from tidebook.pipeline.exposition import serving
 from tidebook.pipeline.jars import kafka_source_jars
@@ -100,6 +101,9 @@ def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption
     async def go() -> None:
         async with tidebook.open(chosen(book)) as each:
             facts = await topic_facts(each, tuple(topic or ()))
+            for name in topic or ():
+                if name not in facts:
+                    raise NotFound(f"topic {name}: the store has nothing of it")
             note = await read_note(each)
             for found in await partition_statuses(each, facts):
                 stopped = None if note is None else note.stopped.get(f"{found.topic}/{found.partition}")

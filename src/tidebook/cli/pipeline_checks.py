@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 def verify(
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="These topics alone; all without.", metavar="TOPIC")
+    ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Mend the store from the log.")] = False,
     topic: TopicsOption = None,
     book: BookOption = None,
@@ -27,7 +30,8 @@ def verify(
     with opened(book) as (each, portal), session(each, "verify") as spark:
         from tidebook.pipeline.jobs.verify import verify as job
 
-        done = job(spark, each, portal, topic or (), repair=repair, tell=_show)
+        named = tuple(dict.fromkeys([*(topics or ()), *(topic or ())]))
+        done = job(spark, each, portal, named, repair=repair, tell=_show)
     _finish(done)
 
 

@@ -17,9 +17,22 @@ from tidebook.store.cassandra.gathering import (
 )
 from tidebook.store.cassandra.mutations import Batch, Statement
 
+#: The default of `batch_size_warn_threshold`.
+WARNED_OF_BYTES = 5 * 1024
+
 
 def batch_of(partition: int, rows: int, size: int) -> Batch:
     return [Statement(cql.PUT_EVENT, [partition, row, b"x" * size]) for row in range(rows)]
+
+
+def put_head(id: str, data: bytes) -> Statement:
+    return Statement(cql.PUT_HEAD, ["orders", 7, id, data, True, 50, 0, 1, 100, 0, 1 << 51])
+
+
+def bytes_of_head(statement: Statement) -> int:
+    """As a node counts a row: the clustering, 16 bytes and the value of a cell, and the stamps of the row."""
+    _, _, id, data, *_ = statement.values
+    return len(id) + (16 + len(data)) + (16 + 1) + 4 * (16 + 8) + (16 + 4) + 32
 
 
 @given(
@@ -38,6 +51,18 @@ def test_every_statement_is_sent_once_and_groups_stay_within_their_bounds(
         assert len(partitions) <= together_max
         if len(partitions) > 1:
             assert sum(len(each.values[2]) for each in batch) <= BYTES_TOGETHER_MAX
+
+
+@given(st.lists(st.tuples(st.integers(60, 900), st.integers(1, 40)), max_size=60))
+def test_heads_that_go_together_are_less_than_a_node_warns_of(heads: list[tuple[int, int]]) -> None:
+    batches = [[put_head("i" * id_length, b"h" * size)] for size, id_length in heads]
+    for batch in gathered(batches, 10):
+        assert len(batch) == 1 or sum(map(bytes_of_head, batch)) <= WARNED_OF_BYTES
+
+
+def test_ten_small_heads_go_together() -> None:
+    batches = [[put_head(f"j-{i}", b"h" * 200)] for i in range(20)]
+    assert [len(batch) for batch in gathered(batches, 10)] == [10, 10]
 
 
 def test_a_group_of_one_sends_every_batch_by_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tidebook.core.replication import (
     plan_key,
     tag_row,
 )
+from tidebook.core.segments import event_segment
 from tidebook.core.topic import TopicFacts
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
@@ -42,7 +44,7 @@ from tidebook.store.cassandra.mutations import (
     rounds_of,
     whole_bytes,
 )
-from tidebook.store.cassandra.rows import decode_rows
+from tidebook.store.cassandra.rows import EVENTS_A_ROW_MAX, decode_rows, decode_rows_of
 from tidebook.store.cassandra.tag_writes import tag_batches
 from tidebook.store.cassandra.tag_writes import tag_row as read_tag_row
 
@@ -61,6 +63,11 @@ def rows_of(sizes: list[int], first: int = 1) -> tuple[EventRow, ...]:
     return tuple(EventRow(first + i, b"x" * size, 5, Position(1, i), 0) for i, size in enumerate(sizes))
 
 
+def row_cells(batches: Iterable[Batch]) -> dict[tuple[int, int], bytes]:
+    """Cells by segment and number."""
+    return {(each.values[2], each.values[3]): each.values[4] for batch in batches for each in batch}
+
+
 def partition_of(batch: Batch) -> set[tuple[Any, ...]]:
     return {tuple(statement.values[:3]) for statement in batch}
 
@@ -76,6 +83,50 @@ def test_event_batches_hold_one_partition_and_stay_within_bytes_and_rows(
         assert len(partition_of(batch)) == 1
         assert len(batch) <= BATCH_ROWS_MAX
         assert len(batch) == 1 or sum(len(each.values[4]) for each in batch) <= BATCH_BYTES_MAX
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 40), st.integers(1, 40), st.integers(0, 60)
+)
+def test_events_of_a_record_share_rows_that_every_replicator_agrees_on(
+    counts: list[int], first: int, size: int, left_out: int
+) -> None:
+    rows: list[EventRow] = []
+    for at, count in enumerate(counts):
+        position, seq_nr = Position(1, at), first + len(rows)
+        rows += [EventRow(seq_nr + i, b"%d" % i, 5, position, i, 6) for i in range(count)]
+    head = head_of(first + len(rows), size=size)
+    cells = row_cells(event_batches(PutEvents(KEY, head, tuple(rows))))
+    assert decode_rows(cells.values()) == rows
+    for (segment, number), cell in cells.items():
+        held = decode_rows([cell])
+        assert held[-1].seq_nr == number
+        assert {event_segment(row.seq_nr, size) for row in held} == {segment}
+        assert len({(row.position, row.index // EVENTS_A_ROW_MAX) for row in held}) == 1
+    # Whoever leaves out what is deleted writes the same rows, the first one perhaps in part.
+    some = row_cells(event_batches(PutEvents(KEY, head, tuple(rows[left_out:]))))
+    assert some.keys() <= cells.keys()
+    assert all(cells[at] == cell for at, cell in [*some.items()][1:])
+
+
+def test_only_neighbours_share_a_row() -> None:
+    position = Position(1, 0)
+    rows = tuple(EventRow(number, b"x", 5, position, index) for number, index in ((1, 0), (3, 1), (4, 2), (5, 4)))
+    cells = row_cells(event_batches(PutEvents(KEY, head_of(5), rows)))
+    assert [number for _, number in cells] == [1, 4, 5]
+    assert decode_rows(cells.values()) == list(rows)
+
+
+def test_a_shared_row_stands_for_all_its_numbers() -> None:
+    """An older Tidebook wrote a row for each event, and a slice of it is replicated again."""
+    position = Position(1, 0)
+    rows = tuple(EventRow(1 + i, b"x", 5, position, i) for i in range(4))
+    together = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows))).values()]
+    singly = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows), apart=True)).values()]
+    assert (len(together), len(singly)) == (1, 4)
+    assert decode_rows([*singly[:3], *together]) == list(rows)
+    found = decode_rows_of([("a", singly[2]), *(("b", cell) for cell in [*singly[:3], *together])])
+    assert found == [("a", rows[2]), *(("b", row) for row in rows)]
 
 
 def test_an_event_over_the_bound_travels_alone() -> None:

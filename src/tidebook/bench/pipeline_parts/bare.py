@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import acsylla
@@ -20,6 +21,9 @@ AT_ONCE = 64
 BATCH_ROWS = 100
 SEGMENT_SIZE = 1000
 PUT = "INSERT INTO {}.journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+#: What the node compacts at this moment.
+TASKS = "SELECT task_id FROM system_views.sstable_tasks"
+REST_S_MAX = 30
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -61,11 +65,27 @@ async def write(address: str, keyspace: str, topic: str, batches: Batches) -> in
 
 async def drop(address: str, keyspace: str) -> None:
     """Forget all that a run wrote."""
+    async with _connected(address) as session:
+        await session.query(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
+
+
+async def rest(address: str) -> None:
+    """Wait until the node has compacted what was written: whoever is measured next would pay for it."""
+    async with _connected(address) as session:
+        waited_s = quiet = 0
+        while waited_s < REST_S_MAX and quiet < 2:
+            quiet = 0 if (await session.query(TASKS)).first() else quiet + 1
+            await asyncio.sleep(1)
+            waited_s += 1
+
+
+@asynccontextmanager
+async def _connected(address: str) -> AsyncIterator[Any]:
     host, port = address.split(":")
     cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
     session = await cluster.create_session()
     try:
-        await session.query(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
+        yield session
     finally:
         await session.close()
         cluster.destroy()

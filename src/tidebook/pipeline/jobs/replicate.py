@@ -30,7 +30,7 @@ from tidebook.pipeline.note import Note, leave_note
 from tidebook.pipeline.session import local_uri, unless_spark_is_gone
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.source.stream import stream_records
+from tidebook.pipeline.source.stream import on_few_cores, stream_records
 from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
 from tidebook.pipeline.task import DONE, Done, replicate_task
 from tidebook.pipeline.ticking import Ticks, records_before, replicate_through, send_ticks, ticking
@@ -279,7 +279,7 @@ class Replication:
                     self._count(number, [Done(**row.asDict()) for row in batch.collect()])
 
         # The task belongs to the query: it is sent once, and collecting is all that is planned within a batch.
-        done = _on_few_cores(self._spark, records).mapInArrow(task, DONE)
+        done = on_few_cores(self._spark, records).mapInArrow(task, DONE)
         writer = done.writeStream.foreachBatch(each).option("checkpointLocation", local_uri(checkpoint))
         if once:
             return writer.trigger(availableNow=True).start()
@@ -366,12 +366,6 @@ class Replication:
             progress.batch_s,
             progress.stopped,
         )
-
-
-def _on_few_cores(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """On one machine with fewer cores than partitions a task takes several of them, rather than one after the other."""
-    context = spark.sparkContext
-    return records.coalesce(context.defaultParallelism) if str(context.master).startswith("local") else records
 
 
 def _ended(query: StreamingQuery, within_s: float) -> bool:

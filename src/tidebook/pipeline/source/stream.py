@@ -41,6 +41,12 @@ def read_records(spark: SparkSession, settings: Settings, starts: Offsets, stops
     return _columns(_kafka(spark.read, settings, starts).option("endingOffsets", _json(stops)).load())
 
 
+def on_few_cores(spark: SparkSession, records: DataFrame) -> DataFrame:
+    """On one machine with fewer cores than partitions a task takes several of them, rather than one after the other."""
+    context = spark.sparkContext
+    return records.coalesce(context.defaultParallelism) if str(context.master).startswith("local") else records
+
+
 def _log(settings: Settings) -> str:
     url = settings.section("log").url
     if url is None:

@@ -10,7 +10,7 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import Batch, Statement
 
 #: A node warns of a batch over several partitions that is longer than 5 KiB, and refuses one of 50.
-BYTES_TOGETHER_MAX: Final = 4_000
+BYTES_TOGETHER_MAX: Final = 5_000
 #: A batch of more rows is worth a request of its own.
 ROWS_MAX: Final = 10
 HEADS_PER_QUERY_MAX: Final = 100
@@ -18,6 +18,8 @@ HEADS_PER_QUERY_MAX: Final = 100
 HEADS_TOGETHER_MAX: Final = 15
 #: What the parts of a row that have no length are taken for.
 _VALUE_BYTES: Final = 8
+#: What a node counts for a cell beside its value; a head has seven of them.
+_CELL_BYTES: Final = 16
 
 
 def gathered(batches: Iterable[Batch], partitions_max: int, *, rows_max: int | None = None) -> Iterator[Batch]:
@@ -44,7 +46,8 @@ def gathered(batches: Iterable[Batch], partitions_max: int, *, rows_max: int | N
 
 
 def _size_of(values: list[object]) -> int:
-    return sum(len(value) if isinstance(value, (bytes, str)) else _VALUE_BYTES for value in values)
+    own = sum(len(value) if isinstance(value, (bytes, str)) else _VALUE_BYTES for value in values)
+    return own + _CELL_BYTES * len(values)
 
 
 def head_queries(topic: str, ids: Sequence[str], segments: int, *, together_max: int) -> Iterator[Statement]:

@@ -10,10 +10,11 @@ import msgspec
 
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
-from tidebook.core.position import Position, tombstone_stamp, write_stamp
+from tidebook.core.position import tombstone_stamp, write_stamp
 from tidebook.core.replication import (
     ClearEvents,
     ClearJournal,
+    EventRow,
     Parked,
     PutEvents,
     PutHead,
@@ -25,7 +26,7 @@ from tidebook.core.replication import (
 )
 from tidebook.core.segments import event_segment, head_segment
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.rows import encode_row
+from tidebook.store.cassandra.rows import EVENTS_A_ROW_MAX, encode_row, encode_rows
 
 BATCH_BYTES_MAX: Final = 40_000
 BATCH_ROWS_MAX: Final = 100
@@ -53,22 +54,26 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
 Batch = list[Statement]
 
 
-def rounds_of(writes: SliceWrites, segments: int) -> Iterator[Iterator[Batch]]:
+def rounds_of(
+    writes: SliceWrites, segments: int, cut: Mapping[Key, Sequence[EventRow]] | None = None
+) -> Iterator[Iterator[Batch]]:
     """All batches of a slice. Those of a round may run in any order; each round is acknowledged before the next.
 
     A key's writes are spread over rounds, so that its own order holds and the heads of many keys share batches.
-    The pointer is the last round, alone.
+    The pointer is the last round, alone. `cut` has what a delete leaves of a row that events before it share.
     """
     if writes.parked:
         yield ([_parked(each)] for each in writes.parked)
     for i in range(max(map(len, writes.keys), default=0)):
         before = (key[i - 1] for key in writes.keys if 0 < i < len(key))
         tags = {write.key: write for write in before if isinstance(write, PutTags)}
-        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments)
+        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, cut or {})
     yield iter([[_pointer(writes)]])
 
 
-def _batches(writes: Sequence[Write], tags: Mapping[Key, PutTags], segments: int) -> Iterator[Batch]:
+def _batches(
+    writes: Sequence[Write], tags: Mapping[Key, PutTags], segments: int, cut: Mapping[Key, Sequence[EventRow]]
+) -> Iterator[Batch]:
     heads: list[PutHead] = []
     for write in writes:
         match write:
@@ -80,6 +85,7 @@ def _batches(writes: Sequence[Write], tags: Mapping[Key, PutTags], segments: int
                 pass  # by tag and bucket, over all journals: `tag_batches`
             case ClearEvents():
                 yield from clear_events(write)
+                yield from _rows_left(write, cut.get(write.key, ()))
             case ClearJournal():
                 yield from clear_journal(write)
             case _:
@@ -87,32 +93,56 @@ def _batches(writes: Sequence[Write], tags: Mapping[Key, PutTags], segments: int
     yield from head_batches(heads, segments, tags=tags)
 
 
-def event_batches(write: PutEvents, *, stamp: int | None = None) -> Iterator[Batch]:
-    """The rows of one journal, by segment, in batches that are bounded by bytes and rows."""
+def event_batches(write: PutEvents, *, stamp: int | None = None, apart: bool = False) -> Iterator[Batch]:
+    """The rows of one journal, by segment, in batches that are bounded by bytes and rows.
+
+    Events of one record share rows, unless they are to lie `apart`.
+    """
     # One pass without a call that could be spared: each event of the log comes through here.
     topic, id = write.key
-    segment_size = write.head.segment_size
+    rows, segment_size = write.rows, write.head.segment_size
     row_bytes = len(id) + _ROW_BYTES
     batch: Batch = []
-    room = segment = segment_first = segment_last = 0
-    position: Position | None = None
-    row_stamp = stamp
-    for row in write.rows:
-        seq_nr = row.seq_nr
-        if stamp is None and row.position is not position:  # the events of a record share one
-            position = row.position
-            row_stamp = write_stamp(position)
-        cell = encode_row(row)
+    room = segment = segment_first = segment_last = i = 0
+    count = len(rows)
+    while i < count:
+        row = rows[i]
+        i += 1
+        seq_nr, position = row.seq_nr, row.position
+        in_segment = segment_first <= seq_nr <= segment_last
+        if not in_segment:
+            segment = event_segment(seq_nr, segment_size)
+            segment_first, segment_last = segment * segment_size + 1, (segment + 1) * segment_size
+        if apart or i == count or rows[i].position is not position:
+            cell = encode_row(row)
+        else:
+            stop = _shared_to(rows, i - 1, segment_last)
+            cell, seq_nr, i = encode_rows(rows[i - 1 : stop]), rows[stop - 1].seq_nr, stop
         room -= len(cell) + row_bytes
-        if room < 0 or len(batch) == BATCH_ROWS_MAX or not segment_first <= seq_nr <= segment_last:
+        if room < 0 or len(batch) == BATCH_ROWS_MAX or not in_segment:
             if batch:
                 yield batch
             batch, room = [], BATCH_BYTES_MAX - len(cell) - row_bytes
-            segment = event_segment(seq_nr, segment_size)
-            segment_first, segment_last = segment * segment_size + 1, (segment + 1) * segment_size
-        batch.append(Statement(cql.PUT_EVENT, [id, topic, segment, seq_nr, cell, row_stamp]))
+        batch.append(Statement(cql.PUT_EVENT, [id, topic, segment, seq_nr, cell, stamp or write_stamp(position)]))
     if batch:
         yield batch
+
+
+def _shared_to(rows: Sequence[EventRow], start: int, segment_last: int) -> int:
+    """Behind which row those end that share one with the row at `start`: of its record, one number after the other."""
+    first = rows[start]
+    position, number = first.position, first.seq_nr - first.index
+    index_end = first.index // EVENTS_A_ROW_MAX * EVENTS_A_ROW_MAX + EVENTS_A_ROW_MAX
+    stop = start + 1
+    while stop < len(rows):
+        row = rows[stop]
+        index = first.index + stop - start
+        if row.position is not position or row.index != index or index >= index_end:
+            break
+        if row.seq_nr != number + index or row.seq_nr > segment_last:
+            break
+        stop += 1
+    return stop
 
 
 def head_batches(
@@ -178,6 +208,11 @@ def clear_events(write: ClearEvents) -> Iterator[Batch]:
                 yield [Statement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
             else:
                 yield [Statement(cql.CLEAR_EVENTS, [stamp, id, topic, segment, head.delete_to])]
+
+
+def _rows_left(write: ClearEvents, rows: Sequence[EventRow]) -> Iterator[Batch]:
+    """Over the row that they shared with what is deleted, and above its stamp, whoever writes that one again."""
+    yield from event_batches(PutEvents(write.key, write.head, tuple(rows)), stamp=write_stamp(write.head.position))
 
 
 def clear_journal(write: ClearJournal) -> Iterator[Batch]:

@@ -22,6 +22,8 @@ class PageSizes:
 
     def __init__(self) -> None:
         self._bytes: dict[Hashable, float] = {}
+        #: How many events share a row, where that is more than one.
+        self._shared: dict[Hashable, int] = {}
 
     def knows(self, of: Hashable) -> bool:
         """Whether a page of it was seen."""
@@ -32,10 +34,18 @@ class PageSizes:
         size = self._bytes.get(of, EVENT_BYTES_UNKNOWN)
         return min(wanted, max(PAGE_ROWS_MIN, int(PAGE_BYTES / size)))
 
-    def saw(self, of: Hashable, rows: int, size_bytes: int) -> None:
-        """Learn from a page that came."""
+    def rows_of_events(self, of: Hashable, wanted: int) -> int:
+        """About as many as hold `wanted` events, by the last page of it."""
+        return self.rows(of, wanted // self._shared.get(of, 1) + 1)
+
+    def saw(self, of: Hashable, rows: int, size_bytes: int, *, events: int = 0) -> None:
+        """Learn from a page that came; `events` where rows may hold several."""
         if rows:
             self._keep(of, max(size_bytes / rows, 1.0, self._bytes.get(of, 0.0) * DECAY))
+            if events // rows > 1:
+                self._shared[of] = events // rows
+            elif self._shared:
+                self._shared.pop(of, None)
 
     def timed_out(self, of: Hashable) -> None:
         """A page did not come in time: perhaps it was too large, so the next one asked for is a quarter of it."""
@@ -45,4 +55,5 @@ class PageSizes:
     def _keep(self, of: Hashable, size: float) -> None:
         if of not in self._bytes and len(self._bytes) >= KNOWN_MAX:
             self._bytes.clear()
+            self._shared.clear()
         self._bytes[of] = size

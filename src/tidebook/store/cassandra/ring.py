@@ -10,7 +10,7 @@ from tidebook.core.head import Head, decode_head
 from tidebook.core.replication import EventRow
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.page_size import PageSizes
-from tidebook.store.cassandra.rows import decode_rows
+from tidebook.store.cassandra.rows import decode_rows_of
 from tidebook.store.cassandra.session import Session
 from tidebook.store.port import Split
 
@@ -45,7 +45,7 @@ async def events_in(session: Session, topic: str, split: Split) -> AsyncIterator
         cells = [cell for _, cell in found]
         if cells:
             sizes.saw(topic, len(cells), sum(map(len, cells)))
-            yield [(id, row) for (id, _), row in zip(found, decode_rows(cells), strict=True)]
+            yield decode_rows_of(found)
         if not page.has_more_pages():
             return
         state = page.page_state()

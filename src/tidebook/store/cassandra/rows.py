@@ -1,22 +1,94 @@
-"""How an event lies in its row: one cell for all of it. `docs/reference/tables.md` tells the same to people."""
+"""How events lie in their rows: one cell for all of it. `docs/reference/tables.md` tells the same to people.
+
+The events of one append share a row, up to 16 of them: it has the number of the last, and says what the first is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from tidebook.core.errors import Corrupt
+from tidebook.core.position import Position
 from tidebook.core.replication import EventRow
+
+#: Which events of a record share a row follows from their index and segment alone, so every replicator agrees on it.
+EVENTS_A_ROW_MAX: Final = 16
+
+
+class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Consecutive events of one record. It has one field more than an EventRow, so their first bytes differ."""
+
+    seq_nr: int
+    kept: tuple[bytes, ...]
+    timestamp_ms: int
+    position: Position
+    index: int
+    time_ms: int
+    last: int
+
+    def rows(self) -> list[EventRow]:
+        """Its events."""
+        first, index, timestamp_ms, position, time_ms = (
+            self.seq_nr, self.index, self.timestamp_ms, self.position, self.time_ms,
+        )  # fmt: skip
+        return [
+            EventRow(first + i, kept, timestamp_ms, position, index + i, time_ms) for i, kept in enumerate(self.kept)
+        ]
+
 
 # A cell costs Cassandra and its drivers about as much as 200 bytes do; one decoder call costs less than five columns.
 _decode = msgspec.msgpack.Decoder(EventRow).decode
+_decode_shared = msgspec.msgpack.Decoder(Shared).decode
 encode_row = msgspec.msgpack.Encoder().encode
+#: How a msgpack array of as many fields as `Shared` has begins.
+_SHARED: Final = 0x90 | len(Shared.__struct_fields__)
+
+
+def encode_rows(rows: Sequence[EventRow]) -> bytes:
+    """The cell of events that share a row."""
+    first = rows[0]
+    kept, last = tuple([row.kept for row in rows]), first.seq_nr + len(rows) - 1
+    return encode_row(Shared(first.seq_nr, kept, first.timestamp_ms, first.position, first.index, first.time_ms, last))
+
+
+def is_shared(cell: bytes) -> bool:
+    """Whether it holds several events."""
+    return cell[0] == _SHARED
 
 
 def decode_rows(cells: Iterable[bytes]) -> list[EventRow]:
-    """The rows of these cells."""
+    """The events of these cells, which are in the order of their rows."""
+    rows: list[EventRow] = []
     try:
-        return [_decode(cell) for cell in cells]
-    except msgspec.MsgspecError as error:
+        for cell in cells:
+            if cell[0] != _SHARED:
+                rows.append(_decode(cell))
+                continue
+            shared = _decode_shared(cell)
+            # It stands for all its numbers: an older Tidebook may have written some of them singly.
+            while rows and shared.seq_nr <= rows[-1].seq_nr <= shared.last:
+                rows.pop()
+            rows += shared.rows()
+    except (msgspec.MsgspecError, IndexError) as error:
         raise Corrupt(f"an event in the store is damaged: {error}: repair it from the log") from error
+    return rows
+
+
+def decode_rows_of(found: Iterable[tuple[str, bytes]]) -> list[tuple[str, EventRow]]:
+    """The same for rows of several journals, each with its id."""
+    rows: list[tuple[str, EventRow]] = []
+    try:
+        for id, cell in found:
+            if cell[0] != _SHARED:
+                rows.append((id, _decode(cell)))
+                continue
+            shared = _decode_shared(cell)
+            while rows and rows[-1][0] == id and shared.seq_nr <= rows[-1][1].seq_nr <= shared.last:
+                rows.pop()
+            rows += [(id, row) for row in shared.rows()]
+    except (msgspec.MsgspecError, IndexError) as error:
+        raise Corrupt(f"an event in the store is damaged: {error}: repair it from the log") from error
+    return rows

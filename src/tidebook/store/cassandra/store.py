@@ -28,6 +28,7 @@ from tidebook.store.cassandra.ring import events_in, heads_in, ring_splits
 from tidebook.store.cassandra.scan import EventPages, each_segment
 from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, Session, connect
 from tidebook.store.cassandra.settings import CassandraSettings
+from tidebook.store.cassandra.shared import apart, rows_cut
 from tidebook.store.cassandra.tag_buckets import TagBuckets
 from tidebook.store.cassandra.tag_views import TagViews
 from tidebook.store.port import Snapshot, Split
@@ -198,7 +199,8 @@ class CassandraStore:
         async for batches in self._tags.clears_of(writes, segments):
             await each(self.write, gathered(batches, together_max, rows_max=rows_max), at_once=at_once)
         tags = gathered(await self._tags.puts_of(writes, segments), together_max, rows_max=rows_max)
-        for batches in rounds_of(writes, segments):
+        cut = await rows_cut(self._pages, writes, at_once=self._settings.in_flight_max)
+        for batches in rounds_of(writes, segments, cut):
             # Tag rows go with the first round: no head that speaks of them is in it, for a key's tags come before.
             await each(self.write, chain(tags, gathered(batches, together_max)), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
@@ -208,7 +210,7 @@ class CassandraStore:
         if segments is None:
             raise NotFound(f"topic {mend.key.topic} has no facts in the store: open it as a journal first")
         cut = await self._buckets.fixed_at(mend.pointer.time_ms)
-        for batches in mend_rounds(mend, segments, cut):
+        for batches in mend_rounds(mend, segments, cut, await apart(self._pages, mend)):
             await each(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:

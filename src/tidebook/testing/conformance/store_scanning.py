@@ -13,12 +13,13 @@ from tidebook.core.replication import EventRow, Pointer, PutEvents, SliceWrites
 from tidebook.core.topic import TopicFacts
 from tidebook.pipeline.slice import replicate_slice
 from tidebook.store.port import StoreWriter
-from tidebook.testing.conformance.journal_records import Step, append, purge, records_of, truth_of
+from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, truth_of
 from tidebook.testing.conformance.store_suite import StoreSuite, assert_shows, read_pages
 
 STEPS: list[Step] = [
     *((f"j-{i}", append(1 + i % 7)) for i in range(40)),
     ("j-3", purge()),
+    ("j-5", delete(4)),
     *((f"j-{i}", append(2)) for i in range(20)),
 ]
 
@@ -74,6 +75,29 @@ class ScanningCases(StoreSuite):
         await assert_shows(store, topic, facts, steps)
         beyond = await self._all(store, topic)
         assert sorted(row.seq_nr for _, row in beyond) == [1, 2, 3, 4, 5, 6]
+
+    async def test_a_mend_of_some_events_leaves_the_others_of_their_appends(
+        self, store: StoreWriter, topic: str, facts: TopicFacts
+    ) -> None:
+        steps: list[Step] = [("a", append(4)), ("a", append(4)), ("a", append(3))]
+        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, facts).values()
+        assert pointer is not None
+        assert truth.head is not None
+        spoil = Mend(
+            key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=truth.head,
+            rows=(EventRow(2, b"wrong", 1, truth.rows[1].position, 1, 1),), extra_rows=(4, 6, 9, 11),
+        )  # fmt: skip
+        await store.mend(spoil)
+        assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [1, 2, 3, 5, 7, 8, 10]
+        rows = tuple(row for row in truth.rows if row.seq_nr in {2, 4, 6, 9, 11})
+        await store.mend(Mend(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
+        await assert_shows(store, topic, facts, steps)
+        # What is deleted goes however its rows lie now.
+        more: list[Step] = [*steps, ("a", delete(6))]
+        await replicate_slice(store, topic, 0, records_of(more)[3:], facts)
+        await assert_shows(store, topic, facts, more)
+        assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [7, 8, 9, 10, 11]
 
     async def test_what_comes_later_in_the_log_wins_over_a_mend(
         self, store: StoreWriter, topic: str, facts: TopicFacts
