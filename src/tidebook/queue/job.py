@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from tidebook.sql.port.queue import NEVER_MS, Claimed, Held
 
 #: Makes user data of what the store holds.
@@ -13,19 +15,22 @@ Read = Callable[[Claimed], Any]
 _UNREAD: Final = object()
 
 
-class Job:
+class Job(msgspec.Struct, eq=False, gc=False):
     """What a claim hands out. It is yours until `lease_until`, and `heartbeat` extends that."""
 
-    __slots__ = ("_claimed", "_data", "_lease_until", "_read", "held", "queue")
+    queue: str
+    _claimed: Claimed
+    _token: bytes
+    _read: Read
+    _data: Any = _UNREAD
+    #: What a heartbeat has made of it.
+    _extended: int | None = None
 
-    def __init__(self, queue: str, claimed: Claimed, token: bytes, read: Read) -> None:
-        self.queue = queue
-        #: What proves that one holds it.
-        self.held = Held(claimed.keyhash, token, claimed.slot, claimed.together)
-        self._claimed = claimed
-        self._lease_until = claimed.lease_until
-        self._read = read
-        self._data: Any = _UNREAD
+    @property
+    def held(self) -> Held:
+        """What proves that one holds it."""
+        claimed = self._claimed
+        return Held(claimed.keyhash, self._token, claimed.slot, claimed.together)
 
     @property
     def id(self) -> int:
@@ -71,11 +76,11 @@ class Job:
 
     @property
     def lease_until(self) -> datetime:
-        return date(self._lease_until)
+        return date(self._claimed.lease_until if self._extended is None else self._extended)
 
     def extended(self, lease_until: int) -> None:
         """A heartbeat came through."""
-        self._lease_until = lease_until
+        self._extended = lease_until
 
     def __repr__(self) -> str:
         return f"Job({self.queue!r}, key={self.key!r}, priority={self.priority}, timeouts={self.timeouts})"

@@ -34,6 +34,21 @@ async def test_claims_at_one_time_bring_all_that_is_due_however_large_it_is(book
     assert len({job.id for jobs in taken for job in jobs}) == 80
 
 
+async def test_one_large_entry_among_small_ones_of_several_priorities_comes_in_its_place(book: tidebook.Book) -> None:
+    queue = book.queue("mail")
+    small = [
+        Entry(data=f"{number}", priority=number // 100, key="k" if number == 150 else None) for number in range(300)
+    ]
+    large = Entry(data="x" * 900_000, priority=1)
+    entries = [*small[:170], large, *small[170:]]
+    await queue.put_many(entries)
+    jobs = await queue.claim(1_000)
+    assert [job.data for job in jobs] == [entry.data for entry in entries]
+    await queue.done(jobs)
+    assert (await queue.status()).processing == 0
+    assert await queue.claim(1_000) == []
+
+
 async def test_what_moves_marks_goes_into_one_transaction_or_is_refused(book: tidebook.Book) -> None:
     queue = book.queue("mail")
     with pytest.raises(TooLarge):

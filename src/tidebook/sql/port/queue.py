@@ -105,7 +105,7 @@ class Step(NamedTuple):
     after: str
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """What proves that one holds an entry."""
 
     keyhash: bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby, starmap
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -19,10 +20,9 @@ from tidebook.sql.queries.queue.statements import TableStatements
 SHARED_LEAST, SHARED_MAX = 256, 1_000
 FLIGHTS_MAX = 2
 
-#: Priority, process date, id.
-_ORDER = itemgetter(4, 8, 1)
-_PLACE = itemgetter(4, 8)
-_PRIORITY = itemgetter(4)
+_ID, _DATE, _PRIORITY = itemgetter(1), itemgetter(8), itemgetter(4)
+#: By id, then by date, then by priority: three sorts by a number are cheaper than one by three.
+_ORDER = (_ID, _DATE, _PRIORITY)
 _KEY = 3
 _LIMIT = attrgetter("limit")
 
@@ -89,12 +89,12 @@ class Claims:
         if not rows and floors:  # that nothing is due must be true
             rows = await self._rows(kind, claims, {})
         if rows:
-            self._floors.check(kind.queue, map(_PLACE, rows))
-            self._floors.claimed(kind.queue, map(_PRIORITY, rows), len(rows))
+            self._floors.claimed(kind.queue, _firsts(rows), len(rows))
         found: list[list[Claimed]] = []
         for claim in claims:
             mine, rows = rows[: claim.limit], rows[claim.limit :]
-            mine.sort(key=_ORDER)
+            for place in _ORDER:
+                mine.sort(key=place)
             found.append(_claimed(mine, together=kind.together))
         return found
 
@@ -114,9 +114,17 @@ class Claims:
         return await self._calls.rows(kind.sql.claim, parameters, level=settings.synchronous)
 
 
+def _firsts(rows: Sequence[tuple[Any, ...]]) -> dict[int, int]:
+    """The first date of each priority among rows that come priority by priority."""
+    if _PRIORITY(rows[0]) == _PRIORITY(rows[-1]):
+        return {_PRIORITY(rows[0]): min(map(_DATE, rows))}
+    return {priority: min(map(_DATE, group)) for priority, group in groupby(rows, key=_PRIORITY)}
+
+
 def _claimed(rows: list[tuple[Any, ...]], *, together: bool) -> list[Claimed]:
     """What one claim got: its entries without a key lie in a bundle, if there are two or more and they may."""
     count = [row[_KEY] for row in rows].count(None) if together else 0
-    if count < 2:
-        return [Claimed(*row) for row in rows]
-    return [Claimed(*row, count if row[_KEY] is None else 0) for row in rows]  # type: ignore[call-arg]  # 14 in a row
+    if count > 1:
+        bundled = (count,)
+        rows = [row if row[_KEY] is not None else row + bundled for row in rows]
+    return list(starmap(Claimed, rows))  # calls with tuples as they are: half the time of unpacking them

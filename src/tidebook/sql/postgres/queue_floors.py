@@ -69,21 +69,14 @@ class Floors:
             return {}
         return known.floors
 
-    def claimed(self, queue: QueueRef, priorities: Iterable[int], count: int) -> None:
-        """So many entries of these priorities were claimed."""
+    def claimed(self, queue: QueueRef, firsts: Mapping[int, int], count: int) -> None:
+        """So many entries were claimed, from these dates on, by priority. One below a floor is not alone there."""
         known = self._known.get(queue.id)
         if known is None:
             known = self._known[queue.id] = _Known()
         known.claimed += count
-        known.priorities.update(priorities)
-
-    def check(self, queue: QueueRef, claimed: Iterable[tuple[int, int]]) -> None:
-        """Priorities and dates of what was claimed: one that lay below a floor is not alone there."""
-        known = self._known.get(queue.id)
-        if known is None or not known.floors:
-            return
-        floors = known.floors
-        if any(date < floors.get(priority, 0) for priority, date in set(claimed)):  # many have the same date
+        known.priorities.update(firsts)
+        if any(date < known.floors.get(priority, 0) for priority, date in firsts.items()):
             self.forget(queue)
 
     def forget(self, queue: QueueRef) -> None:

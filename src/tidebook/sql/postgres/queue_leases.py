@@ -37,6 +37,8 @@ class Leases:
 
     async def finish(self, sql: TableStatements, queue: QueueRef, held: Sequence[Held]) -> set[Held]:
         """Delete entries; the ones that were still held."""
+        if is_one_bundle(held) and await self._finish_whole(Whole(sql, queue, held[0].token)):
+            return set(held)
         bundles, alone = split(held)
         finished: set[Held] = set()
         if bundles:
@@ -97,10 +99,6 @@ class Leases:
 
 def split(held: Sequence[Held]) -> tuple[dict[bytes, Group], dict[tuple[int, bytes], Group]]:
     """Whole bundles by token, and entries kept for themselves by table and token. Parts of bundles are in neither."""
-    first, count = held[0], len(held)
-    same = first.together == count and all(each.token == first.token and each.together == count for each in held)
-    if same and _is_whole(held):
-        return {first.token: list(held)}, {}
     bundles: dict[bytes, Group] = {}
     alone: dict[tuple[int, bytes], Group] = {}
     for each in held:
@@ -109,6 +107,12 @@ def split(held: Sequence[Held]) -> tuple[dict[bytes, Group], dict[tuple[int, byt
         else:
             alone.setdefault((each.slot, each.token), []).append(each)
     return {token: group for token, group in bundles.items() if _is_whole(group)}, alone
+
+
+def is_one_bundle(held: Sequence[Held]) -> bool:
+    """Whether this is all of one bundle, as most finish it."""
+    token, count = held[0].token, len(held)
+    return all(each.token == token and each.together == count for each in held) and _is_whole(held)
 
 
 def _is_whole(group: Sequence[Held]) -> bool:

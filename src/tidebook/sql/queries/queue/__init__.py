@@ -12,7 +12,7 @@ from hashlib import blake2b
 from importlib.resources import files
 
 #: Raised with every change of the files beside this one: they are then installed anew.
-VERSION = 13
+VERSION = 14
 NOW = "(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
 TABLE_FILES = ("table.sql", "bundle.sql", "put.sql", "runout.sql", "claim.sql", "fail.sql", "due.sql", "floor.sql")
 

@@ -9,7 +9,9 @@
 -- Claims that come at the same time share a call: each has its own limit and token, and they are served in turn; the
 -- rows of the first come first, as many as its limit, then those of the next.
 -- The floors have a default: an older Tidebook that runs beside a newer one does not give them.
--- What is handed out must fit into memory: no more than 64 MB are taken.
+-- What is handed out must fit into memory: no more than 64 MB are taken. Where none is large, as almost always, that
+-- needs no running sum.
+-- What was picked is kept in a record: an array that is a variable of its own is taken apart and copied at every turn.
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer, bigint, uuid, smallint, boolean);
 DROP FUNCTION IF EXISTS @schema@.@table@_claim(integer, integer[], bigint, uuid[], smallint, boolean, boolean);
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
@@ -23,12 +25,14 @@ LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = o
 DECLARE
     v_now bigint := @now@; v_limit integer; v_left integer; v_from smallint := 0; v_next smallint; v_priority smallint;
     v_out smallint; v_first bigint;
-    v_run_out boolean := false; v_fast boolean := false; v_slot smallint; v_together integer;
-    v_got @schema@.part[]; v_parts @schema@.part[]; v_keyed_here integer; v_keyed integer := 0; v_dealt integer := 0;
-    v_bytes_here bigint; v_bytes bigint := 0; v_slots smallint[]; v_places tid[]; v_one_table boolean;
+    v_run_out boolean := false; v_fast boolean := false; v_slot smallint; v_together integer; got record;
+    v_got @schema@.part[]; v_keyed bigint := 0; v_dealt integer := 0; v_found integer; v_all integer := 0;
+    v_bytes bigint := 0; v_each bigint;
 BEGIN
     v_limit := CASE WHEN cardinality(p_limits) = 1 THEN p_limits[1] ELSE (SELECT sum(l) FROM unnest(p_limits) AS l) END;
     v_left := v_limit;
+    SELECT NULL::@schema@.part[] AS parts, 0::bigint AS found, 0::bigint AS keyed, 0::bigint AS bytes, 0 AS largest,
+        NULL::tid[] AS places, 0::smallint AS slot, 0::smallint AS last_slot INTO got;
     PERFORM FROM @schema@.@table@ e WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until <= v_now LIMIT 1;
     IF FOUND THEN
         PERFORM @schema@.@table@_run_out(p_queue, p_max, v_now);
@@ -93,14 +97,35 @@ BEGIN
                 RETURNING e.key, octet_length(e.data) AS size, (e.slot, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
                     e.process_at, e.expires_at, e.kind, e.data)::@schema@.part AS part
             )
-            SELECT array_agg(g.part), count(g.key), coalesce(sum(g.size), 0) INTO v_got, v_keyed_here, v_bytes_here
-            FROM gone g;
+            SELECT got.parts || array_agg(g.part) AS parts, count(*) AS found, count(g.key) AS keyed,
+                coalesce(sum(g.size), 0)::bigint AS bytes, 0 AS largest, NULL::tid[] AS places, 0::smallint AS slot,
+                0::smallint AS last_slot
+            INTO got FROM gone g;
         ELSE
             -- Locked rows are deleted by their places: no join, and one table is opened where all lie in one.
-            SELECT array_agg(p.slot), array_agg(p.ctid), count(p.key), array_agg((p.slot, p.id, p.keyhash, p.key,
-                p.priority, p.timeouts, p.format, p.inserted_at, p.process_at, p.expires_at, p.kind,
-                p.data)::@schema@.part), min(p.slot) = max(p.slot), coalesce(max(p.bytes), 0)
-            INTO v_slots, v_places, v_keyed_here, v_got, v_one_table, v_bytes_here FROM (
+            v_each := (64000000 - v_bytes) / v_left;
+            SELECT CASE WHEN max(octet_length(p.data)) > v_each THEN got.parts ELSE got.parts ||
+                array_agg((p.slot, p.id, p.keyhash, p.key, p.priority,
+                p.timeouts, p.format, p.inserted_at, p.process_at, p.expires_at, p.kind, p.data)::@schema@.part)
+                FILTER (WHERE octet_length(p.data) <= v_each) END AS parts, count(*) AS found, count(p.key) AS keyed,
+                coalesce(sum(octet_length(p.data)), 0) AS bytes, coalesce(max(octet_length(p.data)), 0) AS largest,
+                array_agg(p.ctid) AS places, min(p.slot) AS slot, max(p.slot) AS last_slot
+            INTO got FROM (
+                SELECT e.slot, e.ctid, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
+                    e.process_at, e.expires_at, e.kind, e.data
+                FROM @schema@.@table@ e
+                WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = v_priority
+                    AND e.process_at BETWEEN v_first AND v_now AND e.expires_at > v_now
+                    AND (e.key IS NULL OR NOT p_serial OR (
+                        SELECT true FROM @schema@.@table@ h
+                        WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
+                ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED) AS p;
+            IF got.largest > v_each THEN  -- what is locked here already is picked again, as far as it fits
+                SELECT got.parts || array_agg((p.slot, p.id, p.keyhash, p.key, p.priority,
+                p.timeouts, p.format, p.inserted_at, p.process_at, p.expires_at, p.kind, p.data)::@schema@.part)
+                    AS parts, count(*) AS found, count(p.key) AS keyed, coalesce(max(p.bytes), 0)::bigint AS bytes,
+                    0 AS largest, array_agg(p.ctid) AS places, min(p.slot) AS slot, max(p.slot) AS last_slot
+                INTO got FROM (
                 SELECT l.*, sum(octet_length(l.data)) OVER (ROWS UNBOUNDED PRECEDING) AS bytes FROM (
                 SELECT e.slot, e.ctid, e.id, e.keyhash, e.key, e.priority, e.timeouts, e.format, e.inserted_at,
                     e.process_at, e.expires_at, e.kind, e.data
@@ -111,56 +136,65 @@ BEGIN
                         SELECT true FROM @schema@.@table@ h
                         WHERE h.queue = p_queue AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
                 ORDER BY e.process_at, e.id LIMIT v_left FOR UPDATE SKIP LOCKED) AS l) AS p
-            WHERE v_bytes + p.bytes - octet_length(p.data) < 64000000;
-            IF v_one_table THEN
-                DELETE FROM @schema@.@table@ e WHERE e.slot = v_slots[1] AND e.ctid = ANY (v_places);
-            ELSIF v_got IS NOT NULL THEN
-                DELETE FROM @schema@.@table@ e USING unnest(v_slots, v_places) AS p (slot, place)
+                WHERE v_bytes + p.bytes - octet_length(p.data) < 64000000;
+            END IF;
+            IF got.slot = got.last_slot THEN
+                DELETE FROM @schema@.@table@ e WHERE e.slot = got.slot AND e.ctid = ANY (got.places);
+            ELSIF got.found > 0 THEN
+                DELETE FROM @schema@.@table@ e
+                USING unnest(got.parts[v_all + 1 :], got.places) AS p (slot, id, keyhash, key, priority, timeouts,
+                    format, inserted_at, process_at, expires_at, kind, data, place)
                 WHERE e.slot = p.slot AND e.ctid = p.place;
             END IF;
         END IF;
-        v_bytes := v_bytes + v_bytes_here;
-        IF v_got IS NOT NULL THEN
-            v_parts := CASE WHEN v_parts IS NULL THEN v_got ELSE v_parts || v_got END;
-            v_keyed := v_keyed + v_keyed_here;
-            v_left := v_limit - cardinality(v_parts);
+        v_bytes := v_bytes + got.bytes;
+        IF got.found > 0 THEN
+            v_keyed := v_keyed + got.keyed;
+            v_all := v_all + got.found;
+            v_left := v_limit - v_all;
             v_fast := v_fast OR v_priority < 200;
         END IF;
         EXIT WHEN v_left = 0 OR v_priority = 255 OR v_bytes >= 64000000;
         v_from := v_priority + 1;
     END LOOP;
     FOR i IN 1 .. cardinality(p_limits) LOOP
-        EXIT WHEN v_dealt >= coalesce(cardinality(v_parts), 0);
-        v_got := CASE WHEN cardinality(p_limits) = 1 THEN v_parts ELSE v_parts[v_dealt + 1 : v_dealt + p_limits[i]] END;
-        v_dealt := v_dealt + cardinality(v_got);
-        v_together := 0;
-        IF p_together THEN
-            IF v_keyed > 0 THEN
-                SELECT count(*) INTO v_together FROM unnest(v_got) AS p WHERE p.key IS NULL;
-            ELSE
-                v_together := cardinality(v_got);
-            END IF;
-        END IF;
-        IF v_together > 1 THEN
-            v_slot := v_got[1].slot;
+        v_found := least(p_limits[i], v_all - v_dealt);
+        EXIT WHEN v_found <= 0;
+        IF p_together AND v_keyed = 0 AND v_found > 1 THEN
             INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue, slot,
                 kind, status, keyhash, token, data, together, parts)
-            VALUES (v_got[1].id, v_now, 9223372036854775807, v_now, v_now, v_now + p_lease, p_queue, v_slot, 0, 'P',
-                p_tokens[i], p_tokens[i], '', v_together, CASE WHEN v_keyed = 0 THEN v_got ELSE ARRAY (
-                    SELECT p::@schema@.part FROM unnest(v_got) AS p WHERE p.key IS NULL) END);
+            VALUES ((got.parts)[v_dealt + 1].id, v_now, 9223372036854775807, v_now, v_now, v_now + p_lease, p_queue,
+                (got.parts)[v_dealt + 1].slot, 0, 'P', p_tokens[i], p_tokens[i], '', v_found,
+                CASE WHEN v_found = v_all THEN got.parts ELSE (got.parts)[v_dealt + 1 : v_dealt + v_found] END);
         ELSE
+            v_got := (got.parts)[v_dealt + 1 : v_dealt + v_found];
             v_together := 0;
+            IF p_together THEN
+                SELECT count(*) INTO v_together FROM unnest(v_got) AS p WHERE p.key IS NULL;
+            END IF;
+            IF v_together > 1 THEN
+                v_slot := v_got[1].slot;
+                INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue,
+                    slot, kind, status, keyhash, token, data, together, parts)
+                VALUES (v_got[1].id, v_now, 9223372036854775807, v_now, v_now, v_now + p_lease, p_queue, v_slot, 0,
+                    'P', p_tokens[i], p_tokens[i], '', v_together, ARRAY (
+                        SELECT p::@schema@.part FROM unnest(v_got) AS p WHERE p.key IS NULL));
+            ELSE
+                v_together := 0;
+            END IF;
+            IF v_together < v_found THEN
+                INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue,
+                    format, slot, priority, timeouts, kind, status, serial, keyhash, token, key, data)
+                SELECT p.id, p.process_at, p.expires_at, p.inserted_at, v_now, v_now + p_lease, p_queue, p.format,
+                    p.slot, p.priority, p.timeouts, p.kind, 'P', nullif(p_serial, false), p.keyhash, p_tokens[i],
+                    p.key, p.data
+                FROM unnest(v_got) AS p WHERE v_together = 0 OR p.key IS NOT NULL;
+            END IF;
         END IF;
-        IF v_together < cardinality(v_got) THEN
-            INSERT INTO @schema@.@table@ (id, process_at, expires_at, inserted_at, started_at, lease_until, queue,
-                format, slot, priority, timeouts, kind, status, serial, keyhash, token, key, data)
-            SELECT p.id, p.process_at, p.expires_at, p.inserted_at, v_now, v_now + p_lease, p_queue, p.format, p.slot,
-                p.priority, p.timeouts, p.kind, 'P', nullif(p_serial, false), p.keyhash, p_tokens[i], p.key, p.data
-            FROM unnest(v_got) AS p WHERE v_together = 0 OR p.key IS NOT NULL;
-        END IF;
+        v_dealt := v_dealt + v_found;
     END LOOP;
     -- A claim's entries without a key lie together where there are two or more: whoever deals them out can count them.
     RETURN QUERY SELECT p.slot, p.id, uuid_send(p.keyhash), p.key, p.priority, p.timeouts, p.format, p.inserted_at,
         p.process_at, p.expires_at, v_now, v_now + p_lease, p.kind, p.data
-    FROM unnest(v_parts) AS p;
+    FROM unnest(got.parts) AS p;
 END $claim$;
