@@ -93,6 +93,26 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
     assert await run_trials(hold_one, chosen, at_once=AT_ONCE) > 10 * len(chosen)
 
 
+async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
+    open_store: OpenStore, facts: tuple[str, TopicFacts]
+) -> None:
+    topic, of_topic = facts
+    store, id = await open_store(), "ahead"
+    steps = steps_of("3 del2", id)
+    partition, records, key = partition_of(id, PARTITIONS), records_of(steps), Key(topic, id)
+    writes = (await plan_slice(store, topic, partition, records, of_topic)).writes
+    assert writes is not None
+    ahead = Stepwise(await open_store(), writes)
+    await replicate_slice(store, topic, partition, records[:1], of_topic)
+    before = await store.head(key)
+    await ahead.advance()  # its rows
+    head = await store.head(key)
+    assert head == before is not None
+    assert [row.seq_nr for row in await store.events(key, before, after=0, to=3, limit=9)] == [1, 2, 3]
+    await ahead.finish()
+    await assert_rows(store, topic, of_topic, id, steps, "in the end")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_fold_says(

@@ -19,15 +19,25 @@ EVENTS_A_ROW_MAX: Final = 16
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Consecutive events of one record. It has one field more than an EventRow, so their first bytes differ."""
+    """Consecutive events of one record. It has one field more than an EventRow, so their first bytes differ.
 
+    Of two cells with one stamp Cassandra keeps the one whose bytes are greater. That must be the one with more events:
+    whoever has folded a delete leaves out what it deletes, while a head of before may still be what readers go by. So
+    the count comes first, and a single event's first byte is below a shared one's.
+    """
+
+    count: int
     seq_nr: int
     kept: tuple[bytes, ...]
     timestamp_ms: int
     position: Position
     index: int
     time_ms: int
-    last: int
+
+    @property
+    def last(self) -> int:
+        """The number of its last event, which is the row's."""
+        return self.seq_nr + self.count - 1
 
     def rows(self) -> list[EventRow]:
         """Its events."""
@@ -50,8 +60,10 @@ _SHARED: Final = 0x90 | len(Shared.__struct_fields__)
 def encode_rows(rows: Sequence[EventRow]) -> bytes:
     """The cell of events that share a row."""
     first = rows[0]
-    kept, last = tuple([row.kept for row in rows]), first.seq_nr + len(rows) - 1
-    return encode_row(Shared(first.seq_nr, kept, first.timestamp_ms, first.position, first.index, first.time_ms, last))
+    kept = tuple([row.kept for row in rows])
+    return encode_row(
+        Shared(len(rows), first.seq_nr, kept, first.timestamp_ms, first.position, first.index, first.time_ms)
+    )
 
 
 def is_shared(cell: bytes) -> bool:
