@@ -29,6 +29,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that fails starts anew after half a second, however often it has failed: it is killed many times here."""
+    from tidebook.pipeline.jobs import replicate
+
+    monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
+
+
 def replication(spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any) -> Replication:
     from tidebook.pipeline.jobs.replicate import Replication
 

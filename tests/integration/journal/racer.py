@@ -49,8 +49,7 @@ async def main(where: str, topic: str, name: str, ids: list[str], wins_wanted: i
                     last[id] = conflict.found
                     tell(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
                 except OutcomeUnknown:
-                    last[id] = await journal.pointer(id) or 0
-                    tell(unknown=id, payload=payload)
+                    tell(unknown=id, payload=payload)  # the next attempt learns where the journal stands
                 else:
                     assert done.last is not None
                     tell(won=id, seq_nr=done.last, payload=payload, attempts=attempts)
