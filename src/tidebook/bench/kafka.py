@@ -138,7 +138,7 @@ class Bench:
         """
         from confluent_kafka.aio import AIOProducer
 
-        settings = {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True}
+        settings = {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
         aioproducer = AIOProducer(settings, batch_size=WRITERS, buffer_timeout=0.1)
 
         async def poll() -> None:
