@@ -35,15 +35,11 @@ def ensure(requirements: str) -> None:
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
             say(f"installing requirements/{requirements}.txt into .venv (minutes the first time)")
-            _pip("install", "--require-hashes", "--requirement", "requirements/build.txt")
+            # The files are whole, so nothing is looked for beside them: pip would, for a newer version of what is pinned.
+            pinned = ("install", "--require-hashes", "--no-deps")
+            _pip(*pinned, "--requirement", "requirements/build.txt")
             # The build tools just installed are pinned too: no unpinned ones are fetched for the source packages.
-            _pip(
-                "install",
-                "--require-hashes",
-                "--no-build-isolation",
-                "--requirement",
-                f"requirements/{requirements}.txt",
-            )
+            _pip(*pinned, "--no-build-isolation", "--requirement", f"requirements/{requirements}.txt")
             _stamp(requirements, _requirements_digest(requirements))
         # Behind a link the environment is shared with other work trees: the first one's Tidebook stays installed.
         shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
