@@ -35,7 +35,7 @@ def ensure(requirements: str) -> None:
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
             say(f"installing requirements/{requirements}.txt into .venv (minutes the first time)")
-            # The files are whole, so nothing is looked for beside them, as pip does for newer versions of what is pinned.
+            # The files are whole: pip need not look for more, and would find newer versions of what they pin.
             pinned = ("install", "--require-hashes", "--no-deps")
             _pip(*pinned, "--requirement", "requirements/build.txt")
             # The build tools just installed are pinned too: no unpinned ones are fetched for the source packages.
