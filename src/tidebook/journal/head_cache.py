@@ -313,8 +313,11 @@ class HeadCache:
         return head
 
     def learned(self, id: str, head: Head | None, as_of: int) -> None:
-        """A read has folded this head up to `as_of`: it is kept, if that is all that the tail has."""
-        if id not in self._heads and as_of >= self.next_offset - 1:
+        """A read has folded this head up to `as_of`: it is kept, if that is all that the tail has, and there is one.
+
+        A tail that has yet to begin may begin further on, and what lies between would never be folded.
+        """
+        if id not in self._heads and 0 <= self.next_offset <= as_of + 1:
             self._heads.keep(id, head)
 
     async def head(self, id: str) -> Head | None:

@@ -217,13 +217,16 @@ class Reader:
 
     async def _view_of_known(self, key: Key, barrier: int, pointer: Pointer | None) -> View | None:
         """The journal by the head that the tail gives, if the store has all of it: then it has that head, too."""
-        await self._cache.reach(barrier)
+        try:
+            await self._cache.reach(barrier)
+        except LogLost:
+            return None  # harmless if it was replicated meanwhile, which the store will tell
         head = self._cache.replicated_head(key.id, pointer)
         if head is None:
             return None
         self._metrics.count("read_head_known")
         stored = Stored(pointer, head, self._cache.facts.epoch)
-        return View(stored, Tail(head, self._cache.facts, bytes_max=0), max(stored.as_of, barrier))
+        return View(stored, Tail(head, self._cache.facts, bytes_max=0), max(self._cache.next_offset - 1, barrier))
 
     def _know(self, key: Key, head: Head) -> None:
         self._known.pop(key.id, None)

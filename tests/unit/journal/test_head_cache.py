@@ -133,6 +133,29 @@ async def test_whatever_others_did_since_a_journal_was_read_is_read(open_rig: Op
     await reads(5, 6)
 
 
+@pytest.mark.parametrize("kind", ["like kafka"])
+@pytest.mark.parametrize("then", ["mark", "offset", "pointer", "expected", "next"])
+async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_the_tails(
+    open_rig: OpenRig, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.journal.pointers.RECENT_S_MAX", 0)
+    other, reader = open_rig(), open_rig()
+    await other.append("a", 1, 2, 3)
+    await other.replicate()
+    assert await reader.read("a", barrier="offset") == [1, 2, 3]
+    await other.append("a", 4)
+    await other.replicate()
+    match then:
+        case "pointer":
+            assert await reader.journal.pointer("a") == 4
+        case "expected":
+            assert (await reader.append("a", 5, expected=4)).last == 5
+        case "next":
+            assert (await reader.append("a", 5)).last == 5
+        case barrier:
+            assert await reader.read("a", barrier=barrier) == [1, 2, 3, 4]
+
+
 # ---- bounds
 
 

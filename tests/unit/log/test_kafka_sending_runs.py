@@ -85,20 +85,26 @@ class Outcomes:
             await all_told.wait()
         return [told[place] for place in range(len(values))]
 
+    async def close(self) -> None:
+        """All that was ever sent was told, and nothing of it still counts as in flight."""
+        producer = self.producer
+        assert (producer._in_flight, producer._in_flight_bytes, producer._runs) == (0, 0, 0)
+        await producer.close()
+
 
 async def test_one_of_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = Outcomes(monkeypatch, Client(None, TOO_LARGE))
     first, second, third = await outcomes.send(b"a", b"b", b"c")
     assert [first, third] == [Sent(0, 0, 1000), Sent(0, 1, 1000)]
     assert isinstance(second, TooLarge)
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 async def test_all_of_a_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = Outcomes(monkeypatch, Client(TOO_LARGE, TOO_LARGE))
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [TooLarge, TooLarge]
     assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +115,7 @@ async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeyp
     monkeypatch.setattr(running, "_time_of", unreadable)
     outcomes = Outcomes(monkeypatch, Client())
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [OutcomeUnknown, OutcomeUnknown]
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 async def test_a_client_that_failed_for_good_is_replaced_and_the_run_goes_to_the_next(
@@ -118,7 +124,18 @@ async def test_a_client_that_failed_for_good_is_replaced_and_the_run_goes_to_the
     outcomes = Outcomes(monkeypatch, Client(KafkaError(KafkaError._FATAL)), Client())
     assert await outcomes.send(b"a", b"b") == [Sent(0, 0, 1000), Sent(0, 1, 1000)]
     assert outcomes.metrics.counted("kafka_producer_replaced") == 1
-    await outcomes.producer.close()
+    await outcomes.close()
+
+
+async def test_a_run_of_which_a_full_client_takes_nothing_is_given_up_and_does_not_count_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Client(*[BufferError()] * 1000)
+    outcomes = Outcomes(monkeypatch, client, send_timeout_ms=50)
+    assert [type(each) for each in await outcomes.send(b"a", b"b")] == [Unavailable, Unavailable]
+    client._refusals.clear()
+    assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
+    await outcomes.close()
 
 
 async def test_a_client_that_fails_for_good_in_the_midst_of_a_run_is_replaced_for_the_rest(
@@ -126,7 +143,7 @@ async def test_a_client_that_fails_for_good_in_the_midst_of_a_run_is_replaced_fo
 ) -> None:
     outcomes = Outcomes(monkeypatch, Client(None, KafkaError(KafkaError._FATAL)), Client())
     assert await outcomes.send(b"a", b"b", b"c") == [Sent(0, 0, 1000), Sent(0, 0, 1000), Sent(0, 1, 1000)]
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 @pytest.mark.parametrize("refusal", [KafkaError(KafkaError._INVALID_ARG), TypeError("not bytes"), ValueError("no")])
@@ -136,7 +153,7 @@ async def test_what_the_client_cannot_even_look_at_is_told(
     outcomes = Outcomes(monkeypatch, Client(refusal, refusal))
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [InvalidInput, InvalidInput]
     assert await outcomes.send(b"c") == [Sent(0, 0, 1000)]
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 async def test_a_client_that_is_full_in_the_midst_of_a_run_is_given_the_rest_when_there_is_room(
@@ -145,7 +162,7 @@ async def test_a_client_that_is_full_in_the_midst_of_a_run_is_given_the_rest_whe
     outcomes = Outcomes(monkeypatch, client := Client(None, BufferError(), BufferError()))
     assert await outcomes.send(b"a", b"b", b"c") == [Sent(0, n, 1000) for n in range(3)]
     assert client.values == [b"a", b"b", b"c"]
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 async def test_of_a_run_that_a_full_client_took_in_part_only_the_rest_is_given_up(
@@ -156,7 +173,7 @@ async def test_of_a_run_that_a_full_client_took_in_part_only_the_rest_is_given_u
     assert first == Sent(0, 0, 1000)
     assert [type(each) for each in rest] == [Unavailable, Unavailable]
     assert outcomes.metrics.counted("kafka_send_failed", error="Unavailable") == 2
-    await outcomes.producer.close()
+    await outcomes.close()
 
 
 @pytest.mark.parametrize("bound", [{"in_flight_records_max": 5}, {"in_flight_bytes_max": 5 * 4096 + 400}])
@@ -168,4 +185,4 @@ async def test_a_run_goes_whole_and_waits_for_room(monkeypatch: pytest.MonkeyPat
     assert [each for run in told for each in run] == [Sent(0, n, 1000) for n in range(30)]
     assert client.values == [value for run in values for value in run]
     assert client.in_flight_most == 3
-    await outcomes.producer.close()
+    await outcomes.close()

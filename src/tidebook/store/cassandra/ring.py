@@ -10,7 +10,7 @@ from tidebook.core.head import Head, decode_head
 from tidebook.core.replication import EventRow
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.page_size import PageSizes
-from tidebook.store.cassandra.rows import decode_rows_of
+from tidebook.store.cassandra.rows import EVENTS_A_ROW_MAX, decode_rows_of, is_shared
 from tidebook.store.cassandra.session import Session
 from tidebook.store.port import Split
 
@@ -38,17 +38,30 @@ async def events_in(session: Session, topic: str, split: Split) -> AsyncIterator
     sizes = PageSizes()
     values = _values(topic, split)
     state: bytes | None = None
+    held: list[tuple[str, bytes]] = []
     while True:
         page_size = sizes.rows(topic, EVENTS_PAGE)
         page = await session.read(cql.EVENTS_IN, values, page_size=page_size, page_state=state)
         found = [row.as_tuple() for row in page]
-        cells = [cell for _, cell in found]
-        if cells:
-            sizes.saw(topic, len(cells), sum(map(len, cells)))
-            yield decode_rows_of(found)
-        if not page.has_more_pages():
+        sizes.saw(topic, len(found), sum(len(cell) for _, cell in found))
+        more = page.has_more_pages()
+        found = held + found
+        held = _perhaps_covered(found) if more else []
+        if some := found[: len(found) - len(held)]:
+            yield decode_rows_of(some)
+        if not more:
             return
         state = page.page_state()
+
+
+def _perhaps_covered(found: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The last single rows: a shared row that comes behind them may stand for them, too."""
+    held: list[tuple[str, bytes]] = []
+    for each in reversed(found[1 - EVENTS_A_ROW_MAX :]):
+        if each[0] != found[-1][0] or is_shared(each[1]):
+            break
+        held.append(each)
+    return held[::-1]
 
 
 def _values(topic: str, split: Split) -> list[object]:
