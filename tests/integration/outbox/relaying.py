@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.integration.outbox.databases import Database
@@ -75,7 +75,15 @@ class Cluster:
 
     def _led(self, name: str, partitions: int) -> bool:
         topic = self.admin.list_topics(name, timeout=10).topics[name]
-        return len(topic.partitions) == partitions and all(p.leader >= 0 for p in topic.partitions.values())
+        if len(topic.partitions) != partitions or any(p.leader < 0 for p in topic.partitions.values()):
+            return False
+        try:
+            self._ends(name)
+        except KafkaException as error:  # named as the leader, a broker may not know it yet
+            if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                raise
+            return False
+        return True
 
     def read(self, topic: str) -> list[Seen]:
         """Everything that a reader of committed messages gets, in order within each partition."""
