@@ -151,7 +151,7 @@ class KafkaProducer:
                 f"sending to {where.topic}/{where.partition}: no Kafka server took it for "
                 f"{self._timeout_s:g} s: nothing was written"
             )
-            if isinstance(sending, Run) and sending.counted:  # the client may have some of it
+            if isinstance(sending, Run) and sending.in_flight:  # the client may have some of it
                 count -= sending.handed
                 for _ in range(count):
                     self._refuse(sending, error)
@@ -195,10 +195,10 @@ class KafkaProducer:
 
     def _produce_run(self, run: Run) -> bool:
         """The first that waits, all of it, if there is room for all of it."""
-        if not run.counted:
+        if not run.in_flight:
             if not self._has_room(run):
                 return False
-            run.counted = True
+            run.in_flight = True
             self._runs += 1
             self._in_flight += len(run.places)
             self._in_flight_bytes += run.size_bytes

@@ -46,7 +46,7 @@ class Run:
 
     __slots__ = (
         "_counted", "_keys", "_many", "_odd", "_offsets", "_on_sent", "_refused", "_reports", "_timestamps_ms",
-        "_values", "counted", "give_up_at", "handed", "partition", "places", "report", "size_bytes", "topic",
+        "_values", "give_up_at", "handed", "in_flight", "partition", "places", "report", "size_bytes", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +64,7 @@ class Run:
         #: How many the client was given, those that it refused included.
         self.handed = 0
         #: Whether they count as in flight: from the first try to hand them over until all are told.
-        self.counted = False
+        self.in_flight = False
         #: Should they still wait in this process then, they are given up.
         self.give_up_at = give_up_at
         self._many = many

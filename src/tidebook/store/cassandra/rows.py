@@ -6,6 +6,8 @@ The events of one append share a row, up to 16 of them: it has the number of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -92,15 +94,6 @@ def decode_rows(cells: Iterable[bytes]) -> list[EventRow]:
 def decode_rows_of(found: Iterable[tuple[str, bytes]]) -> list[tuple[str, EventRow]]:
     """The same for rows of several journals, each with its id."""
     rows: list[tuple[str, EventRow]] = []
-    try:
-        for id, cell in found:
-            if cell[0] != _SHARED:
-                rows.append((id, _decode(cell)))
-                continue
-            shared = _decode_shared(cell)
-            while rows and rows[-1][0] == id and shared.seq_nr <= rows[-1][1].seq_nr <= shared.last:
-                rows.pop()
-            rows += [(id, row) for row in shared.rows()]
-    except (msgspec.MsgspecError, IndexError) as error:
-        raise Corrupt(f"an event in the store is damaged: {error}: repair it from the log") from error
+    for id, of_journal in groupby(found, itemgetter(0)):
+        rows += [(id, row) for row in decode_rows([cell for _, cell in of_journal])]
     return rows
