@@ -1,1 +1,1 @@
-"""What ./dev runs. Standard library only: it works before the virtual environment exists."""
+"""The commands of ./dev. They use only the standard library, because they run before .venv exists."""

@@ -1,4 +1,4 @@
-"""The commands of ./dev: parse, dispatch, exit code."""
+"""The entry point of ./dev: parse the arguments, run a command, return its exit code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ usage: ./dev COMMAND
   setup                    all extras and development tools into .venv, nothing else
   check                    format, lint, types, import contracts, unit tests: under two minutes
   bench NAME               one benchmark; its last line of output is one JSON object
+  mutate [PACKAGE...] [--sample N]
+                           mutants of packages; prints the share that the tests notice
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback
-  faults                   fault runs against the real servers
-  docs                     build the documentation
-  build                    build the source distribution and the wheel
 """
 
 

@@ -1,4 +1,4 @@
-"""What each command of ./dev does."""
+"""The implementation of each command of ./dev."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.environment import PYTHON, ROOT, SetupError, say
 HOME = ROOT / ".servers"
 SERVERS = ["-m", "tidebook.testing.servers"]
 SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
-#: What each benchmark runs on; those that are not named need none, or start their own.
+#: The servers of each benchmark; benchmarks that are not listed need none, or start their own.
 BENCH_SERVERS = {
     "cassandra": ("cassandra",),
     "kafka": ("kafka", "cassandra"),
@@ -29,17 +29,15 @@ BENCH_SERVERS = {
     "queue": ("postgres",),
     "tags": ("cassandra",),
 }
-#: Much of a test's time is waiting for a server. `-n 0` turns it off, for a debugger. A process that dies ends the run:
-#: pytest-xdist would make a new one, run the same test there, and after some rounds wait for ever.
+#: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
+#: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 
 
 def up(arguments: list[str]) -> int:
-    """Run Tidebook with everything embedded."""
+    """Run Tidebook with an embedded book."""
     environment.ensure("base")
-    if not (ROOT / "src/tidebook/cli/app.py").exists():
-        return _later("up")
-    return _python("-m", "tidebook.cli.app", "up", *arguments)
+    return _python("-m", "tidebook.cli", "up", *arguments)
 
 
 def setup(arguments: list[str]) -> int:
@@ -51,7 +49,7 @@ def setup(arguments: list[str]) -> int:
 
 
 def check(arguments: list[str]) -> int:
-    """Run every check that needs no server, and report all that fail."""
+    """Run every check that needs no server, and report all failures."""
     environment.ensure("dev")
     steps = {
         "format": ["-m", "ruff", "format", "--check", "."],
@@ -70,22 +68,22 @@ def check(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Run every test against the real servers, which are stopped afterwards whatever happens."""
+    """Run all tests against real servers, and stop the servers in any case."""
     without, rest = _take_without(arguments)
     if unknown := set(without) - set(SERVER_NAMES):
         return _refuse(f"--without takes {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
     _install_with_java()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home([name for name in SERVER_NAMES if name not in without]) as home:
-        told = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
-        # Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile all of it anew.
+        server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
+        # Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE each would compile every module again.
         _python("-m", "compileall", "-q", "src")
-        return _python("-m", "pytest", *SIDE_BY_SIDE, *rest, variables=environment.variables() | told)
+        return _python("-m", "pytest", *SIDE_BY_SIDE, *rest, variables=environment.variables() | server_variables)
 
 
 @contextlib.contextmanager
 def server_home(names: list[str], *options: str) -> Iterator[Path]:
-    """The home of running servers: the developer's own if they all run, else a fresh one, removed at the end."""
+    """Yield the home folder of running servers: the developer's if all run, else a new one, removed at the end."""
     _sweep()
     if not names:
         yield HOME
@@ -109,7 +107,7 @@ def server_home(names: list[str], *options: str) -> Iterator[Path]:
 
 
 def _sweep() -> None:
-    """Stop and remove what a run left behind that was itself killed."""
+    """Stop and remove the servers of an earlier run that was killed."""
     for home in HOME.glob("test-*"):
         owner = int(home.name.removeprefix("test-"))
         try:
@@ -131,29 +129,30 @@ def servers(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """Run one benchmark, on servers of its own unless some run already; its last line is one JSON object."""
+    """Run one benchmark, on new servers unless some are running; its last line is one JSON object."""
     _install_with_java()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
         if home == HOME and bench_servers(arguments):
             say("figures count only if these were started with --profile bench")
-        told = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
-        return _python("-m", "tidebook.bench", *arguments, variables=environment.variables() | told)
+        server_variables = {"TIDEBOOK_SERVERS": os.environ.get("TIDEBOOK_SERVERS") or str(home / "status.json")}
+        return _python("-m", "bench", *arguments, variables=environment.variables() | server_variables)
+
+
+def mutate(arguments: list[str]) -> int:
+    """Run mutants of packages against the tests that need no server, and print the share that was killed."""
+    environment.ensure("dev")
+    return _python("-m", "tools.mutants", *arguments)
 
 
 def bench_servers(arguments: list[str]) -> list[str]:
-    """What must run for this: nothing where servers are named, or only help is wanted."""
+    """Return the servers to start: none if the arguments name servers or ask for help."""
     words = {word for argument in arguments for word in argument.split("=")}
     if words & {"--book", "--address", "--help", "-h"} or os.environ.get("TIDEBOOK_SERVERS"):
         return []
-    if "tags" in words and not words & {"cassandra", "both"}:  # its store is embedded unless --store says otherwise
+    if "tags" in words and not words & {"cassandra", "both"}:  # its store is embedded by default
         return []
     return [*BENCH_SERVERS.get(arguments[0] if arguments else "", ())]
-
-
-def _later(name: str) -> int:
-    print(f"dev: {name} comes later: it is not written yet", file=sys.stderr)
-    return 2
 
 
 def _refuse(reason: str) -> int:
@@ -167,10 +166,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "setup": setup,
     "check": check,
     "bench": bench,
+    "mutate": mutate,
     "servers": servers,
-    "faults": lambda _: _later("faults"),
-    "docs": lambda _: _later("docs"),
-    "build": lambda _: _later("build"),
 }
 
 
@@ -182,7 +179,7 @@ def _install_with_java() -> None:
 
 
 def _python(*arguments: str, variables: dict[str, str] | None = None, output: int | TextIO | None = None) -> int:
-    """Run .venv's Python to its end; an interrupt reaches it too, and is its to answer."""
+    """Run .venv's Python and return its exit code; the child handles an interrupt itself."""
     inside = variables or environment.variables()
     process = subprocess.Popen([str(PYTHON), *arguments], cwd=ROOT, env=inside, stdout=output)
     try:
@@ -191,7 +188,7 @@ def _python(*arguments: str, variables: dict[str, str] | None = None, output: in
         process.wait()
         raise
     except SystemExit:
-        process.send_signal(signal.SIGINT)  # pytest answers it by cleaning up; at SIGTERM it would just end
+        process.send_signal(signal.SIGINT)  # pytest cleans up after SIGINT, but not after SIGTERM
         process.wait()
         raise
 

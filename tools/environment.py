@@ -1,4 +1,4 @@
-"""The virtual environment: made from hash-pinned requirement files, left alone while they do not change."""
+"""The virtual environment: created from hash-pinned requirement files, and updated only when they change."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ PYTHON = VENV / "bin" / "python"
 
 
 class SetupError(Exception):
-    """Something this machine lacks, said so that its owner can act on it."""
+    """A missing prerequisite of this machine; the message says what to do."""
 
 
 def say(text: str) -> None:
-    """Tell progress on stderr, so that a command's own output stays clean."""
+    """Print progress to standard error, because standard output is for the command's result."""
     print(f"dev: {text}", file=sys.stderr, flush=True)
 
 
 def ensure(requirements: str) -> None:
-    """Make .venv hold the named requirement file ("base", "all" or "dev") and Tidebook itself, editable."""
+    """Install a requirement file ("base", "all" or "dev") and Tidebook itself, editable, into .venv."""
     with _one_at_a_time():
         if not _made_here():
             _make()
-        # dev holds all that all holds, and all holds base: a larger set that is in place serves a smaller one.
+        # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
             say(f"installing requirements/{requirements}.txt into .venv (minutes the first time)")
-            # The files are whole: pip need not look for more, and would find newer versions of what they pin.
+            # The files list every dependency: pip must not resolve more, as it would find newer versions.
             pinned = ("install", "--require-hashes", "--no-deps")
             _pip(*pinned, "--requirement", "requirements/build.txt")
-            # The build tools just installed are pinned too: no unpinned ones are fetched for the source packages.
+            # The installed build tools are pinned too: no unpinned ones are downloaded for source packages.
             _pip(*pinned, "--no-build-isolation", "--requirement", f"requirements/{requirements}.txt")
             _stamp(requirements, _requirements_digest(requirements))
-        # Behind a link the environment is shared with other work trees: the first one's Tidebook stays installed.
+        # If .venv is a link, it is shared with other work trees: keep the Tidebook that is installed.
         shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
         if not shared and not _stamped("tidebook", _project_digest()):
             _pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
@@ -51,7 +51,7 @@ def ensure(requirements: str) -> None:
 
 
 def variables() -> dict[str, str]:
-    """The process environment for whatever runs inside .venv."""
+    """Return the environment variables for processes inside .venv."""
     shared = {"PYTHONPATH": str(ROOT / "src")} if VENV.is_symlink() else {}
     return {
         **os.environ,
@@ -75,7 +75,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _made_here() -> bool:
-    """Whether .venv works and was made where it is: its scripts carry its path."""
+    """Return True if .venv works and was created at this path, which its scripts contain."""
     return PYTHON.exists() and _stamped("folder", str(VENV.resolve()))
 
 

@@ -1,4 +1,4 @@
-"""Java 17 or newer: found where it usually is, else installed as root, else asked for."""
+"""Find Java 17 or newer; install it if this runs as root, otherwise ask the user to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAJOR_MIN = 17
 
 
 def ensure() -> Path:
-    """Return the home folder of a Java that serves, installing one where that is possible."""
+    """Return the home folder of a suitable Java; install one if possible."""
     home = find()
     if home is None and os.geteuid() == 0 and shutil.which("apt-get"):
         apt_install(PACKAGE)
@@ -46,6 +46,6 @@ def _major(home: Path) -> int:
     java = home / "bin" / "java"
     if not java.exists():
         return 0
-    told = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False)
-    found = re.search(r'version "(\d+)', told.stderr)
+    done = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False)
+    found = re.search(r'version "(\d+)', done.stderr)
     return int(found.group(1)) if found else 0

@@ -1,4 +1,7 @@
-"""Found by Spark through its name: `spark.read.format("tidebook")` works where Tidebook is installed, unregistered."""
+"""Register the Spark data source `tidebook` by package name.
+
+Spark imports `pyspark_*` packages by itself, so `spark.read.format("tidebook")` works without a call to `register`.
+"""
 
 from tidebook.pipeline.source.format import TidebookSource as DefaultSource
 

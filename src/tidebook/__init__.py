@@ -1,30 +1,34 @@
 """Tidebook: durable journals for Python services.
 
-Only names are here; importing the package loads no driver.
+This module holds only the public names. Each one is imported at its first use, so `import tidebook` loads no driver.
 """
 
-from tidebook.core.action import NEVER
-from tidebook.core.errors import (
-    Conflict,
-    Corrupt,
-    Fenced,
-    InvalidInput,
-    LeaseLost,
-    LogLost,
-    MissingTaggedEvent,
-    NotFound,
-    OutcomeUnknown,
-    TidebookError,
-    TooLarge,
-    Truncated,
-    Unavailable,
-    UnknownVersion,
-)
-from tidebook.core.event import Event, ReadEvent
-from tidebook.journal.outcome import Appended
-from tidebook.journal.snapshots import Snapshot
-from tidebook.wiring.book import Book, open
-from tidebook.wiring.sync import SyncBook, open_sync
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidebook.core.action import NEVER
+    from tidebook.core.errors import (
+        Conflict,
+        Corrupt,
+        Fenced,
+        InvalidInput,
+        LeaseLost,
+        LogLost,
+        MissingTaggedEvent,
+        NotFound,
+        OutcomeUnknown,
+        TidebookError,
+        TooLarge,
+        Truncated,
+        Unavailable,
+        UnknownVersion,
+    )
+    from tidebook.core.event import Event, ReadEvent
+    from tidebook.journal.outcome import Appended
+    from tidebook.journal.snapshots import Snapshot
+    from tidebook.wiring.book import Book, open
+    from tidebook.wiring.sync import SyncBook, open_sync
 
 __version__ = "0.1.0"
 
@@ -54,3 +58,29 @@ __all__ = [
     "open",
     "open_sync",
 ]
+
+#: The module that defines each public name; all other names are errors of `tidebook.core.errors`.
+_MODULES = {
+    "NEVER": "tidebook.core.action",
+    "Event": "tidebook.core.event",
+    "ReadEvent": "tidebook.core.event",
+    "Appended": "tidebook.journal.outcome",
+    "Snapshot": "tidebook.journal.snapshots",
+    "Book": "tidebook.wiring.book",
+    "open": "tidebook.wiring.book",
+    "SyncBook": "tidebook.wiring.sync",
+    "open_sync": "tidebook.wiring.sync",
+}
+
+if not TYPE_CHECKING:  # if a type checker saw `__getattr__`, it would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name at its first use, so that the command line handles Ctrl-C before heavy imports."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_MODULES.get(name, "tidebook.core.errors")), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidebook.core.metrics import Metrics
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
 from tidebook.testing.conformance.store import StoreContract
 from tidebook.testing.conformance.store_suite import OpenStore

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.core.clock import Clock
-from tidebook.core.metrics import Metrics
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.sqlite import SqliteLog
+from tidebook.runtime.clock import Clock
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.conformance.journal import BookFactory, JournalContract
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
@@ -31,8 +31,8 @@ class TestEmbeddedJournal(JournalContract):
 class TestJournalOverALogLikeKafka(JournalContract):
     @pytest.fixture
     def book_factory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BookFactory:
-        async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> EmbeddedLog:
-            return EmbeddedLog(
+        async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> SqliteLog:
+            return SqliteLog(
                 settings.folder, clock=clock, metrics=metrics, indexed_by_key=False, end_is_linearizable=False
             )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import Log
+from tidebook.log.sqlite import SqliteLog
 from tidebook.testing.conformance.log import LogContract, OpenLog
 
 
@@ -21,7 +21,7 @@ class TestEmbeddedLog(LogContract):
     def open_log(self, tmp_path: Path) -> OpenLog:
         @asynccontextmanager
         async def open_log() -> AsyncIterator[Log]:
-            log = EmbeddedLog(tmp_path)
+            log = SqliteLog(tmp_path)
             yield log
             await log.close()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.store.embedded import EmbeddedStore
 from tidebook.store.port import StoreWriter
+from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.conformance.store import StoreContract
 from tidebook.testing.conformance.store_suite import OpenStore
 
@@ -18,10 +18,10 @@ class TestEmbeddedStore(StoreContract):
 
     @pytest.fixture
     async def open_store(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
-        opened: list[EmbeddedStore] = []
+        opened: list[SqliteStore] = []
 
         async def open_store() -> StoreWriter:
-            opened.append(EmbeddedStore(tmp_path))
+            opened.append(SqliteStore(tmp_path))
             return opened[-1]
 
         yield open_store

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.conformance.log import LogContract, OpenLog
 
 pytestmark = pytest.mark.kafka

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from tidebook.sql.port.queue import QueueStore
-from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.queue.port import QueueStore
+from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue import Advance, OpenQueues, QueueContract
 from tidebook.testing.conformance.queue_base import START_MS
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.sql.port.queue import QueueStore
-from tidebook.sql.sqlite.queue import SqliteQueues
+from tidebook.queue.port import QueueStore
+from tidebook.queue.sqlite.store import SqliteQueues
+from tidebook.runtime.clock import SystemClock
 from tidebook.testing.conformance.queue import Advance, OpenQueues, QueueContract
 from tidebook.testing.conformance.queue_base import START_MS
 
 
-class HandClock:
+class HandClock(SystemClock):
     """A clock that stands until it is moved."""
 
     def __init__(self) -> None:

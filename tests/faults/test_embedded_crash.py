@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import read_all
+from tidebook.log.sqlite import SqliteLog
 
 SENDER = """
 import asyncio, sys
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.sqlite import SqliteLog
 from tidebook.log.port import Outgoing
 
 async def main(folder, name):
-    log = EmbeddedLog(folder)
+    log = SqliteLog(folder)
     await log.create_topic("t", 3)
 
     async def send(writer):
@@ -62,7 +62,7 @@ async def test_a_killed_process_loses_no_acknowledged_record(tmp_path: Path, cou
     for life in range(3):
         told |= acknowledged(start(tmp_path, f"p{life}"), f"p{life}", count)
     assert len(told) >= 3 * count
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
     for partition in range(3):
         end = await log.end("t", partition)
@@ -83,7 +83,7 @@ async def test_one_of_two_processes_is_killed_and_the_other_goes_on(tmp_path: Pa
     dying, living = start(tmp_path, "dying"), start(tmp_path, "living")
     told = acknowledged(dying, "dying", 200)
     told |= acknowledged(living, "living", 2000)
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
     for partition in range(3):
         records = await read_all(log, "t", partition, start=0, stop=await log.end("t", partition))

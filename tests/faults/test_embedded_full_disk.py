@@ -13,9 +13,9 @@ import pytest
 
 import tidebook
 from tidebook.core.errors import InvalidInput, Unavailable
-from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import Outgoing, read_all
-from tidebook.store.embedded import EmbeddedStore
+from tidebook.log.sqlite import SqliteLog
+from tidebook.store.sqlite import SqliteStore
 
 
 def mount(folder: Path, options: str) -> None:
@@ -56,7 +56,7 @@ def fill_up(filling: Path) -> None:
             assert error.errno == errno.ENOSPC  # noqa: PT017 - the loop is what ends in it
 
 
-async def fill(log: EmbeddedLog) -> int:
+async def fill(log: SqliteLog) -> int:
     """Append until it is refused; how many were taken."""
     for n in range(10_000):
         try:
@@ -67,7 +67,7 @@ async def fill(log: EmbeddedLog) -> int:
 
 
 async def test_a_full_disk_fails_the_append_and_reading_goes_on(small: Path) -> None:
-    log = EmbeddedLog(small)
+    log = SqliteLog(small)
     await log.create_topic("t", 1)
     taken = await fill(log)
     assert taken > 10
@@ -80,13 +80,13 @@ async def test_a_full_disk_fails_the_append_and_reading_goes_on(small: Path) -> 
     assert [each.value for each in records] == [b"%06d" % n * 100 for n in range(taken)]
     assert not await log.wait("t", 0, offset=end, timeout_s=0.01)
     await log.close()
-    log = EmbeddedLog(small)
+    log = SqliteLog(small)
     assert await log.end("t", 0) == end
     await log.close()
 
 
 async def test_after_room_was_made_appends_go_on_where_they_were(small: Path) -> None:
-    log = EmbeddedLog(small)
+    log = SqliteLog(small)
     await log.create_topic("t", 1)
     await log.append(Outgoing("t", 0, b"k", b"first"))
     filling = small / "filling"
@@ -108,10 +108,10 @@ async def test_opening_a_new_book_on_a_full_disk_is_unavailable_and_leaves_nothi
     filling = small / "filling"
     fill_up(filling)
     with pytest.raises(Unavailable):
-        EmbeddedStore(small)
+        SqliteStore(small)
     assert not (small / "store.db").exists()
     filling.unlink()
-    store = EmbeddedStore(small)
+    store = SqliteStore(small)
     assert await store.setting("x") is None
     await store.close()
 
@@ -119,7 +119,7 @@ async def test_opening_a_new_book_on_a_full_disk_is_unavailable_and_leaves_nothi
 async def test_a_disk_that_cannot_be_written_is_refused(read_only: Path) -> None:
     for folder in (read_only, read_only / "below"):
         with pytest.raises(InvalidInput):
-            EmbeddedLog(folder)
+            SqliteLog(folder)
 
 
 async def test_a_book_that_is_opened_on_a_full_disk_reads_on(small: Path) -> None:

@@ -32,7 +32,7 @@ async def main(folder, life, replicating):
 
         async def copy():
             from tidebook.testing.replicating import replicate
-            await orders.facts()
+            await orders.create()
             while replicating:
                 await replicate(book.log, book.store, "orders", batch_records=50, batches_max=1)
                 await asyncio.sleep(0.001)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tidebook.folder import ping
-from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import Outgoing, read_all
+from tidebook.log.sqlite import SqliteLog
+from tidebook.sqlite import wakeups as ping
 
 WRITER = """
 import asyncio, sys
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.sqlite import SqliteLog
 from tidebook.log.port import Outgoing
 
 async def main(folder, name, count):
-    log = EmbeddedLog(folder)
+    log = SqliteLog(folder)
     await log.create_topic("t", 2)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -37,13 +37,13 @@ asyncio.run(main(sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])))
 # Answers each record of partition 0 with one in partition 1, woken by wake-ups alone.
 ECHO = """
 import asyncio, sys
-from tidebook.folder import ping
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.sqlite import wakeups
+from tidebook.log.sqlite import SqliteLog
 from tidebook.log.port import Outgoing
 
 async def main(folder, count):
-    ping.POLL_S = 1000.0
-    log = EmbeddedLog(folder)
+    wakeups.POLL_S = 1000.0
+    log = SqliteLog(folder)
     await log.create_topic("t", 2)
     at = 0
     print("ready", flush=True)
@@ -76,7 +76,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
 async def test_two_processes_write_and_a_third_reads_all_in_order(tmp_path: Path) -> None:
     count = 300
     writers = [await start(WRITER, tmp_path, name, count) for name in ("a", "b")]
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     for writer in writers:
         assert writer.stdin is not None
         writer.stdin.write(b"go\n")
@@ -105,7 +105,7 @@ async def test_processes_wake_one_another(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ping, "POLL_S", 1000.0)
     count = 50
     echo = await start(ECHO, tmp_path, count)
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     # Its first wait may still be on its way to the list of listeners, and nobody polls here: knock until it answers.
     sent = 0
     while not await log.wait("t", 1, offset=0, timeout_s=0.05):
@@ -119,7 +119,7 @@ async def test_processes_wake_one_another(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_a_writer_that_shares_the_folder_with_a_busy_one_gets_its_turn(tmp_path: Path) -> None:
     busy = await start(WRITER, tmp_path, "busy", 3000)
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     assert busy.stdin is not None
     busy.stdin.write(b"go\n")
     assert await log.wait("t", 0, offset=0, timeout_s=60)

@@ -10,15 +10,25 @@ from itertools import pairwise
 
 import msgspec
 
-from tests.model.lww import HeadTombstone, Interned, Single, Tombstone, singles_of
+from tests.model.lww import HeadTombstone, Interned, Listed, ListTombstone, Single, Tombstone, singles_of
 from tests.model.world import Stages, in_stages
 from tidebook.core.action import Delete
-from tidebook.core.fold import Purged, fold
+from tidebook.core.fold import PurgeApplied, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position, tombstone_stamp, write_stamp
-from tidebook.core.replication import ClearEvents, ClearJournal, Placed, PutEvents, PutHead, Write, plan_key
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import (
+    ClearEvents,
+    ClearJournal,
+    ForgetSegments,
+    PositionedAction,
+    PutEvents,
+    PutHead,
+    PutSegments,
+    Write,
+    plan_key,
+)
+from tidebook.core.topic_config import TopicConfig
 
 BEFORE_ALL = Position(1, -1)
 
@@ -26,19 +36,21 @@ BEFORE_ALL = Position(1, -1)
 # ---- planners: which writes, in which order
 
 
-def no_guard(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+def no_guard(key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig) -> Sequence[Write]:
     """[R2] Records at or below the head's position are folded again."""
     if head is not None:
         head = msgspec.structs.replace(head, position=BEFORE_ALL)
     return plan_key(key, head, records, facts)
 
 
-def no_redo(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+def no_redo(key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig) -> Sequence[Write]:
     """[R7] What a dead replicator may have left undone is not done again."""
     return plan_key(key, head, [each for each in records if head is None or each.position > head.position], facts)
 
 
-def redo_without_the_head(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+def redo_without_the_head(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
     """[R7c] Tombstones are done again, and the head, which only one read may have seen, is not."""
     return [
         write
@@ -47,7 +59,9 @@ def redo_without_the_head(key: Key, head: Head | None, records: Sequence[Placed]
     ]
 
 
-def head_before_rows(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+def head_before_rows(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
     """The head tells of events that are not there yet."""
     writes = list(plan_key(key, head, records, facts))
     for i, (one, next_) in enumerate(pairwise(writes)):
@@ -57,7 +71,7 @@ def head_before_rows(key: Key, head: Head | None, records: Sequence[Placed], fac
 
 
 def tombstones_before_head(
-    key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
 ) -> Sequence[Write]:
     """[R6] Events are cleared before the head says so."""
     writes = list(plan_key(key, head, records, facts))
@@ -67,7 +81,9 @@ def tombstones_before_head(
     return writes
 
 
-def coalesced_purge(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+def coalesced_purge(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
     """[R8] A purge and the next life in one go: the new rows, their head, and the old life's tombstones last."""
     writes = list(plan_key(key, head, records, facts))
     if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
@@ -78,19 +94,21 @@ def coalesced_purge(key: Key, head: Head | None, records: Sequence[Placed], fact
 
 
 def nothing_for_the_short_lived(
-    key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
 ) -> Sequence[Write]:
     """[R9] Created and purged within a slice: nothing is written."""
     now = head
     for placed in records:
         if now is None or placed.position > now.position:
             now, change = fold(now, placed.action, placed.position, placed.timestamp_ms, facts)
-            if isinstance(change, Purged) and head is None and placed is records[-1]:
+            if isinstance(change, PurgeApplied) and head is None and placed is records[-1]:
                 return ()
     return plan_key(key, head, records, facts)
 
 
-def raw_delete_bound(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+def raw_delete_bound(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
     """[R10] A delete's tombstone goes up to the number that was asked for, not to the one that was there."""
     raw = max((each.action.to for each in records if isinstance(each.action, Delete)), default=0)
     return [
@@ -102,7 +120,7 @@ def raw_delete_bound(key: Key, head: Head | None, records: Sequence[Placed], fac
 
 
 def clears_from_the_old_bound(
-    key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
 ) -> Sequence[Write]:
     """[R7b] A delete that is done again clears only above what the head says was cleared."""
     return [
@@ -113,33 +131,82 @@ def clears_from_the_old_bound(
     ]
 
 
+def unlisted(key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig) -> Sequence[Write]:
+    """[R17] Segments before a jump are not listed."""
+    return [write for write in plan_key(key, head, records, facts) if not isinstance(write, PutSegments)]
+
+
+def listed_after_the_head(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
+    """[R17b] The head no longer names segments that are not listed yet."""
+    writes = list(plan_key(key, head, records, facts))
+    for i in reversed(range(len(writes))):
+        if isinstance(writes[i], PutSegments):
+            behind = next(j for j in range(i, len(writes)) if isinstance(writes[j], PutHead))
+            writes.insert(behind, writes.pop(i))
+    return writes
+
+
+def forgotten_before_cleared(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
+    """[R18] Segments are unlisted before what they hold is cleared."""
+    writes = list(plan_key(key, head, records, facts))
+    for i, write in enumerate(writes):
+        if isinstance(write, ForgetSegments):
+            writes[i - 1], writes[i] = write, writes[i - 1]
+    return writes
+
+
+def never_forgotten(
+    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+) -> Sequence[Write]:
+    """[R18b] Segments of a life that is over stay listed."""
+    return [write for write in plan_key(key, head, records, facts) if not isinstance(write, ForgetSegments)]
+
+
 # ---- expanders: which stamps, in which stages
 
 
-def all_at_once(writes: Sequence[Write], interned: Interned, records: Sequence[Placed]) -> Stages:
+def all_at_once(
+    writes: Sequence[Write], interned: Interned, records: Sequence[PositionedAction], listed: Listed
+) -> Stages:
     """Nothing is awaited before the next write is sent."""
-    singles = tuple(dict.fromkeys(single for stage in in_stages(writes, interned, records) for single in stage))
+    singles = tuple(dict.fromkeys(single for stage in in_stages(writes, interned, records, listed) for single in stage))
     return (singles,) if singles else ()
 
 
-def stamped_by_batch(writes: Sequence[Write], interned: Interned, records: Sequence[Placed]) -> Stages:
+def stamped_by_batch(
+    writes: Sequence[Write], interned: Interned, records: Sequence[PositionedAction], listed: Listed
+) -> Stages:
     """[R1b] Every write of a slice is stamped with the slice's last offset."""
     last = write_stamp(records[-1].position) if records else 0
 
     def stamped(single: Single) -> Single:
-        if isinstance(single, Tombstone | HeadTombstone):
+        if isinstance(single, Tombstone | HeadTombstone | ListTombstone):
             return single._replace(stamp=max(last - 1, single.stamp))
         return single._replace(stamp=max(last, single.stamp))
 
-    return tuple(tuple(map(stamped, stage)) for stage in in_stages(writes, interned, records))
+    return tuple(tuple(map(stamped, stage)) for stage in in_stages(writes, interned, records, listed))
 
 
-def without_graves(writes: Sequence[Write], interned: Interned, _: Sequence[Placed]) -> Stages:
+def cleared_without_the_list(
+    writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed
+) -> Stages:
+    """[R17c] A clear reaches only what the head itself names."""
+    stages = (tuple(dict.fromkeys(singles_of(write, interned, frozenset()))) for write in writes)
+    return tuple(stage for stage in stages if stage)
+
+
+def without_graves(
+    writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed
+) -> Stages:
     """[R4] A purge deletes the head row."""
     stages: list[tuple[Single, ...]] = []
     for write in writes:
         if isinstance(write, PutHead) and not write.head.live:
             stages.append((HeadTombstone(tombstone_stamp(write.head.position)),))
-        elif singles := tuple(singles_of(write, interned)):
+        elif singles := tuple(singles_of(write, interned, listed)):
             stages.append(singles)
     return tuple(stages)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from tests.model.lww import HeadCell, RowCell, Single, Tombstone
+from tests.model.lww import HeadCell, ListTombstone, RowCell, SegmentCell, Single, Tombstone
 from tests.model.world import KEYS, World
 
 #: A single write of a key, or the pointer.
@@ -96,7 +96,7 @@ class Concrete:
             ]
         if process.writes is None:
             heads = process.early or self._heads(at)
-            return [("reads the heads, decides", at, process._replace(writes=self._decide(heads, *process.slice_)))]
+            return [("reads the heads, decides", at, process._replace(writes=self._decide(at, heads, *process.slice_)))]
         move, *rest = process.writes
         after = process._replace(writes=tuple(rest)) if rest else Process(process.left - 1)
         if isinstance(move, int):
@@ -105,15 +105,13 @@ class Concrete:
         return [(f"writes {self._name(key, single)}", world.land(at, key, single), after)]
 
     def _heads(self, at: int) -> tuple[int, ...]:
-        cells = [self._world.stores[at].keys[key].head for key in (0, 1)]
-        return tuple(-1 if cell is None else cell.head for cell in cells)
+        return tuple(self._world.head_number(at, key) for key in (0, 1))
 
-    def _decide(self, heads: tuple[int, ...], first: int, last: int) -> tuple[Move, ...]:
+    def _decide(self, at: int, heads: tuple[int, ...], first: int, last: int) -> tuple[Move, ...]:
         world = self._world
         moves: list[Move] = []
         for i, key in enumerate(world.keys):
-            head = None if heads[key] < 0 else world.interned.heads[heads[key]]
-            stages = world.program(key, head, first, last)
+            stages = world.program(key, heads[key], first, last, world.listed(at, key))
             moves += [(key, single) for stage in stages for single in stage]
             if self._pointer_early and i == 0:
                 moves.append(last)
@@ -129,5 +127,9 @@ class Concrete:
                 return f"head of {id}: {'' if head.live else 'purged, '}{head.seq_nr} at {head.position.offset}"
             case Tombstone():
                 return f"tombstone of {id}: {single.first} to {single.last}"
+            case SegmentCell():
+                return f"segment {single.segment} of {id} into the list of {single.life.offset}"
+            case ListTombstone():
+                return f"tombstone of the list of {id}, {single.life.offset}: below {single.below}"
             case _:
                 return f"tombstone of the head of {id}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.model.lattice import Lattice
 from tests.model.reading import Node, Question, Reading
-from tests.model.world import Seen, World
+from tests.model.world import FACTS, Seen, World
+from tidebook.core.segments import event_segment
 
 
 def violation(lattice: Lattice, world: World, reading: Reading) -> str | None:
@@ -45,12 +46,21 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
         case "head":
             head = store.keys[0].head
             return [reading.answered(node, -1 if head is None else head.head)]
+        case "segments":
+            listed = tuple(sorted(segment for life, segment in world.listed(at, 0) if life == question.life))
+            return [reading.answered(node, listed)]
         case _:
             return [reading.answered(node, _page(world, at, question))]
 
 
 def _page(world: World, at: int, question: Question) -> tuple[int, ...]:
-    rows = [cell.row for cell in world.stores[at].keys[0].rows if question.after < cell.seq_nr <= question.to]
+    rows = []
+    for cell in world.stores[at].keys[0].rows:
+        segment = event_segment(cell.seq_nr, FACTS.segment_size)
+        if question.after < cell.seq_nr <= question.to and (
+            segment >= question.run_start or segment in question.listed
+        ):
+            rows.append(cell.row)
     return tuple(rows[: question.limit])
 
 

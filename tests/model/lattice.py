@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from tests.model.world import Stages, World
 
-#: Whose records, from which offset to which, and what is written for them.
-Decided = tuple[int, int, int, Stages]
+#: Whose records, from which offset to which, and what is written for them, or the number of the head that was read for
+#: them where the list of segments is still to be read.
+Decided = tuple[int, int, int, Stages | int]
 
 
 class Lattice:
@@ -66,7 +67,15 @@ class Lattice:
         for (first, last), keys in self._concerned.items():
             if first <= pointer + 1:
                 for key in keys:
-                    known.add((key, first, last, world.program(key, world.head(seen, key), first, last)))
+                    head = world.head_number(seen, key)
+                    if world.reads_the_list(key, head, first, last):
+                        known.add((key, first, last, head))
+                    else:
+                        known.add((key, first, last, world.program(key, head, first, last)))
+        # Whoever has read a head before, perhaps long ago, may read the list now.
+        for key, first, last, stages in list(known):
+            if isinstance(stages, int):
+                known.add((key, first, last, world.program(key, stages, first, last, world.listed(seen, key))))
 
     def visible(self, at: int) -> list[int]:
         """What a single read may see in this state."""
@@ -77,6 +86,8 @@ class Lattice:
         found: set[int] = set()
         done: dict[tuple[int, int], set[int]] = {}
         for key, first, last, stages in known:
+            if isinstance(stages, int):
+                continue
             for stage in stages:
                 landed = {world.land(at, key, single) for single in stage} - {at}
                 if landed:

@@ -6,21 +6,28 @@ may be the last before a crash, or land long after its writer was given up. Stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple, assert_never
 
 from tidebook.core.head import Head, encode_head
-from tidebook.core.position import tombstone_stamp, write_stamp
-from tidebook.core.replication import (
+from tidebook.core.position import Position, tombstone_stamp, write_stamp
+from tidebook.core.replication_plan import (
     ClearEvents,
     ClearJournal,
     EventRow,
+    ForgetSegments,
     PutEvents,
     PutHead,
+    PutSegments,
     PutTags,
     Write,
+    listed_between,
     segments_between,
 )
+from tidebook.core.segments import event_segment
+
+#: Which segments of which life are listed.
+Listed = Set[tuple[Position, int]]
 
 
 class RowCell(NamedTuple):
@@ -52,7 +59,23 @@ class HeadTombstone(NamedTuple):
     stamp: int
 
 
-Single = RowCell | Tombstone | HeadCell | HeadTombstone
+class SegmentCell(NamedTuple):
+    """A segment in the list of one life."""
+
+    life: Position
+    segment: int
+    stamp: int
+
+
+class ListTombstone(NamedTuple):
+    """The segments before `below` of one life's list, cleared."""
+
+    life: Position
+    below: int
+    stamp: int
+
+
+Single = RowCell | Tombstone | HeadCell | HeadTombstone | SegmentCell | ListTombstone
 
 
 class KeyCells(NamedTuple):
@@ -62,6 +85,12 @@ class KeyCells(NamedTuple):
     tombstones: tuple[Tombstone, ...] = ()
     head: HeadCell | None = None
     head_tombstone: int = -1
+    segments: tuple[SegmentCell, ...] = ()
+    list_tombstones: tuple[ListTombstone, ...] = ()
+
+    @property
+    def listed(self) -> Listed:
+        return frozenset((cell.life, cell.segment) for cell in self.segments)
 
 
 EMPTY = KeyCells()
@@ -83,6 +112,10 @@ def land(cells: KeyCells, single: Single) -> KeyCells:
                 return cells
             head = None if cells.head is not None and cells.head.stamp <= single.stamp else cells.head
             return cells._replace(head=head, head_tombstone=single.stamp)
+        case SegmentCell():
+            return _land_segment(cells, single)
+        case ListTombstone():
+            return _land_list_tombstone(cells, single)
         case _:
             assert_never(single)
 
@@ -113,6 +146,41 @@ def _land_tombstone(cells: KeyCells, dead: Tombstone) -> KeyCells:
     return cells._replace(rows=rows, tombstones=tuple(sorted([*others, dead])))
 
 
+def _land_segment(cells: KeyCells, cell: SegmentCell) -> KeyCells:
+    if any(_unlists(dead, cell) for dead in cells.list_tombstones):
+        return cells
+    kept = []
+    for old in cells.segments:
+        if old[:2] != cell[:2]:
+            kept.append(old)
+        elif old.stamp >= cell.stamp:
+            return cells
+    return cells._replace(segments=tuple(sorted([*kept, cell])))
+
+
+def _land_list_tombstone(cells: KeyCells, dead: ListTombstone) -> KeyCells:
+    for old in cells.list_tombstones:
+        if old.life == dead.life and old.below >= dead.below and old.stamp >= dead.stamp:
+            return cells
+    others = [
+        old
+        for old in cells.list_tombstones
+        if not (old.life == dead.life and old.below <= dead.below and old.stamp <= dead.stamp)
+    ]
+    segments = tuple(cell for cell in cells.segments if not _unlists(dead, cell))
+    return cells._replace(segments=segments, list_tombstones=tuple(sorted([*others, dead])))
+
+
+def _unlists(dead: ListTombstone, cell: SegmentCell) -> bool:
+    return dead.life == cell.life and cell.segment < dead.below and dead.stamp >= cell.stamp
+
+
+def is_found(head: Head, seq_nr: int, listed: Listed) -> bool:
+    """Whether a store looks for a number in its segment: it is in the head's last run, or listed."""
+    segment = event_segment(seq_nr, head.segment_size)
+    return segment >= head.run_start or (head.incarnation, segment) in listed
+
+
 def land_by_arrival(cells: KeyCells, single: Single) -> KeyCells:
     """What would happen if stamps came from a clock: whatever lands last wins."""
     match single:
@@ -127,6 +195,8 @@ def land_by_arrival(cells: KeyCells, single: Single) -> KeyCells:
             return cells._replace(head=single)
         case HeadTombstone():
             return cells._replace(head=None)
+        case SegmentCell() | ListTombstone():
+            return land(cells, single)
         case _:
             assert_never(single)
 
@@ -159,8 +229,8 @@ class Interned:
         return found
 
 
-def singles_of(write: Write, interned: Interned) -> Iterator[Single]:
-    """The single writes of one write; they may land in any order among themselves."""
+def singles_of(write: Write, interned: Interned, listed: Listed) -> Iterator[Single]:
+    """The single writes of one write, given the listed segments; they may land in any order among themselves."""
     match write:
         case PutEvents():
             for row in write.rows:
@@ -168,18 +238,28 @@ def singles_of(write: Write, interned: Interned) -> Iterator[Single]:
         case PutHead():
             yield HeadCell(write_stamp(write.head.position), interned.head(write.head))
         case ClearEvents():
-            yield from _tombstones(write.head, write.above, write.head.delete_to, whole=False)
+            yield from _tombstones(write.head, write.above, write.head.delete_to, listed, whole=False)
         case ClearJournal():
-            yield from _tombstones(write.head, 0, write.head.seq_nr, whole=True)
+            yield from _tombstones(write.head, 0, write.head.seq_nr, listed, whole=True)
+        case PutSegments():
+            stamp = write_stamp(write.head.incarnation)
+            yield from (
+                SegmentCell(write.head.incarnation, segment, stamp) for each in write.segments for segment in each
+            )
+        case ForgetSegments():
+            head = write.head
+            below = head.delete_to // head.segment_size if head.live else head.run_start
+            yield ListTombstone(head.incarnation, below, tombstone_stamp(head.position))
         case PutTags():
             pass  # tag rows have a model of their own
         case _:
             assert_never(write)
 
 
-def _tombstones(head: Head, above: int, to: int, *, whole: bool) -> Iterator[Tombstone]:
+def _tombstones(head: Head, above: int, to: int, listed: Listed, *, whole: bool) -> Iterator[Tombstone]:
     size, stamp = head.segment_size, tombstone_stamp(head.position)
-    for segments in segments_between(head, above, to):
-        for segment in segments:
-            last = (segment + 1) * size
-            yield Tombstone(segment * size + 1, last if whole else min(last, to), stamp)
+    segments = [segment for segment in listed_between(head, above, to) if (head.incarnation, segment) in listed]
+    segments += [segment for each in segments_between(head, above, to) for segment in each]
+    for segment in segments:
+        last = (segment + 1) * size
+        yield Tombstone(segment * size + 1, last if whole else min(last, to), stamp)

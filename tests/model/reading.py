@@ -14,30 +14,36 @@ from tidebook.core.errors import TidebookError, Truncated
 from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Pointer
+from tidebook.core.replication_plan import EventRow, Pointer, listed_between
 from tidebook.core.seq_nr import LAST
-from tidebook.journal.ahead import Part, RowsAhead
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.reader import Reader, View
+from tidebook.journal.prefetch import PrefetchedRange, RowPrefetcher
+from tidebook.journal.reader import Reader, ReadView
+from tidebook.journal.replicated_state import ReplicatedState
 from tidebook.journal.settings import BarrierKind, JournalSettings
-from tidebook.journal.stored import Stored
-from tidebook.journal.tail import Tail
-from tidebook.log.port import Batch
+from tidebook.journal.tail import JournalTail
+from tidebook.log.port import RecordPage
+from tidebook.runtime.metrics import Metrics
 
 KEY = KEYS[0]
 T = TypeVar("T")
 
 
 class Question(NamedTuple):
-    """What the reader asks, with where a page begins, where it ends, and how long it is."""
+    """What the reader asks, with where a page begins, where it ends, and how long it is.
+
+    A page may need the list of segments first; what it said is then a part of the question for rows.
+    """
 
     what: str
     after: int = 0
     to: int = 0
     limit: int = 0
+    life: Position | None = None
+    run_start: int = 0
+    listed: tuple[int, ...] = ()
 
 
 class Ask:
@@ -63,8 +69,8 @@ class AskedLog:
     async def end(self, topic: str, partition: int) -> int:
         return int(await Ask(Question("end")))
 
-    async def read(self, topic: str, partition: int, *, start: int, stop: int, key: bytes, **_: Any) -> Batch:
-        return Batch(tuple(record for record in self._world.records[start:stop] if record.key == key), stop)
+    async def read(self, topic: str, partition: int, *, start: int, stop: int, key: bytes, **_: Any) -> RecordPage:
+        return RecordPage(tuple(record for record in self._world.records[start:stop] if record.key == key), stop)
 
 
 class AskedStore:
@@ -78,15 +84,20 @@ class AskedStore:
         head: Head | None = await Ask(Question("head"))
         return head
 
-    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        rows: Sequence[EventRow] = await Ask(Question("events", after, to, limit))
+    async def events(self, key: Key, head: Head | None, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        if head is None:  # a reader that is broken asks without one
+            return list(await Ask(Question("events", after, to, limit)))
+        question = Question("events", after, to, limit, head.incarnation, head.run_start)
+        if listed_between(head, after, to):
+            question = question._replace(listed=await Ask(question._replace(what="segments")))
+        rows: Sequence[EventRow] = await Ask(question)
         return rows
 
 
 class BarrierLast(Reader):
     """A reader whose mark is slow: pointer and head are read before the barrier is fixed."""
 
-    async def view(self, key: Key, kind: BarrierKind) -> View:
+    async def view(self, key: Key, kind: BarrierKind) -> ReadView:
         stored = await self._cache.stored(key)
         return await self._view(key, await self._barriers.fix(kind), stored)
 
@@ -112,7 +123,7 @@ class HeadKnown(Reader):
     asked: list[tuple[str, Any]]
     since: int | None = None
 
-    async def begin(self, key: Key, kind: BarrierKind, rows: RowsAhead, *, after: int, to: int) -> View:
+    async def begin(self, key: Key, kind: BarrierKind, rows: RowPrefetcher, *, after: int, to: int) -> ReadView:
         self.since = len(self.asked)
         known = await self._earlier(key)
         if known is None or not known.live or max(after, known.delete_to) >= min(to, known.seq_nr):
@@ -120,44 +131,44 @@ class HeadKnown(Reader):
         rows.begin(known, after=max(after, known.delete_to), to=min(to, known.seq_nr))
         return await self._with_rows(key, kind, known, rows)
 
-    async def view(self, key: Key, kind: BarrierKind) -> View:
+    async def view(self, key: Key, kind: BarrierKind) -> ReadView:
         self.since = None  # nothing of what was answered before is used
         return await super().view(key, kind)
 
     async def _earlier(self, key: Key) -> Head | None:
         return await self._store.head(key)
 
-    async def _hold(self, key: Key, known: Head, rows: RowsAhead) -> None:
+    async def _hold(self, key: Key, known: Head, rows: RowPrefetcher) -> None:
         """A part is answered now, and taken later."""
-        after, to = rows.next_part()
+        after, to = rows.next_range()
         if after == to:
             return
         found = await self._store.events(key, known, after=after, to=to, limit=to - after)
-        rows.hold(Part(after, to, to - after, Answered(found)))
+        rows.add(PrefetchedRange(after, to, to - after, Answered(found)))
 
-    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
-        return await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
+        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, FACTS.epoch))
 
 
 class MarkFirst(HeadKnown):
     """The same with a quick mark, and a pointer that is answered before the rows."""
 
-    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         barrier = await self._barriers.fix(kind)
         pointer = await self._store.pointer(key.topic, 0)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, Stored(pointer, await self._store.head(key), FACTS.epoch))
+        return await self._view(key, barrier, ReplicatedState(pointer, await self._store.head(key), FACTS.epoch))
 
 
 class PartsApart(HeadKnown):
     """The first part is answered before everything else, the second one after it."""
 
-    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         barrier = await self._barriers.fix(kind)
-        stored = Stored(await self._store.pointer(key.topic, 0), await self._store.head(key), FACTS.epoch)
+        stored = ReplicatedState(await self._store.pointer(key.topic, 0), await self._store.head(key), FACTS.epoch)
         await self._hold(key, known, rows)
         return await self._view(key, barrier, stored)
 
@@ -171,25 +182,25 @@ class PointerKnown(HeadKnown):
         self.pointer = await self._store.pointer(key.topic, 0)
         return await self._store.head(key)
 
-    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         barrier = await self._barriers.fix(kind)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, Stored(self.pointer, await self._store.head(key), FACTS.epoch))
+        return await self._view(key, barrier, ReplicatedState(self.pointer, await self._store.head(key), FACTS.epoch))
 
 
 class HeadFolded(HeadKnown):
     """It has the head from its own fold of the log, and asks the store for nothing but a pointer and rows."""
 
-    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         pointer = await self._store.pointer(key.topic, 0)
         barrier = await self._barriers.fix(kind)
-        tail = Tail(None, FACTS, bytes_max=0)
+        tail = JournalTail(None, FACTS, bytes_max=0)
         for record in (await self._log.read(key.topic, 0, start=0, stop=barrier + 1, key=key.id.encode())).records:
             tail.take(record)
         self._cache.next_offset = barrier + 1
         self._cache._heads.keep(key.id, tail.head)
-        return await self._view_of_known(key, barrier, pointer) or await self.view(key, kind)
+        return await self._view_of_cached_head(key, barrier, pointer) or await self.view(key, kind)
 
 
 class Node(NamedTuple):
@@ -280,6 +291,8 @@ class Reading:
                         offsets.append(answer)
                     case "head":
                         offsets.append(-1 if answer is None else answer.position.offset)
+                    case "segments":
+                        pass
                     case _:
                         offsets += [row.position.offset for row in answer]
                 question = None
@@ -335,6 +348,8 @@ class Reading:
             case "head":
                 assert isinstance(answer, int)
                 return None if answer < 0 else interned.heads[answer]
+            case "segments":
+                return answer
             case _:
                 assert isinstance(answer, tuple)
                 return [interned.rows[row] for row in answer]

@@ -10,31 +10,31 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.model.lww import EMPTY, Interned, KeyCells, land, singles_of
+from tests.model.lww import EMPTY, Interned, KeyCells, is_found, land, singles_of
 from tests.model.world import FACTS, KEYS, Planner, Seen
 from tidebook.core.action import Append
 from tidebook.core.event import unpack_events
-from tidebook.core.fold import Appended, Purged
+from tidebook.core.fold import AppendApplied, PurgeApplied
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record
-from tidebook.core.replication import (
+from tidebook.core.replication_plan import (
     ClearEvents,
     ClearJournal,
     EventRow,
-    Placed,
+    PositionedAction,
     PutEvents,
     PutHead,
     Write,
     plan_key,
 )
 from tidebook.core.seq_nr import LAST
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.plan import Nothing, StoreOnly, StoreThenTail, TailOnly, plan_read
-from tidebook.journal.tail import Tail
+from tidebook.journal.tail import JournalTail
 from tidebook.log.port import Record
-from tidebook.testing.histories import FIRST_MS, LETTERS, Grown, Letter, grow
+from tidebook.testing.histories import ACTION_TEMPLATES, FIRST_MS, ActionTemplate, Extension, extensions
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)
@@ -56,12 +56,12 @@ class Point(NamedTuple):
 class Explorer:
     """Walks the tree of histories, depth first."""
 
-    def __init__(self, letters: list[Letter], length: int, planner: Planner = plan_key) -> None:
+    def __init__(self, letters: list[ActionTemplate], length: int, planner: Planner = plan_key) -> None:
         self._planner = planner
         self._letters = letters
         self._length = length
         self._interned = Interned()
-        self._placed: list[Placed] = []
+        self._placed: list[PositionedAction] = []
         self._records: list[Record] = []
         self._names: list[str] = []
         self._points = [Point(None, (), frozenset([EMPTY]))]
@@ -70,7 +70,7 @@ class Explorer:
     def run(self) -> None:
         if len(self._placed) == self._length:
             return
-        for grown in grow(self._points[-1].head, len(self._placed), self._letters, FACTS):
+        for grown in extensions(self._points[-1].head, len(self._placed), self._letters, FACTS):
             self._push(grown)
             self.histories += 1
             self._check_store()
@@ -78,9 +78,9 @@ class Explorer:
             self.run()
             self._pop()
 
-    def _push(self, grown: Grown) -> None:
+    def _push(self, grown: Extension) -> None:
         offset = len(self._placed)
-        self._placed.append(Placed(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, grown.action))
+        self._placed.append(PositionedAction(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, grown.action))
         value = encode_record(grown.action, limit_bytes=FACTS.limit_bytes)
         self._records.append(Record(offset, FIRST_MS + 1000 * offset, KEY.id.encode(), value))
         self._names.append(grown.name)
@@ -92,13 +92,13 @@ class Explorer:
         self._records.pop()
         self._placed.pop()
 
-    def _seen(self, grown: Grown) -> Seen:
+    def _seen(self, grown: Extension) -> Seen:
         """The events after the last action, from those before it: the plainest fold there is."""
         placed, seen = self._placed[-1], dict(self._points[-1].seen)
         match grown.change:
-            case Purged():
+            case PurgeApplied():
                 return ()
-            case Appended(first=first):
+            case AppendApplied(first=first):
                 assert isinstance(placed.action, Append)
                 for i, kept in enumerate(unpack_events(placed.action.body)):
                     row = EventRow(first + i, kept, placed.timestamp_ms, placed.position, i)
@@ -113,10 +113,10 @@ class Explorer:
         found = set()
         for begun, point in enumerate(self._points):
             writes = self._planner(KEY, point.head, self._placed[begun:], FACTS)
-            singles = [single for write in writes for single in singles_of(write, self._interned)]
             for cells in point.cells:
-                for single in singles:
-                    cells = land(cells, single)
+                for write in writes:
+                    for single in list(singles_of(write, self._interned, cells.listed)):
+                        cells = land(cells, single)
                 found.add(cells)
         return frozenset(found)
 
@@ -126,13 +126,14 @@ class Explorer:
             head = None if cells.head is None else self._interned.heads[cells.head.head]
             assert head == point.head, self._names
             assert tuple((cell.seq_nr, cell.row) for cell in cells.rows) == point.seen, self._names
+            assert head is None or all(is_found(head, cell.seq_nr, cells.listed) for cell in cells.rows), self._names
 
     def _check_readers(self) -> None:
         """Whatever is replicated, with the pointer there or still behind, all see what the fold says."""
         for lag, point in enumerate(self._points):
             position = point.head.position.offset if point.head is not None else -1
             for as_of in {lag - 1, position}:
-                tail = Tail(point.head, FACTS, bytes_max=1_000_000)
+                tail = JournalTail(point.head, FACTS, bytes_max=1_000_000)
                 for record in self._records[as_of + 1 :]:
                     tail.take(record)
                 assert tail.head == self._points[-1].head, self._names
@@ -140,7 +141,7 @@ class Explorer:
                     wanted = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
                     assert self._read(point, tail, after, to) == wanted, (self._names, lag, as_of, after, to)
 
-    def _read(self, point: Point, tail: Tail, after: int, to: int) -> Seen:
+    def _read(self, point: Point, tail: JournalTail, after: int, to: int) -> Seen:
         plan = plan_read(
             stored=point.head, folded=tail.head, purged=tail.purged, appended=tail.appended, after=after, to=to
         )
@@ -157,7 +158,7 @@ class Explorer:
     def _rows(self, point: Point, after: int, to: int) -> Seen:
         return tuple(each for each in point.seen if after < each[0] <= to)
 
-    def _tail(self, tail: Tail, after: int, to: int) -> Seen:
+    def _tail(self, tail: JournalTail, after: int, to: int) -> Seen:
         found = []
         for append in tail.appends or ():
             for i, kept in enumerate(unpack_events(append.body)):
@@ -169,23 +170,25 @@ class Explorer:
 
 
 def test_every_history_of_up_to_5_actions_is_the_same_by_every_batching_and_every_lag(long_form: bool) -> None:
-    letters = list(LETTERS.values()) if long_form else [LETTERS[name] for name in SHORT]
+    letters = list(ACTION_TEMPLATES.values()) if long_form else [ACTION_TEMPLATES[name] for name in SHORT]
     explorer = Explorer(letters, length=5)
     explorer.run()
     assert explorer.histories > 10_000
 
 
 def test_every_history_of_up_to_3_actions_over_all_letters_is_the_same_by_every_batching_and_every_lag() -> None:
-    explorer = Explorer(list(LETTERS.values()), length=3)
+    explorer = Explorer(list(ACTION_TEMPLATES.values()), length=3)
     explorer.run()
     assert explorer.histories > 1_000
 
 
 @pytest.mark.parametrize("left_out", [PutEvents, PutHead, ClearEvents, ClearJournal])
 def test_a_replicator_that_leaves_something_out_is_found(left_out: type[Write]) -> None:
-    def forgetful(key: Key, head: Head | None, records: Sequence[Placed], facts: TopicFacts) -> Sequence[Write]:
+    def forgetful(
+        key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    ) -> Sequence[Write]:
         return [write for write in plan_key(key, head, records, facts) if not isinstance(write, left_out)]
 
-    explorer = Explorer(list(LETTERS.values()), length=3, planner=forgetful)
+    explorer = Explorer(list(ACTION_TEMPLATES.values()), length=3, planner=forgetful)
     with pytest.raises(AssertionError):
         explorer.run()

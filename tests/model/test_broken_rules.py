@@ -13,18 +13,19 @@ from tests.model.lattice import Lattice
 from tests.model.lww import land_by_arrival
 from tests.model.reading import Answered, BarrierLast, HeadFolded, HeadKnown, MarkFirst, Reading
 from tests.model.world import FACTS, Expander, Planner, Step, World, in_stages
+from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.replication import plan_key
+from tidebook.core.replication_plan import plan_key
 from tidebook.core.seq_nr import LAST
-from tidebook.journal.ahead import Part, RowsAhead
 from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.page import Page
-from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_stands, plan_read
-from tidebook.journal.reader import Reader, View
+from tidebook.journal.page import EventPageOfStore
+from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_is_valid, plan_read
+from tidebook.journal.prefetch import PrefetchedRange, RowPrefetcher
+from tidebook.journal.reader import Reader, ReadView
+from tidebook.journal.replicated_state import ReplicatedState
 from tidebook.journal.settings import BarrierKind
-from tidebook.journal.stored import Stored
-from tidebook.testing.histories import LETTERS, append, histories, purge
+from tidebook.testing.histories import ACTION_TEMPLATES, ActionTemplate, append, delete, histories, purge
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)
@@ -35,7 +36,7 @@ WITH_CONDITION = ["next x2", "expected 0", "delete 1", "purge", "purge if there"
 
 def logs(names: Sequence[str], lengths: Iterable[int]) -> Iterator[list[Step]]:
     for length in lengths:
-        for log in histories(length, [LETTERS[name] for name in names], FACTS):
+        for log in histories(length, [ACTION_TEMPLATES[name] for name in names], FACTS):
             yield [(0, action) for action in log]
 
 
@@ -69,6 +70,31 @@ def test_writes_in_broken_stages_or_under_broken_stamps_are_found(expander: Expa
     assert any(
         found_by_the_lattice(World(log, expander=expander), reader=True) for log in logs(WITH_CONDITION, (2, 3, 4))
     )
+
+
+#: Segments hold two numbers: each of these appends jumps over one, and deletes reach over the jump.
+JUMPS: list[Action] = [append(), append(at=5), append(at=9), delete(5), purge()]
+
+
+def jumping(lengths: Iterable[int]) -> Iterator[list[Step]]:
+    letters = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
+    for length in lengths:
+        for log in histories(length, letters, FACTS):
+            yield [(0, action) for action in log]
+
+
+@pytest.mark.parametrize(
+    "planner",
+    [broken.unlisted, broken.listed_after_the_head, broken.forgotten_before_cleared, broken.never_forgotten],
+    ids=lambda value: value.__name__,
+)
+def test_a_planner_that_keeps_the_list_of_segments_wrongly_is_found(planner: Planner) -> None:
+    assert any(found_by_the_lattice(World(log, planner=planner), reader=True) for log in jumping((2, 3)))
+
+
+def test_a_clear_that_does_not_read_the_list_of_segments_is_found() -> None:
+    worlds = (World(log, expander=broken.cleared_without_the_list) for log in jumping((2, 3)))
+    assert any(found_by_the_lattice(world, reader=False) for world in worlds)
 
 
 def test_a_head_that_is_not_written_again_is_found_where_a_write_in_flight_may_be_seen() -> None:
@@ -134,15 +160,15 @@ def read_is_wrong(
 
 def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q5]"""
-    monkeypatch.setattr("tidebook.journal.reader.page_stands", lambda *_: True)
-    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.reader.page_is_valid", lambda *_: True)
+    monkeypatch.setattr("tidebook.journal.page.EventPageOfStore.check", lambda *_: None)
     assert read_is_wrong(SMALL, (2, 3))
 
 
 def test_a_reader_that_looks_only_at_the_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q6]"""
     monkeypatch.setattr(
-        "tidebook.journal.reader.page_stands",
+        "tidebook.journal.reader.page_is_valid",
         lambda planned, now, _: now is not None and now.live and now.incarnation == planned.incarnation,
     )
     assert read_is_wrong(SMALL, (2, 3))
@@ -151,18 +177,18 @@ def test_a_reader_that_looks_only_at_the_life_is_found(monkeypatch: pytest.Monke
 def test_a_reader_that_looks_only_at_the_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q6b]"""
     monkeypatch.setattr(
-        "tidebook.journal.reader.page_stands",
+        "tidebook.journal.reader.page_is_valid",
         lambda _, now, cursor: now is not None and now.live and now.delete_to <= cursor,
     )
-    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.page.EventPageOfStore.check", lambda *_: None)
     assert read_is_wrong(["next x1", "next x2", "purge"], (2, 3))
 
 
 def test_a_reader_that_compares_deletes_with_the_end_of_the_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q7]"""
     monkeypatch.setattr(
-        "tidebook.journal.reader.page_stands",
-        lambda planned, now, cursor: page_stands(planned, now, cursor + 2),
+        "tidebook.journal.reader.page_is_valid",
+        lambda planned, now, cursor: page_is_valid(planned, now, cursor + 2),
     )
     assert read_is_wrong(SMALL, (2, 3), page=2)
 
@@ -170,9 +196,9 @@ def test_a_reader_that_compares_deletes_with_the_end_of_the_page_is_found(monkey
 def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q1]"""
 
-    async def stored(self: HeadCache, key: Key) -> Stored:
+    async def stored(self: HeadCache, key: Key) -> ReplicatedState:
         head = await self._store.head(key)
-        return Stored(await self._store.pointer(self.topic, self.partition), head, self.facts.epoch)
+        return ReplicatedState(await self._store.pointer(self.topic, self.partition), head, self.config.epoch)
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (1, 2, 3))
@@ -181,24 +207,24 @@ def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch
 class RowsUnasked(HeadKnown):
     """It asks for the first rows before it knows any head."""
 
-    async def begin(self, key: Key, kind: BarrierKind, rows: RowsAhead, *, after: int, to: int) -> View:
+    async def begin(self, key: Key, kind: BarrierKind, rows: RowPrefetcher, *, after: int, to: int) -> ReadView:
         self.since = len(self.asked)
         found = await self._store.events(key, None, after=after, to=2, limit=2)  # type: ignore[arg-type]
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
         if head is not None and head.live:
             rows.begin(head, after=max(after, head.delete_to), to=min(to, head.seq_nr))
-            rows.hold(Part(after, 2, 2 - after, Answered(found)))
-        return await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
+            rows.add(PrefetchedRange(after, 2, 2 - after, Answered(found)))
+        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, FACTS.epoch))
 
 
 class PointerLast(HeadKnown):
     """With an earlier head's rows, it asks for the pointer behind the head."""
 
-    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowsAhead) -> View:
+    async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         head = await self._store.head(key)
         pointer = await self._store.pointer(key.topic, 0)
-        return await self._view(key, await self._barriers.fix(kind), Stored(pointer, head, FACTS.epoch))
+        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, FACTS.epoch))
 
 
 @pytest.mark.parametrize("reader", [RowsUnasked, PointerLast])
@@ -212,37 +238,37 @@ def test_a_folded_head_of_which_the_store_has_not_all_is_found(monkeypatch: pyte
 
 
 def test_rows_that_are_kept_from_a_head_of_another_life_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(self: RowsAhead, head: Head, *, after: int, to: int) -> bool:
+    def begin(self: RowPrefetcher, head: Head, *, after: int, to: int) -> bool:
         self._head, self._to = head, to
-        self._end = self._end if self._asked else after
+        self._end = self._end if self._requested else after
         return True
 
-    monkeypatch.setattr(RowsAhead, "begin", begin)
+    monkeypatch.setattr(RowPrefetcher, "begin", begin)
     assert read_is_wrong(SMALL, (2, 3), page=2, readers=[HeadKnown, MarkFirst])
 
 
 def test_a_page_that_is_taken_for_whole_with_numbers_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def proves_itself(self: Page, head: Head) -> bool:
+    def is_gap_free(self: EventPageOfStore, head: Head) -> bool:
         return all(head.incarnation <= row.position <= head.position for row in self._rows)
 
-    monkeypatch.setattr(Page, "proves_itself", proves_itself)
+    monkeypatch.setattr(EventPageOfStore, "is_gap_free", is_gap_free)
     assert read_is_wrong(SMALL, (2, 3))
 
 
 def test_a_page_that_is_taken_for_whole_with_rows_of_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def proves_itself(self: Page, head: Head) -> bool:
+    def is_gap_free(self: EventPageOfStore, head: Head) -> bool:
         return self.reached - self._after == len(self._rows)
 
-    monkeypatch.setattr(Page, "proves_itself", proves_itself)
+    monkeypatch.setattr(EventPageOfStore, "is_gap_free", is_gap_free)
     assert read_is_wrong(["next x1", "next x2", "purge"], (3, 4))
 
 
 def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q2]"""
 
-    async def stored(self: HeadCache, key: Key) -> Stored:
+    async def stored(self: HeadCache, key: Key) -> ReplicatedState:
         pointer = await self._store.pointer(self.topic, self.partition)
-        found = Stored(pointer, await self._store.head(key), self.facts.epoch)
+        found = ReplicatedState(pointer, await self._store.head(key), self.config.epoch)
         found.as_of = -1 if pointer is None else pointer.position.offset
         return found
 
@@ -264,24 +290,24 @@ def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkey
                 return plan
 
     monkeypatch.setattr("tidebook.journal.reader.plan_read", unbounded)
-    monkeypatch.setattr("tidebook.journal.page.Page.check", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.page.EventPageOfStore.check", lambda *_: None)
     assert read_is_wrong(SMALL, (1, 2, 3))
 
 
 def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[rule 5] The pointer lags, the head is gone: what was appended before the purge would be folded on nothing."""
 
-    async def stored(self: HeadCache, key: Key) -> Stored:
+    async def stored(self: HeadCache, key: Key) -> ReplicatedState:
         pointer = await self._store.pointer(self.topic, self.partition)
         head = await self._store.head(key)
-        return Stored(pointer, head if head is not None and head.live else None, self.facts.epoch)
+        return ReplicatedState(pointer, head if head is not None and head.live else None, self.config.epoch)
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (3,))
 
 
 def test_a_reader_that_goes_on_in_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidebook.journal.reader.may_go_on", lambda *_: True)
+    monkeypatch.setattr("tidebook.journal.reader.may_continue", lambda *_: True)
     assert read_is_wrong(["next x2", "delete 1", "delete 2", "purge"], (2, 3))
 
 

@@ -14,13 +14,13 @@ from tests.model.world import FACTS, Step, World
 from tidebook.core.action import Action
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.reader import Reader
-from tidebook.testing.histories import LETTERS, append, delete, grow, histories, purge
+from tidebook.testing.histories import ACTION_TEMPLATES, ActionTemplate, append, delete, extensions, histories, purge
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)
 
-ALL = list(LETTERS.values())
-SMALL = [LETTERS[name] for name in ("next x1", "next x2", "at 3", "delete 2", "purge")]
+ALL = list(ACTION_TEMPLATES.values())
+SMALL = [ACTION_TEMPLATES[name] for name in ("next x1", "next x2", "at 3", "delete 2", "purge")]
 
 #: Ways to read: from which number to which, how many events a page, and when the barrier is fixed.
 READS: list[tuple[int, int, int, type[Reader]]] = [
@@ -90,7 +90,7 @@ def test_a_random_sample_of_longer_histories_holds_in_every_order_of_steps(
 def random_history(dice: random.Random, length: int) -> list[Action]:
     head, done = None, []
     for offset in range(length):
-        grown = dice.choice(list(grow(head, offset, ALL, FACTS)))
+        grown = dice.choice(list(extensions(head, offset, ALL, FACTS)))
         head = grown.head
         done.append(grown.action)
     return done
@@ -104,6 +104,32 @@ def test_a_journal_re_created_under_a_read_is_read_from_its_start() -> None:
 def test_writes_in_flight_that_one_read_sees_and_the_next_does_not_change_nothing(length: int, long_form: bool) -> None:
     for i, log in enumerate(histories(length, ALL if long_form else SMALL, FACTS)):
         check(alone(log), [READS[i % len(READS)]], flicker=True)
+
+
+#: Segments hold two numbers: each of these jumps over at least one segment.
+JUMPS = [append(), append(at=5), append(2, at=9), append(at=14), delete(5), delete(10), purge()]
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_segments_behind_jumps_are_found_in_every_order_of_steps(length: int, long_form: bool) -> None:
+    letters = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
+    for i, log in enumerate(histories(length, letters, FACTS)):
+        check(alone(log), [READS[i % len(READS)]], flicker=long_form)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param([append(at=5), append(2, at=9), delete(9), purge()], id="deleted, then purged"),
+        pytest.param([append(), append(at=9), purge(), append(at=5)], id="two lives"),
+        pytest.param([append(at=5), append(at=9), append(at=14), purge()], id="three runs", marks=pytest.mark.long),
+        pytest.param(
+            [append(at=5), append(at=9), delete(5), append(at=14), purge()], id="all of it", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_lists_of_segments_hold_with_writes_in_flight(log: list[Action]) -> None:
+    check(alone(log), [READS[0]], flicker=True)
 
 
 def test_two_journals_of_one_partition_do_not_disturb_one_another(long_form: bool) -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.model.lww import EMPTY, Interned, KeyCells, Single, land, singles_of
-from tests.model.world import FACTS, KEYS, World
+from tests.model.lww import EMPTY, Interned, KeyCells, Single, is_found, land, singles_of
+from tests.model.world import FACTS, KEYS, World, own_segments
 from tidebook.core.action import Action
 from tidebook.core.head import Head
-from tidebook.core.replication import plan_key
+from tidebook.core.replication_plan import plan_key
 from tidebook.testing.histories import random_histories
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
@@ -42,14 +42,19 @@ class Replicator:
 
     def writes(self, first: int, stop: int) -> list[Single]:
         planned = plan_key(KEY, self.head, self._world.placed[first:stop], FACTS)
-        return [single for write in planned for single in singles_of(write, self._interned)]
+        listed = self.cells.listed | own_segments(planned)
+        return [single for write in planned for single in singles_of(write, self._interned, listed)]
 
     def land(self, singles: Sequence[Single]) -> None:
         for single in singles:
             self.cells = land(self.cells, single)
 
     def shown(self) -> tuple[Head | None, list[object]]:
-        return self.head, [self._interned.rows[cell.row] for cell in self.cells.rows]
+        """The head, and the rows that a store finds by it and by its list of segments."""
+        head, listed = self.head, self.cells.listed
+        found = [cell for cell in self.cells.rows if head is None or is_found(head, cell.seq_nr, listed)]
+        assert len(found) == len(self.cells.rows)
+        return head, [self._interned.rows[cell.row] for cell in found]
 
 
 def truth(world: World) -> tuple[Head | None, list[object]]:

@@ -21,8 +21,8 @@ from tests.unit.journal.rig import TOPIC, Kind, Rig
 from tidebook.core.errors import Conflict, InvalidInput, NotFound, OutcomeUnknown
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.portal import Portal
 from tidebook.core.seq_nr import LAST
+from tidebook.runtime.blocking_portal import BlockingPortal
 
 SLOTS = 3
 ids = st.sampled_from(["a", "b", "ä"])
@@ -38,7 +38,7 @@ class JournalMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="tidebook-"))
-        self.portal = Portal()
+        self.portal = BlockingPortal()
         self.rigs = [self.open_rig(), self.open_rig()]
         self.plain: dict[str, Plain] = {}
         self.payload = 0
@@ -136,7 +136,7 @@ class JournalMachine(RuleBasedStateMachine):
         rig = self.rigs[book]
 
         async def expire() -> bool:
-            partition = (await rig.journal._opened()).partition(id)
+            partition = (await rig.journal._open_or_create()).partition(id)
             now = await partition.reader.head(Key(TOPIC, id), "mark")
             await rig.journal.purge_expired(id, head)
             return now is not None and now.live and now.position == head.position
@@ -148,7 +148,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(batch=st.integers(1, 9), most=st.none() | st.integers(1, 3))
     def replicate(self, batch: int, most: int | None) -> None:
-        self.portal.run(self.rigs[0].journal.facts())
+        self.portal.run(self.rigs[0].journal.create())
         self.portal.run(self.rigs[0].replicate(batch_records=batch, batches_max=most))
 
     @rule()

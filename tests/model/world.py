@@ -5,38 +5,78 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tests.model.lww import EMPTY, HeadCell, Interned, KeyCells, RowCell, Single, land, singles_of
+from tests.model.lww import (
+    EMPTY,
+    HeadCell,
+    Interned,
+    KeyCells,
+    Listed,
+    ListTombstone,
+    RowCell,
+    SegmentCell,
+    Single,
+    Tombstone,
+    is_found,
+    land,
+    singles_of,
+)
 from tidebook.core.action import Action, Append
 from tidebook.core.event import unpack_events
-from tidebook.core.fold import Appended, Purged, fold
+from tidebook.core.fold import AppendApplied, PurgeApplied, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record
-from tidebook.core.replication import EventRow, Placed, Write, plan_key
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import (
+    ClearEvents,
+    ClearJournal,
+    EventRow,
+    PositionedAction,
+    PutSegments,
+    Write,
+    plan_key,
+)
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 from tidebook.testing.histories import FIRST_MS, placed_at
 
 #: Segments of two numbers, so that the smallest history crosses a border.
-FACTS = TopicFacts(topic_id="t", partitions=1, segment_size=2, segments=2)
+FACTS = TopicConfig(topic_id="t", partitions=1, segment_size=2, segments=2)
 KEYS = (Key("orders", "a"), Key("orders", "b"))
 
 #: Whose journal, and what happens to it.
 Step = tuple[int, Action]
 #: What a replicator writes for one key from its head as read and its records: write by write, each acknowledged.
-Planner = Callable[[Key, Head | None, Sequence[Placed], TopicFacts], Sequence[Write]]
+Planner = Callable[[Key, Head | None, Sequence[PositionedAction], TopicConfig], Sequence[Write]]
 #: How the writes of a key become stages of single writes. All of a stage is acknowledged before the next begins.
 Stages = tuple[tuple[Single, ...], ...]
-Expander = Callable[[Sequence[Write], Interned, Sequence[Placed]], Stages]
+#: What clears reach depends on the list of segments, which is read after the head.
+Expander = Callable[[Sequence[Write], Interned, Sequence[PositionedAction], Listed], Stages]
 #: Events as a reader sees them: number and row.
 Seen = tuple[tuple[int, int], ...]
 
 
-def in_stages(writes: Sequence[Write], interned: Interned, _: Sequence[Placed]) -> Stages:
-    """The right way: each write is a stage of its own."""
-    stages = (tuple(dict.fromkeys(singles_of(write, interned))) for write in writes)
+def in_stages(writes: Sequence[Write], interned: Interned, _: Sequence[PositionedAction], listed: Listed) -> Stages:
+    """The right way: each write is a stage of its own, and the list is read when what the slice adds is in it."""
+    listed = listed | own_segments(writes)
+    stages = (tuple(dict.fromkeys(singles_of(write, interned, listed))) for write in writes)
     return tuple(stage for stage in stages if stage)
+
+
+def own_segments(writes: Sequence[Write]) -> Listed:
+    """What these writes add to the list."""
+    return frozenset(
+        (write.head.incarnation, segment)
+        for write in writes
+        if isinstance(write, PutSegments)
+        for each in write.segments
+        for segment in each
+    )
+
+
+def reads_the_list(writes: Sequence[Write]) -> bool:
+    """Whether what these writes clear depends on the list of segments."""
+    return any(isinstance(write, ClearEvents | ClearJournal) and write.head.run_start for write in writes)
 
 
 class Store(NamedTuple):
@@ -78,7 +118,8 @@ class World:
         self.stores: list[Store] = []
         self._numbers: dict[Store, int] = {}
         self._landed: dict[tuple[int, int, Single], int] = {}
-        self._programs: dict[tuple[int, int, int, int], Stages] = {}
+        self._writes: dict[tuple[int, int, int, int], tuple[Sequence[Write], Sequence[PositionedAction]]] = {}
+        self._programs: dict[tuple[int, int, int, int, Listed], Stages] = {}
         self.empty = self.number(Store())
 
     def _truths(self, key: int) -> list[Truth]:
@@ -89,9 +130,9 @@ class World:
         for placed, (whose, _) in zip(self.placed, self.log, strict=True):
             if whose == key:
                 head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, FACTS)
-                if isinstance(change, Purged):
+                if isinstance(change, PurgeApplied):
                     rows = {}
-                elif isinstance(change, Appended):
+                elif isinstance(change, AppendApplied):
                     assert isinstance(placed.action, Append)
                     for i, kept in enumerate(unpack_events(placed.action.body)):
                         number = change.first + i
@@ -137,6 +178,10 @@ class World:
                 return self.interned.rows[single.row].position.offset
             case HeadCell():
                 return self.interned.heads[single.head].position.offset
+            case SegmentCell():
+                return single.life.offset
+            case Tombstone() | ListTombstone():
+                return (single.stamp >> 4) & ((1 << 47) - 1)
             case _:
                 return (single.stamp >> 4) & ((1 << 47) - 1)
 
@@ -146,15 +191,35 @@ class World:
 
     # ---- what replicators do
 
-    def program(self, key: int, head: Head | None, first: int, last: int) -> Stages:
-        """What a replicator that has read this head writes for the records `first` to `last`."""
-        name = -1 if head is None else self.interned.head(head)
-        found = self._programs.get((key, name, first, last))
+    def listed(self, at: int, key: int) -> Listed:
+        """The list of segments as this state has it."""
+        return self.stores[at].keys[key].listed
+
+    def head_number(self, at: int, key: int) -> int:
+        """The head as this state has it, by number; -1 for none."""
+        cell = self.stores[at].keys[key].head
+        return -1 if cell is None else cell.head
+
+    def reads_the_list(self, key: int, name: int, first: int, last: int) -> bool:
+        """Whether a replicator that has read this head has to read the list of segments."""
+        return reads_the_list(self._plan(key, name, first, last)[0])
+
+    def _plan(self, key: int, name: int, first: int, last: int) -> tuple[Sequence[Write], Sequence[PositionedAction]]:
+        found = self._writes.get((key, name, first, last))
         if found is None:
+            head = None if name < 0 else self.interned.heads[name]
             records = [self.placed[o] for o in range(first, last + 1) if self.log[o][0] == key]
-            writes = self._planner(KEYS[key], head, records, FACTS) if records else ()
-            found = self._expander(writes, self.interned, records)
-            self._programs[key, name, first, last] = found
+            found = (self._planner(KEYS[key], head, records, FACTS) if records else ()), records
+            self._writes[key, name, first, last] = found
+        return found
+
+    def program(self, key: int, name: int, first: int, last: int, listed: Listed = frozenset()) -> Stages:
+        """What a replicator that has read this head, and then this list, writes for the records `first` to `last`."""
+        found = self._programs.get((key, name, first, last, listed))
+        if found is None:
+            writes, records = self._plan(key, name, first, last)
+            found = self._expander(writes, self.interned, records, listed)
+            self._programs[key, name, first, last, listed] = found
         return found
 
     # ---- what must hold
@@ -167,8 +232,14 @@ class World:
             rows = tuple((cell.seq_nr, cell.row) for cell in self.stores[at].keys[key].rows)
             if rows != truth.seen:
                 return f"rows of {KEYS[key].id}: the store has {rows}, the fold says {truth.seen}"
-            if self.head(at, key) != truth.head:
-                return f"head of {KEYS[key].id}: the store has {self.head(at, key)}, the fold says {truth.head}"
+            head = self.head(at, key)
+            if head != truth.head:
+                return f"head of {KEYS[key].id}: the store has {head}, the fold says {truth.head}"
+            listed = self.listed(at, key)
+            if head is not None and not all(is_found(head, seq_nr, listed) for seq_nr, _ in rows):
+                return f"rows of {KEYS[key].id}: {rows} are there, and the list has only {sorted(listed)}"
+            if left := [life for life, _ in listed if head is None or not head.live or life != head.incarnation]:
+                return f"segments of {KEYS[key].id}: lives {left} are over and still listed"
         return None
 
     def shown(self) -> str:
@@ -178,13 +249,13 @@ class World:
         )
 
 
-def _place(offset: int, action: Action) -> Placed:
+def _place(offset: int, action: Action) -> PositionedAction:
     if isinstance(action, Append):
         action = placed_at(action, offset)
-    return Placed(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, action)
+    return PositionedAction(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, action)
 
 
-def _record(placed: Placed, key: Key) -> Record:
+def _record(placed: PositionedAction, key: Key) -> Record:
     assert not isinstance(placed.action, str)
     value = encode_record(placed.action, limit_bytes=FACTS.limit_bytes)  # type: ignore[arg-type]
     return Record(placed.position.offset, placed.timestamp_ms, key.id.encode(), value)

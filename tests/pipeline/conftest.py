@@ -12,9 +12,9 @@ import pytest
 
 import tidebook
 from tidebook.cli.pipeline_export import DELTA
-from tidebook.core.portal import Portal
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars
 from tidebook.pipeline.settings import PipelineSettings
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def portal() -> Iterator[Portal]:
-    portal = Portal()
+def portal() -> Iterator[BlockingPortal]:
+    portal = BlockingPortal()
     yield portal
     portal.close()
 
@@ -50,7 +50,7 @@ def topic() -> str:
 
 
 @contextmanager
-def opened(portal: Portal, where: Path) -> Iterator[Book]:
+def opened(portal: BlockingPortal, where: Path) -> Iterator[Book]:
     book = tidebook.open(where)
     portal.run(book.__aenter__())
     yield book
@@ -58,7 +58,7 @@ def opened(portal: Portal, where: Path) -> Iterator[Book]:
 
 
 @pytest.fixture
-def open_book(tmp_path: Path, portal: Portal) -> Iterator[OpenBook]:
+def open_book(tmp_path: Path, portal: BlockingPortal) -> Iterator[OpenBook]:
     """Opens an embedded book by name, on the portal's loop."""
     with ExitStack() as stack:
         yield lambda name: stack.enter_context(opened(portal, tmp_path / name))
@@ -82,7 +82,7 @@ def servers_toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["embedded", SERVERS])
-def book(request: pytest.FixtureRequest, portal: Portal, open_book: OpenBook) -> Iterator[Book]:
+def book(request: pytest.FixtureRequest, portal: BlockingPortal, open_book: OpenBook) -> Iterator[Book]:
     """A book, embedded and on the real servers in turn."""
     if request.param == "embedded":
         yield open_book("book")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+from tests.pipeline.one_frame import PUSHDOWN, query_one_frame
+
 
 def main() -> None:
-    """Read a table, a filtered one and a stream, and print what they brought."""
+    """Read a table, run several queries over one of its frames, read a stream, and print the rows."""
     folder, checkpoint = sys.argv[1:]
     from pyspark.sql import SparkSession
 
@@ -17,14 +19,17 @@ def main() -> None:
     register(spark)
     reader = spark.read.format("tidebook").option("book", folder).option("topic", "orders").option("splits", "2")
     rows = reader.load().select("id", "seq_nr").collect()
-    filtered = reader.load().where("id = 'b' and seq_nr > 3").select("id", "seq_nr").collect()
+    queries = {}
+    for pushdown in ("false", "true"):
+        spark.conf.set(PUSHDOWN, pushdown)
+        queries[pushdown] = query_one_frame(reader.load())
     stream = spark.readStream.format("tidebook").option("book", folder).option("topic", "orders").load()
     writer = stream.select("id", "seq_nr").writeStream.format("parquet").option("path", f"{checkpoint}/out")
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     streamed = spark.read.parquet(f"{checkpoint}/out").collect()
-    found = {"table": rows, "filtered": filtered, "stream": streamed}
-    print(json.dumps({name: sorted(map(tuple, each)) for name, each in found.items()}))
+    found = {name: sorted(map(tuple, each)) for name, each in {"table": rows, "stream": streamed}.items()}
+    print(json.dumps({**found, "queries": queries}))
     spark.stop()
 
 

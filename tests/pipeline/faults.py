@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidebook.core.errors import Unavailable
-from tidebook.core.metrics import Metrics
-from tidebook.core.replication import SliceWrites
+from tidebook.core.replication_plan import SliceWrites
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.adapters import open_store
 from tidebook.wiring.settings import Settings
@@ -129,12 +129,12 @@ def main() -> None:
     """A driver that replicates a book and is killed: `python -m tests.pipeline.faults BOOK TOPIC POINT`."""
     where, topic, point = sys.argv[1:]
     import tidebook
-    from tidebook.core.portal import Portal
     from tidebook.pipeline.jobs.replicate import Replication
     from tidebook.pipeline.session import job_session
     from tidebook.pipeline.worker import OpenStore, open_settings_store
+    from tidebook.runtime.blocking_portal import BlockingPortal
 
-    portal = Portal()
+    portal = BlockingPortal()
     book = tidebook.open(where)
     portal.run(book.__aenter__())
     spark = job_session("tidebook fault", book.settings)

@@ -61,10 +61,10 @@ def main() -> None:
     """`python -m tests.pipeline.flush_faults BOOK NAMESPACE OUTPUT STEP`."""
     where, namespace, output, step = sys.argv[1:]
     import tidebook
-    from tidebook.core.portal import Portal
     from tidebook.pipeline.session import job_session
+    from tidebook.runtime.blocking_portal import BlockingPortal
 
-    portal = Portal()
+    portal = BlockingPortal()
     book = tidebook.open(where)
     portal.run(book.__aenter__())
     spark = job_session("tidebook fault", book.settings)

@@ -21,9 +21,9 @@ from tests.conftest import QUICK_SPARK
 from tests.pipeline.commands import processes_with
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
-from tidebook.core.portal import Portal
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.pipeline.submit import job
+from tidebook.runtime.blocking_portal import BlockingPortal
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +136,7 @@ def submitted(cluster: Cluster, package: Path, toml: Path, topic: str) -> subpro
 
 
 def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_killed(
-    cluster: Cluster, package: Path, servers_toml: Path, portal: Portal, topic: str, open_book: OpenBook
+    cluster: Cluster, package: Path, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     # Many micro-batches, so that there is one to kill an executor in.
     servers_toml.write_text(f"{servers_toml.read_text()}[pipeline]\nrecords_max = 20\nlook_every_s = 0.1\n")

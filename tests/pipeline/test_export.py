@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.workloads import lose_log, replicate_here, write_history
 from tidebook.core.errors import Conflict
 from tidebook.core.event import Event
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ async def numbers(book: Book, topic: str) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def export(spark: SparkSession, book: Book, portal: Portal, output: Path, topic: str, kind: str = "parquet") -> Any:
+def export(
+    spark: SparkSession, book: Book, portal: BlockingPortal, output: Path, topic: str, kind: str = "parquet"
+) -> Any:
     from tidebook.pipeline.jobs.export import export as job
 
     return job(spark, book, portal, output, topics=[topic], table_format=kind)
@@ -43,7 +45,7 @@ def exported(spark: SparkSession, output: Path, kind: str) -> list[tuple[str, in
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
 def test_each_run_adds_what_is_new_and_nothing_twice(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, kind: str
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, kind: str
 ) -> None:
     output = tmp_path / "lake"
     portal.run(write_history(embedded, topic, steps=80))
@@ -59,7 +61,9 @@ def test_each_run_adds_what_is_new_and_nothing_twice(
     assert all(day.startswith("day=") for day in days)
 
 
-def test_from_the_real_servers(spark: SparkSession, book: Book, portal: Portal, topic: str, tmp_path: Path) -> None:
+def test_from_the_real_servers(
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path
+) -> None:
     portal.run(write_history(book, topic, steps=60))
     portal.run(replicate_here(book, book.store, topic))
     export(spark, book, portal, tmp_path / "lake", topic)
@@ -72,7 +76,7 @@ def test_from_the_real_servers(spark: SparkSession, book: Book, portal: Portal, 
 def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
     spark: SparkSession,
     embedded: Book,
-    portal: Portal,
+    portal: BlockingPortal,
     topic: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,7 +113,7 @@ def _die(*_: object) -> None:
 
 
 def test_of_two_exports_at_once_one_changes_nothing(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     from tidebook.pipeline.jobs.export import ParquetTarget
 
@@ -124,7 +128,7 @@ def test_of_two_exports_at_once_one_changes_nothing(
 
 
 def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     from tidebook.pipeline.jobs.export import DeltaTarget
 
@@ -144,7 +148,7 @@ def test_of_two_exports_at_once_to_delta_one_is_told_that_it_added_nothing(
 
 
 def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "lake"
     portal.run(more(embedded, topic, 1))
@@ -158,7 +162,7 @@ def test_what_the_log_has_lost_meanwhile_is_exported_from_the_store(
 
 
 def test_an_adopted_topic_is_exported_over_its_epochs(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     """Its offsets start over: one export had reached higher ones, the other begins only now."""
     old, new = tmp_path / "old", tmp_path / "new"
@@ -179,7 +183,7 @@ def test_an_adopted_topic_is_exported_over_its_epochs(
 
 
 def test_a_log_that_was_lost_and_not_adopted_yet_is_exported_from_the_store(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "the lake"  # Spark must not take the space for %20
     portal.run(more(embedded, topic, 1))

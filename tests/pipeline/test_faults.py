@@ -17,7 +17,7 @@ from tests.pipeline.faults import AwayAtFirst, KillAround
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
 
 
-def replication(spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any) -> Replication:
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Replication:
     from tidebook.pipeline.jobs.replicate import Replication
 
     return Replication(spark, book, portal, topics=[topic], **more)
 
 
-def run_until_done(job: Replication, portal: Portal, timeout_s: float = 600) -> None:
+def run_until_done(job: Replication, portal: BlockingPortal, timeout_s: float = 600) -> None:
     """Run continuously, however often it starts anew, until nothing is left."""
     done = threading.Event()
     job._tell = lambda progress: done.set() if progress.batches and not progress.lag else None
@@ -56,7 +56,7 @@ def run_until_done(job: Replication, portal: Portal, timeout_s: float = 600) -> 
         thread.join(timeout_s)
 
 
-def assert_as_expected(book: Book, portal: Portal, topic: str, open_book: OpenBook) -> None:
+def assert_as_expected(book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook) -> None:
     fresh = open_book("fresh")
     found, expected = portal.run(rows_of(book.store, topic)), portal.run(expected_rows(book, fresh, topic))
     for what in ("heads", "graves", "events", "tags", "parked"):
@@ -64,7 +64,7 @@ def assert_as_expected(book: Book, portal: Portal, topic: str, open_book: OpenBo
 
 
 def test_a_worker_that_is_killed_before_and_after_its_slices(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     portal.run(write_history(embedded, topic, steps=120))
     kills = tmp_path / "kills"
@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_before_and_after_its_slices(
 def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
     spark: SparkSession,
     servers_toml: Path,
-    portal: Portal,
+    portal: BlockingPortal,
     topic: str,
     tmp_path: Path,
     open_book: OpenBook,
@@ -98,7 +98,7 @@ def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
 
 
 def test_two_replicators_at_once_write_the_same(
-    spark: SparkSession, book: Book, portal: Portal, topic: str, open_book: OpenBook
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=150))
     jobs = [replication(spark, book, portal, topic) for _ in range(2)]
@@ -111,7 +111,7 @@ def test_two_replicators_at_once_write_the_same(
 
 
 def test_old_copied_and_damaged_checkpoints_mean_nothing(
-    spark: SparkSession, book: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     """A checkpoint is forced upon the job, which by itself uses a fresh one each time."""
     checkpoint, old = tmp_path / "checkpoint", tmp_path / "old"
@@ -133,7 +133,7 @@ def test_old_copied_and_damaged_checkpoints_mean_nothing(
 
 
 def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     checkpoint, folder = tmp_path / "checkpoint", embedded.settings.folder
     portal.run(write_history(embedded, topic, steps=40))
@@ -155,7 +155,7 @@ def test_a_store_that_is_older_than_the_checkpoint_loses_nothing(
 
 
 def test_a_store_that_is_away_for_a_while_is_waited_for(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, tmp_path: Path, open_book: OpenBook
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
 ) -> None:
     portal.run(write_history(embedded, topic, steps=30))
     away = tmp_path / "away"
@@ -178,7 +178,7 @@ def killed(where: Path, topic: str, point: str) -> None:
 
 @pytest.mark.parametrize("point", ["before", "after", "commit"])
 def test_a_driver_that_is_killed(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, open_book: OpenBook, point: str
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
 ) -> None:
     """Before the store's first write, behind it and its pointer, and between the last one and Spark's commit."""
     portal.run(write_history(embedded, topic, steps=80))
@@ -191,12 +191,12 @@ def test_a_driver_that_is_killed(
 @pytest.mark.kafka
 @pytest.mark.cassandra
 def test_a_driver_that_is_killed_between_rows_and_pointer_and_commit(
-    spark: SparkSession, servers_toml: Path, portal: Portal, topic: str, open_book: OpenBook
+    spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     """Behind the first statement of a slice on Cassandra, behind the last, its pointer, and before Spark's commit."""
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=80))
-        partitions = portal.run(book.journal(topic).facts()).partitions
+        partitions = portal.run(book.journal(topic).create()).partitions
         killed(servers_toml, topic, "within")
         assert len(portal.run(book.store.pointers(topic))) < partitions
         killed(servers_toml, topic, "after")
@@ -214,7 +214,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
     spark: SparkSession,
     servers_toml: Path,
     cassandra_address: str,
-    portal: Portal,
+    portal: BlockingPortal,
     topic: str,
     tmp_path: Path,
     open_book: OpenBook,

@@ -18,7 +18,7 @@ from pyarrow import parquet
 import tidebook
 from tests.pipeline.conftest import opened
 from tidebook.core.errors import InvalidInput
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.region import Region
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
@@ -32,7 +32,7 @@ STEPS = ("before stage", "after stage", "after link", "after publish", "after on
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def book(request: pytest.FixtureRequest, portal: Portal, tmp_path: Path) -> Iterator[Book]:
+def book(request: pytest.FixtureRequest, portal: BlockingPortal, tmp_path: Path) -> Iterator[Book]:
     """A book whose log is embedded, or on the real Kafka; a region needs no store."""
     where = tmp_path / "book"
     if request.param == "kafka":
@@ -75,13 +75,13 @@ def expected(stop: int = 300) -> list[tuple[int, int, int, bytes]]:
     return sorted(held)
 
 
-def flush(spark: SparkSession, book: Book, portal: Portal, namespace: str, output: Path) -> int:
+def flush(spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, output: Path) -> int:
     from tidebook.pipeline.jobs.flush_wal import flush_wal
 
     return sum(each.entries for each in flush_wal(spark, book, portal, namespace=namespace, output=output))
 
 
-def test_regions_are_a_spark_table(spark: SparkSession, book: Book, portal: Portal, namespace: str) -> None:
+def test_regions_are_a_spark_table(spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str) -> None:
     from tidebook.pipeline.source.format import register
 
     region = portal.run(fill(book, namespace))
@@ -97,7 +97,7 @@ def test_regions_are_a_spark_table(spark: SparkSession, book: Book, portal: Port
     assert (bytes(one[1].payload), one[1].payload_type) == (b'{"n":2}', "json")
 
 
-def test_slices_together_hold_every_entry_once(book: Book, portal: Portal, namespace: str) -> None:
+def test_slices_together_hold_every_entry_once(book: Book, portal: BlockingPortal, namespace: str) -> None:
     from tidebook.pipeline.source.regions import plan_slices
     from tidebook.wal.mapping import SeqOffsets
 
@@ -116,7 +116,7 @@ def test_slices_together_hold_every_entry_once(book: Book, portal: Portal, names
 
 
 def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
-    spark: SparkSession, book: Book, portal: Portal, namespace: str, tmp_path: Path
+    spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, tmp_path: Path
 ) -> None:
     region = portal.run(fill(book, namespace))
     output = tmp_path / "out"
@@ -139,7 +139,7 @@ def test_a_flush_writes_a_folder_a_table_sorted_then_marks(
 def test_a_flush_that_ends_at_any_step_is_finished_by_the_next(
     spark: SparkSession,
     embedded: Book,
-    portal: Portal,
+    portal: BlockingPortal,
     namespace: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,7 +163,7 @@ def test_a_flush_that_ends_at_any_step_is_finished_by_the_next(
     "step", [step if step == "after link" else pytest.param(step, marks=pytest.mark.long) for step in STEPS]
 )
 def test_a_driver_that_is_killed_at_any_step_of_a_flush_leaves_it_to_the_next(
-    spark: SparkSession, embedded: Book, portal: Portal, namespace: str, tmp_path: Path, step: str
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, namespace: str, tmp_path: Path, step: str
 ) -> None:
     portal.run(fill(embedded, namespace, stop=60))
     portal.run(embedded.wal(namespace).close())  # one process writes at a time
@@ -174,7 +174,7 @@ def test_a_driver_that_is_killed_at_any_step_of_a_flush_leaves_it_to_the_next(
     finish(spark, embedded, portal, namespace, output)
 
 
-def finish(spark: SparkSession, book: Book, portal: Portal, namespace: str, output: Path) -> None:
+def finish(spark: SparkSession, book: Book, portal: BlockingPortal, namespace: str, output: Path) -> None:
     """More entries, another flush: every entry is there once, and the region holds nothing."""
     portal.run(fill(book, namespace, start=60, stop=66))
     flush(spark, book, portal, namespace, output)
@@ -186,7 +186,7 @@ def finish(spark: SparkSession, book: Book, portal: Portal, namespace: str, outp
 
 
 def test_a_folder_of_another_namespace_is_refused_and_nothing_is_marked(
-    spark: SparkSession, embedded: Book, portal: Portal, namespace: str, tmp_path: Path
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, namespace: str, tmp_path: Path
 ) -> None:
     for name in (namespace, f"{namespace}-b"):
         portal.run(fill(embedded, name, stop=6))

@@ -11,10 +11,10 @@ import pytest
 import tidebook
 from tests.pipeline.workloads import replicate_here, write_garbage
 from tidebook.core.action import Append
-from tidebook.core.event import Event, encode_event, pack_events
+from tidebook.core.event import Event, encode_events
 from tidebook.core.key import partition_of
 from tidebook.core.record import encode_record
-from tidebook.core.replication import Parked
+from tidebook.core.replication_plan import Parked
 from tidebook.log.port import Outgoing
 from tidebook.pipeline.parked import replay_parked
 from tidebook.wiring.book import Book
@@ -57,9 +57,9 @@ async def test_a_damaged_record_is_left_where_it_is_unless_its_bytes_are_asked_f
 
 
 async def test_a_record_in_the_wrong_partition_is_replayed_to_its_journal(book: Book) -> None:
-    facts = await book.journal(TOPIC).facts()
-    body = pack_events([encode_event(Event("stray", tags={"paid"}))])
-    value = encode_record(Append(facts.epoch, b"x" * 16, 1, body), limit_bytes=1000)
+    facts = await book.journal(TOPIC).create()
+    body, tagged = encode_events([Event("stray", tags={"paid"})])
+    value = encode_record(Append(facts.epoch, b"x" * 16, 1, body, tagged=tagged), limit_bytes=1000)
     wrong = (partition_of("o-1", facts.partitions) + 1) % facts.partitions
     await book.log.append(Outgoing(TOPIC, wrong, b"o-1", value))
     [found] = await parked(book)

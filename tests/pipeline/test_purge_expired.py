@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.workloads import replicate_here
+from tidebook.core.action import Mark
 from tidebook.core.event import Event
-from tidebook.pipeline.jobs.purge import Expired, purge_expired
+from tidebook.core.record import encode_record
+from tidebook.log.port import Outgoing
+from tidebook.pipeline.jobs.purge import ExpiredJournal, purge_expired
+from tidebook.runtime.clock import SystemClock
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import read_settings
 
@@ -18,7 +22,7 @@ TOPIC = "sessions"
 DAY_MS = 86_400_000
 
 
-class Clock:
+class Clock(SystemClock):
     """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
@@ -39,7 +43,7 @@ async def book(tmp_path: Path, clock: Clock) -> AsyncIterator[Book]:
         yield book
 
 
-async def purge(book: Book, *, dry_run: bool = False) -> list[Expired]:
+async def purge(book: Book, *, dry_run: bool = False) -> list[ExpiredJournal]:
     return [each async for each in purge_expired(book, dry_run=dry_run)]
 
 
@@ -82,3 +86,32 @@ async def test_a_dry_run_only_tells(book: Book, clock: Clock) -> None:
     clock.ms += DAY_MS
     assert [each.purged for each in await purge(book, dry_run=True)] == [False]
     assert await book.journal(TOPIC).pointer("s-1") == 1
+
+
+async def test_graves_are_swept_when_the_log_has_forgotten_them(book: Book, clock: Clock) -> None:
+    journal = book.journal(TOPIC)
+    for id in ("gone", "again", "there"):
+        await append(book, id)
+    for id in ("gone", "again"):
+        await journal.purge(id)
+    await append(book, "again")
+    clock.ms += 30 * DAY_MS
+    facts = await journal.facts()
+    tick = encode_record(Mark(facts.epoch, clock.ms), limit_bytes=facts.limit_bytes)
+    for number in range(facts.partitions):
+        await book.log.append(Outgoing(TOPIC, number, None, tick))
+    await append(book, "there")
+    await purge(book)
+    assert await graves(book) == ["gone"]  # the log could still be read from its beginning
+    for number in range(facts.partitions):
+        await book.log.truncate(TOPIC, number, before=await book.log.end(TOPIC, number))
+    assert await purge(book, dry_run=True) == []
+    assert await graves(book) == ["gone"]
+    await purge(book)
+    assert await graves(book) == []
+    assert [await journal.pointer(id) for id in ("gone", "again", "there")] == [None, 1, 2]
+    assert (await journal.append("gone", [Event(1)], expected=0)).last == 1
+
+
+async def graves(book: Book) -> list[str]:
+    return [id async for id, _ in book.store.graves(TOPIC)]

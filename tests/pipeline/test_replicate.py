@@ -18,7 +18,7 @@ from tests.pipeline.workloads import (
 from tidebook.core.errors import LogLost
 from tidebook.core.event import Event
 from tidebook.core.key import partition_of
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def fresh(open_book: OpenBook) -> Book:
     return open_book("fresh")
 
 
-def replication(spark: SparkSession, book: Book, portal: Portal, *topics: str, **more: Any) -> Any:
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, *topics: str, **more: Any) -> Any:
     from tidebook.pipeline.jobs.replicate import Replication
 
     return Replication(spark, book, portal, topics=topics, **more)
 
 
 def test_once_replicates_all_that_the_log_holds(
-    spark: SparkSession, book: Book, portal: Portal, fresh: Book, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic))
     done = replication(spark, book, portal, topic).run(once=True)
@@ -48,7 +48,7 @@ def test_once_replicates_all_that_the_log_holds(
 
 
 def test_a_second_run_goes_on_where_the_store_stands(
-    spark: SparkSession, book: Book, portal: Portal, fresh: Book, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))
     first = replication(spark, book, portal, topic).run(once=True)
@@ -60,7 +60,7 @@ def test_a_second_run_goes_on_where_the_store_stands(
 
 
 def test_one_slice_a_log_partition_and_nothing_is_shuffled(
-    spark: SparkSession, book: Book, portal: Portal, topic: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication
 
@@ -84,7 +84,7 @@ def test_one_slice_a_log_partition_and_nothing_is_shuffled(
 
 
 def test_a_damaged_record_is_kept_aside_and_stalls_nothing(
-    spark: SparkSession, book: Book, portal: Portal, fresh: Book, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, fresh: Book, topic: str
 ) -> None:
     portal.run(book.journal(topic).append("o-1", [Event(1)]))
     offset = portal.run(write_garbage(book, topic))
@@ -97,7 +97,7 @@ def test_a_damaged_record_is_kept_aside_and_stalls_nothing(
 
 
 def test_a_record_of_an_unknown_version_stops_its_partition_alone(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=50))
     at = portal.run(write_garbage(book, topic, "o-1", value=newer_record()))
@@ -114,7 +114,9 @@ def test_a_record_of_an_unknown_version_stops_its_partition_alone(
     assert all(each.lag == 0 for number, each in by_number.items() if number != stuck)
 
 
-def test_it_waits_for_a_first_topic_and_takes_up_new_ones(spark: SparkSession, embedded: Book, portal: Portal) -> None:
+def test_it_waits_for_a_first_topic_and_takes_up_new_ones(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal
+) -> None:
     book = embedded
     moved = threading.Event()
     job = replication(spark, book, portal, on_batch=lambda number, done: moved.set())
@@ -135,7 +137,7 @@ def test_it_waits_for_a_first_topic_and_takes_up_new_ones(spark: SparkSession, e
 
 
 def test_a_log_that_lost_records_stops_it_and_names_them(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=100))
     end = portal.run(book.log.end(topic, 0))

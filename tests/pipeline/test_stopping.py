@@ -14,7 +14,7 @@ import pytest
 from tests.pipeline.conftest import opened
 from tidebook.core.errors import LogLost, OutcomeUnknown, Unavailable
 from tidebook.core.event import Event
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ SMALL = "[pipeline]\nrecords_max = 20\nlook_every_s = 0.05\ntrigger_s = 0\n"
 RECORDS = 1_000
 
 
-def replication(spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any) -> Any:
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Any:
     from tidebook.pipeline.jobs.replicate import Replication
 
     return Replication(spark, book, portal, topics=[topic], **more)
 
 
 @pytest.fixture
-def small(tmp_path: Path, portal: Portal) -> Iterator[Book]:
+def small(tmp_path: Path, portal: BlockingPortal) -> Iterator[Book]:
     toml = tmp_path / "small.toml"
     toml.write_text(f'folder = "{tmp_path / "book"}"\n{SMALL}')
     with opened(portal, toml) as book:
@@ -48,7 +48,7 @@ async def write_many(book: Book, topic: str, n: int = RECORDS) -> None:
 
 @pytest.mark.parametrize("once", [True, False])
 def test_a_stop_under_load_lets_the_batch_under_way_finish_and_begins_no_other(
-    spark: SparkSession, small: Book, portal: Portal, topic: str, once: bool
+    spark: SparkSession, small: Book, portal: BlockingPortal, topic: str, once: bool
 ) -> None:
     portal.run(write_many(small, topic))
     job: Any = None
@@ -69,9 +69,9 @@ def test_a_stop_under_load_lets_the_batch_under_way_finish_and_begins_no_other(
 
 
 def test_a_gate_that_is_closed_waits_for_who_is_within_and_lets_nobody_in() -> None:
-    from tidebook.pipeline.jobs.replicate import Gate
+    from tidebook.pipeline.jobs.replicate import BatchGate
 
-    gate, within, leave = Gate(), threading.Event(), threading.Event()
+    gate, within, leave = BatchGate(), threading.Event(), threading.Event()
 
     def batch() -> None:
         with gate.entered() as entered:
@@ -91,7 +91,7 @@ def test_a_gate_that_is_closed_waits_for_who_is_within_and_lets_nobody_in() -> N
 
 
 def test_a_log_that_loses_records_in_mid_run_stops_it_and_is_named(
-    spark: SparkSession, small: Book, portal: Portal, topic: str
+    spark: SparkSession, small: Book, portal: BlockingPortal, topic: str
 ) -> None:
     """On the embedded log; from Kafka Spark has fetched so few records at once, and would replicate them all."""
     book = small
@@ -112,7 +112,7 @@ def test_a_log_that_loses_records_in_mid_run_stops_it_and_is_named(
 
 
 def test_watching_that_fails_for_a_while_does_not_disturb_the_work(
-    spark: SparkSession, small: Book, portal: Portal, topic: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, small: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidebook.pipeline.jobs import replicate as module
     from tidebook.pipeline.status import partition_statuses
@@ -135,7 +135,7 @@ def test_watching_that_fails_for_a_while_does_not_disturb_the_work(
 
     portal.run(write_many(small, topic, 100))
     monkeypatch.setattr(module, "partition_statuses", failing_statuses)
-    monkeypatch.setattr(module, "leave_note", failing_note)
+    monkeypatch.setattr(module, "write_job_status", failing_note)
     monkeypatch.setattr(module.Replication, "_start", counted)
     assert replication(spark, small, portal, topic).run(once=True).lag == 0
     assert looks[0] >= 5

@@ -14,7 +14,7 @@ import pytest
 
 from tests.pipeline.conftest import SERVERS, opened
 from tidebook.core.event import Event
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.tags.event import TaggedEvent
 from tidebook.wiring.book import Book
 
@@ -41,7 +41,7 @@ def running(job: Replication) -> Iterator[None]:
 
 
 def test_a_follower_sees_what_a_running_job_replicates_and_idle_topics_are_not_ticked_for_ever(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication
 
@@ -61,7 +61,7 @@ def test_a_follower_sees_what_a_running_job_replicates_and_idle_topics_are_not_t
 
 @pytest.mark.parametrize("kind", ["embedded", SERVERS])
 def test_an_event_is_shown_without_waiting_for_another_micro_batch(
-    spark: SparkSession, portal: Portal, topic: str, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+    spark: SparkSession, portal: BlockingPortal, topic: str, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     from tidebook.pipeline.jobs.replicate import Replication
 
@@ -81,7 +81,7 @@ async def _next(stream: AsyncIterator[TaggedEvent]) -> TaggedEvent:
     return await anext(stream)
 
 
-def _rests(book: Book, portal: Portal, topic: str) -> bool:
+def _rests(book: Book, portal: BlockingPortal, topic: str) -> bool:
     """Whether the log stops growing."""
     deadline = time.monotonic() + PATIENCE_S
     before, since = -1, time.monotonic()

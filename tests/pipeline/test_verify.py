@@ -8,29 +8,30 @@ import msgspec
 import pytest
 
 from tests.pipeline.conftest import OpenBook
+from tests.pipeline.spoiling import Spoiler
 from tests.pipeline.workloads import expected_rows, lose_log, replicate_here, rows_of, write_history
 from tidebook.core.errors import Corrupt, LogLost
 from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
-from tidebook.core.mend import Mend
-from tidebook.core.portal import Portal
 from tidebook.core.position import Position
-from tidebook.core.replication import TagRow
+from tidebook.core.repair import Repair
+from tidebook.core.replication_plan import TagRow
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidebook.pipeline.jobs.verify import Verified
-    from tidebook.pipeline.transforms.shelf import Difference
+    from tidebook.pipeline.jobs.verify import VerifyResult
+    from tidebook.replication.journal_state import Difference
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def verify(
-    spark: SparkSession, book: Book, portal: Portal, topic: str, **more: Any
-) -> tuple[Verified, list[Difference]]:
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any
+) -> tuple[VerifyResult, list[Difference]]:
     from tidebook.pipeline.jobs.verify import verify as job
 
     told: list[Difference] = []
@@ -50,7 +51,7 @@ async def damage(book: Book, topic: str) -> dict[str, str]:
         pointer = await book.store.pointer(topic, partition)
         assert pointer is not None
         rows = await book.store.events(key, head, after=0, to=head.seq_nr, limit=1)
-        mend = Mend(key=key, partition=partition, pointer=pointer, rev=1, head=head)
+        mend = Repair(key=key, partition=partition, pointer=pointer, rev=1, head=head)
         if what == "event missing":
             mend = msgspec.structs.replace(mend, extra_rows=(rows[0].seq_nr,))
         elif what == "event extra":
@@ -82,7 +83,7 @@ async def _head(book: Book, key: Key) -> Head:
 
 
 def test_a_store_that_was_replicated_from_the_log_does_not_differ(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=150))
     portal.run(replicate_here(book, book.store, topic))
@@ -95,7 +96,7 @@ def test_a_store_that_was_replicated_from_the_log_does_not_differ(
 
 
 def test_every_damage_is_told_and_mended(
-    spark: SparkSession, book: Book, portal: Portal, topic: str, open_book: OpenBook
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     portal.run(write_history(book, topic, steps=150))
     portal.run(replicate_here(book, book.store, topic))
@@ -113,7 +114,9 @@ def test_every_damage_is_told_and_mended(
     assert rows == portal.run(expected_rows(book, fresh, topic))
 
 
-def test_a_missing_tag_row_is_told_and_mended(spark: SparkSession, embedded: Book, portal: Portal, topic: str) -> None:
+def test_a_missing_tag_row_is_told_and_mended(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str
+) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild_tags
 
     book = embedded
@@ -123,7 +126,7 @@ def test_a_missing_tag_row_is_told_and_mended(spark: SparkSession, embedded: Boo
     pointer = portal.run(book.store.pointer(topic, rows[0].place.partition))
     head = portal.run(_head(book, Key(topic, "a")))
     assert pointer is not None
-    spoil = Mend(
+    spoil = Repair(
         key=Key(topic, "a"), partition=rows[0].place.partition, pointer=pointer, rev=1, head=head,
         extra_tags=(rows[0].place,),
     )  # fmt: skip
@@ -140,7 +143,7 @@ def test_a_missing_tag_row_is_told_and_mended(spark: SparkSession, embedded: Boo
 
 
 def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     """A row of a tag that its event does not carry, and one of a journal that is not there."""
     from tidebook.pipeline.jobs.rebuild import rebuild_tags
@@ -157,7 +160,7 @@ def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
     assert pointer is not None
     wrong = (msgspec.structs.replace(true, tag=stale), msgspec.structs.replace(true, index=1, seq_nr=2, tag_seq_nr=2))
     head = portal.run(_head(book, Key(topic, "a")))
-    mend = Mend(
+    mend = Repair(
         key=Key(topic, "a"), partition=true.place.partition, pointer=pointer, rev=0, head=head, tags=wrong
     )  # fmt: skip
     portal.run(book.store.mend(mend))
@@ -169,7 +172,7 @@ def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
 
 
 def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(
-    spark: SparkSession, book: Book, portal: Portal, topic: str
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild
 
@@ -186,7 +189,7 @@ def test_after_retention_the_rest_is_compared_and_a_rebuild_refuses(
 
 
 def test_a_lost_store_is_rebuilt_from_the_log(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, open_book: OpenBook
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild
 
@@ -205,7 +208,7 @@ def test_a_lost_store_is_rebuilt_from_the_log(
 
 @pytest.mark.parametrize("facts", ["lost", "kept"])
 def test_a_lost_store_of_an_adopted_topic_is_not_rebuilt_without_its_older_epochs(
-    spark: SparkSession, embedded: Book, portal: Portal, topic: str, facts: str
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, facts: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild
 
@@ -223,3 +226,29 @@ def test_a_lost_store_of_an_adopted_topic_is_not_rebuilt_without_its_older_epoch
         portal.run(embedded.store.set_facts(topic, known, expected=None))
     with pytest.raises(Corrupt, match="was adopted"):
         rebuild(spark, embedded, portal, topic)
+
+
+@pytest.mark.parametrize("how", ["repair", "rebuild"])
+def test_rows_that_nothing_can_decode_are_repaired_by_both_jobs(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, how: str
+) -> None:
+    from tidebook.pipeline.jobs.rebuild import rebuild
+
+    portal.run(write_history(embedded, topic, steps=60))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    expected = portal.run(expected_rows(embedded, open_book("fresh"), topic))
+    ids = sorted(id for id in expected["heads"] if expected["events"][id])
+    spoiler = Spoiler(embedded)
+    portal.run(spoiler.head(Key(topic, ids[0])))
+    portal.run(spoiler.event(Key(topic, ids[1]), expected["events"][ids[1]][0].seq_nr))
+    portal.run(spoiler.tag(expected["tags"][0]))
+    found, told = verify(spark, embedded, portal, topic)
+    assert {"head damaged", "event damaged", "tag damaged"} <= {each.what for each in told}
+    assert found.left == len(told)
+    if how == "repair":
+        done, _ = verify(spark, embedded, portal, topic, repair=True)
+    else:
+        done = rebuild(spark, embedded, portal, topic)
+    assert (done.mended, done.left) == (len(told), 0)
+    if how == "repair":  # a rebuild replicates the log to its end, ticks included
+        assert portal.run(rows_of(embedded.store, topic)) == expected

@@ -12,9 +12,9 @@ from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.record import MAGIC
-from tidebook.core.replication import EventRow, TagPlace, TagRow
+from tidebook.core.replication_plan import EventRow, TagPosition, TagRow
 from tidebook.log.port import Outgoing, read_all
-from tidebook.pipeline.slice import replicate_slice
+from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.book import Book
 
@@ -40,7 +40,7 @@ async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 3
 
 async def write_garbage(book: Book, topic: str, id: str = "o-1", *, value: bytes = b"garbage") -> int:
     """A record that nobody can read; returns its offset."""
-    facts = await book.journal(topic).facts()
+    facts = await book.journal(topic).create()
     partition = partition_of(id, facts.partitions)
     return (await book.log.append(Outgoing(topic, partition, id.encode(), value))).offset
 
@@ -84,7 +84,7 @@ async def _graves(store: StoreWriter, topic: str) -> dict[str, Head]:
 async def _tag_rows(store: StoreWriter, topic: str) -> list[TagRow]:
     """Of the tag that histories use; on the real servers other topics have it as well."""
     found: list[TagRow] = []
-    after: TagPlace | None = None
+    after: TagPosition | None = None
     while page := await store.tag_rows(TAG, after=after, from_ms=0, until_ms=2**62, limit=5_000):
         found += [row for row in page if row.topic == topic]
         after = page[-1].place

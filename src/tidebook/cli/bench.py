@@ -1,19 +1,33 @@
-"""`tidebook bench NAME`: one benchmark; its last line of output is one JSON object with the ratios by name."""
+"""`tidebook bench NAME`: run one benchmark of a source checkout."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidebook.bench.__main__ import main
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, NotFound
 
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+#: The root of the checkout that this package was imported from; an installed wheel has no benchmarks there.
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
-def bench(context: typer.Context, name: Annotated[str, typer.Argument(help="Which one, for example: journal")]) -> None:
-    """Run one benchmark side by side with its reference; further arguments are the benchmark's own."""
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The benchmark, for example: journal")],
+) -> None:
+    """Run one benchmark and compare it with its reference.
+
+    Further arguments go to the benchmark. Its last line of output is a JSON object with the ratios by name.
+    """
+    if not (CHECKOUT / "bench" / "__main__.py").exists():
+        raise NotFound("benchmarks are not in the installed package: run ./dev bench NAME in a source checkout")
+    sys.path.insert(0, str(CHECKOUT))
+    from bench.__main__ import main
+
     try:
         code = main([name, *context.args])
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`tidebook doctor`: what is installed, whether the book opens, and whether log and store fit together."""
+"""`tidebook doctor`: check the installation, the files of a book, and that its log and store match."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import platform
 import shutil
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import typer
 
-import tidebook
 from tidebook.cli import output
-from tidebook.cli.options import BookOption, JsonOption, chosen, run
-from tidebook.core.errors import TidebookError
-from tidebook.wiring.status import file_damage, topic_status
+from tidebook.cli.options import BOOK_FILES, BookOption, JsonOption, existing_settings, run
+from tidebook.core.errors import NotFound, TidebookError
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Settings
+from tidebook.wiring.status import topic_status
 
 EXTRAS = {
     "kafka": "confluent_kafka",
@@ -22,48 +24,102 @@ EXTRAS = {
     "outbox": "sqlalchemy",
     "mysql": "pymysql",
     "spark": "pyspark",
-    "server": "starlette",
 }
+#: How long a check waits for another process that locks the whole file.
+BUSY_MS = 10_000
 
 
-def doctor(book: BookOption = None, json: JsonOption = False) -> None:
-    """Check this installation and a book; exit code 1 where something is wrong."""
-    wrong: list[str] = []
+class Findings:
+    """Prints each finding and collects the names of failed checks."""
 
-    def say(check: str, ok: bool | None, detail: str) -> None:
-        """`ok` is None for what is merely told."""
+    def __init__(self) -> None:
+        self.bad: list[str] = []
+
+    def add(self, check: str, ok: bool | None, detail: str) -> None:
+        """Print a finding; `ok` is None if it is only information."""
         if ok is False:
-            wrong.append(check)
+            self.bad.append(check)
         mark = {True: "ok  ", False: "BAD ", None: "    "}[ok]
         output.emit({"check": check, "ok": ok, "detail": detail}, f"{mark}{check}: {detail}")
 
+
+def doctor(book: BookOption = None, json: JsonOption = False) -> None:
+    """Check this installation and a book.
+
+    Exit with code 1 if a check fails. Read every page of the book's files, and create nothing.
+    """
+    findings = Findings()
+
     async def go() -> None:
-        import apsw
-
-        say("python", sys.version_info >= (3, 11), platform.python_version())
-        known = tuple(int(part) for part in apsw.sqlitelibversion().split("."))
-        say("sqlite", known >= (3, 51, 3), apsw.sqlitelibversion())
-        java = shutil.which("java")
-        say("java", None, java or "not found: needed for Spark only")
-        for name, module in EXTRAS.items():
-            there = find_spec(module) is not None
-            say(f"extra {name}", None, "installed" if there else f"not installed: pip install 'tidebook[{name}]'")
+        _check_installation(findings)
         try:
-            async with tidebook.open(chosen(book)) as opened:
-                say("book", True, str(opened.settings.folder.resolve()))
-                for name, damage in file_damage(opened).items():
-                    found = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "whole"
-                    say(f"file {name}", not damage, " ".join(found.split()))
-                for topic in await opened.topics():
-                    try:
-                        status = await topic_status(opened, topic)
-                        detail = f"epoch {status.epoch}, {status.records:,} records, {status.lag:,} not replicated yet"
-                        say(f"topic {topic}", True, detail)
-                    except TidebookError as error:
-                        say(f"topic {topic}", False, str(error))
-        except TidebookError as error:
-            say("book", False, str(error))
+            settings = existing_settings(book)
+        except NotFound as error:
+            if book is not None:
+                raise
+            findings.add("book", None, str(error))  # a new installation without a book is not an error
+            return
+        _check_files(findings, settings)
+        await _check_topics(findings, settings)
 
-    run(go, json=json)
-    if wrong:
+    run(go, json=json, check=True)
+    if findings.bad:
         raise typer.Exit(1)
+
+
+def _check_installation(findings: Findings) -> None:
+    import apsw
+
+    findings.add("python", sys.version_info >= (3, 11), platform.python_version())
+    known = tuple(int(part) for part in apsw.sqlitelibversion().split("."))
+    findings.add("sqlite", known >= (3, 51, 3), apsw.sqlitelibversion())
+    findings.add("java", None, shutil.which("java") or "not found: needed for Spark only")
+    for name, module in EXTRAS.items():
+        installed = find_spec(module) is not None
+        detail = "installed" if installed else f"not installed: pip install 'tidebook[{name}]'"
+        findings.add(f"extra {name}", None, detail)
+
+
+def _check_files(findings: Findings, settings: Settings) -> None:
+    """Check each file separately, so that one that cannot be opened does not hide damage in another."""
+    for file, section in BOOK_FILES.items():
+        path = settings.folder.expanduser() / file
+        if settings.section(section).embedded and path.exists():
+            damage = file_damage(path)
+            detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "whole"
+            findings.add(f"file {file}", not damage, " ".join(detail.split()))
+
+
+async def _check_topics(findings: Findings, settings: Settings) -> None:
+    try:
+        async with Book(settings) as each:
+            findings.add("book", True, str(settings.folder.resolve()))
+            for topic in await each.topics():
+                try:
+                    status = await topic_status(each, topic)
+                    detail = f"epoch {status.epoch}, {status.records:,} records, {status.lag:,} not replicated yet"
+                    findings.add(f"topic {topic}", True, detail)
+                except TidebookError as error:
+                    findings.add(f"topic {topic}", False, str(error))
+    except TidebookError as error:
+        findings.add("book", False, str(error))
+
+
+def file_damage(path: Path) -> list[str]:
+    """Return the problems that SQLite finds in a file; the list is empty if there are none."""
+    import apsw
+
+    in_use = path.with_name(f"{path.name}-wal").exists()
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.set_busy_timeout(BUSY_MS)
+            connection.pragma("query_only", True)
+            if in_use:  # keep an existing write-ahead file; one that this check creates is removed on close
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            found = [str(line) for (line,) in connection.execute("PRAGMA quick_check")]
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        return [str(error)]
+    return [] if found == ["ok"] else found

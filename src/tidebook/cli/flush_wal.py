@@ -1,4 +1,4 @@
-"""`tidebook pipeline flush-wal`: regions to Parquet."""
+"""`tidebook pipeline flush-wal`: move WAL entries to Parquet files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption
-from tidebook.cli.pipeline_session import opened, session
+from tidebook.cli.pipeline_session import open_job_book, session
+from tidebook.cli.wal import Namespace
+from tidebook.wal.names import ID_MAX
 
 
 def flush_wal(
-    namespace: Annotated[str, typer.Argument(help="The namespace of the regions, for example: metrics")],
-    to: Annotated[str, typer.Option("--to", help="The folder that Parquet files go to.", metavar="FOLDER")],
-    region: Annotated[list[int] | None, typer.Option(help="This region alone; may be given again.")] = None,
+    namespace: Namespace,
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER", help="The folder for the Parquet files.")],
+    region: Annotated[
+        list[int] | None,
+        typer.Option(metavar="REGION", min=0, max=ID_MAX, help="Flush only this region; may be repeated."),
+    ] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write what the regions hold to Parquet, a folder a table, exactly once; then mark it deleted."""
+    """Move the entries of regions to Parquet, exactly once."""
     output.choose(json=json)
-    with opened(book) as (each, portal), session(each, "flush-wal") as spark:
+    with open_job_book(book) as (each, portal), session(each, "flush-wal") as spark:
         from tidebook.pipeline.jobs.flush_wal import flush_wal as job
         from tidebook.wal.flush import Flushed
 
-        def tell(done: Flushed) -> None:
+        def report(done: Flushed) -> None:
             row = {
                 "region": done.region,
                 "entries": done.entries,
@@ -33,4 +38,4 @@ def flush_wal(
             }
             output.emit(row, f"region {done.region}: {done.entries:,} entries of {len(done.ranges)} tables")
 
-        job(spark, each, portal, namespace=namespace, output=to, regions=region or (), tell=tell)
+        job(spark, each, portal, namespace=namespace, output=to, regions=region or (), tell=report)

@@ -1,51 +1,76 @@
-"""`tidebook outbox`: publish, relay, status, parked, and the tables."""
+"""`tidebook outbox`: publish, relay, status, parked, migrate, schema."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.options import BookOption, JsonOption, chosen
+from tidebook.cli.help import Group
+from tidebook.cli.options import (
+    BookOption,
+    JsonOption,
+    LimitOption,
+    MetricsOption,
+    OnceOption,
+    book_settings,
+    existing_settings,
+)
+from tidebook.cli.signals import stop_on_signals
 from tidebook.core.errors import InvalidInput, TidebookError
+from tidebook.core.seq_nr import LAST
+from tidebook.outbox.dialect import dialect
 from tidebook.outbox.message import Message, message
+from tidebook.outbox.migrations.tables import script
 from tidebook.outbox.outbox import Outbox
-from tidebook.pipeline.exposition import serving
-from tidebook.sql.migrate.outbox import script
-from tidebook.sql.port.dialect import dialect
-from tidebook.sql.port.outbox import ParkedMessage, TopicStatus
+from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
+from tidebook.pipeline.prometheus_text import serve_metrics
 from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox
-from tidebook.wiring.settings import read_settings
 
-#: How often the gauges of what waits are renewed, where metrics are served.
+#: The interval at which the gauges of waiting messages are refreshed while metrics are served.
 STATUS_S = 10.0
 
-app = typer.Typer(help="Messages from a SQL transaction to Kafka, in order and once.", no_args_is_help=True)
-parked = typer.Typer(help="Messages that Kafka can never take, and what waits behind them.")
+app = Group(help="Relay messages from SQL transactions to Kafka, exactly once.", no_args_is_help=True)
+parked = Group(help="List messages that Kafka rejects permanently; retry or drop them.")
 app.add_typer(parked, name="parked")
 
-Topic = Annotated[str, typer.Argument(help="The Kafka topic, for example: orders")]
-Id = Annotated[int | None, typer.Argument(metavar="ID", help="One message; without it, --all of the topic.")]
-All = Annotated[bool, typer.Option("--all", help="Every parked message of the topic.")]
+
+def _topic(value: str | None) -> str | None:
+    if value is not None and (not value or "\x00" in value):
+        raise InvalidInput("a topic must be a non-empty text")
+    return value
+
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The Kafka topic, for example: orders", callback=_topic)]
+Id = Annotated[
+    int | None,
+    typer.Argument(metavar="ID", min=1, max=LAST, help="The message; use --all for every parked message of the topic."),
+]
+All = Annotated[bool, typer.Option("--all", help="Select every parked message of the topic.")]
 
 
 @contextmanager
-def opened(book: str | None, *, json: bool) -> Iterator[Outbox]:
-    """The outbox of the chosen book; log and store are not opened for it."""
+def open_outbox(book: str | None, *, json: bool, create: bool = False, reading: bool = False) -> Iterator[Outbox]:
+    """Open the outbox of the chosen book, without its log and store.
+
+    Without `create` the book must exist; with `reading` no tables are created either.
+    """
     output.choose(json=json)
-    settings = read_settings(chosen(book))
+    settings = book_settings(book) if create else existing_settings(book)
+    if reading:
+        section = settings.section("outbox")
+        section = msgspec.structs.replace(section, options={**section.options, "create_tables": False})
+        settings = msgspec.structs.replace(settings, sections={**settings.sections, "outbox": section})
     outbox = make_outbox(settings, lambda: Book(settings))
     try:
         yield outbox
@@ -57,24 +82,31 @@ def opened(book: str | None, *, json: bool) -> Iterator[Outbox]:
 def publish(
     topic: Topic,
     payloads: Annotated[
-        list[str], typer.Argument(metavar="PAYLOAD...", help="One message each; - reads one line each, as it is.")
+        list[str],
+        typer.Argument(metavar="PAYLOAD", help="One payload per message; - reads one per line from standard input."),
     ],
-    key: Annotated[str | None, typer.Option(help="The key of all of them.")] = None,
-    partition_key: Annotated[str | None, typer.Option(help="Chooses the partition in the key's place.")] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given more than once.")] = None,
-    ordered: Annotated[bool, typer.Option("--ordered", help="Wait for others that publish the same key.")] = False,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Use this key for all messages.")] = None,
+    partition_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Choose the partition by this key instead.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Add this header to all messages; may be repeated.")
+    ] = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Wait for transactions that publish the same key.")
+    ] = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Publish messages in a transaction of their own."""
+    """Publish messages in one separate transaction."""
     headers = dict(_header(each) for each in header or [])
-    # Payloads are raw: whatever bytes came are sent.
+    # Payloads are sent as raw bytes, without decoding.
     given = sys.stdin.buffer.read().splitlines() if payloads == ["-"] else [os.fsencode(each) for each in payloads]
     messages: list[Message] = [
         message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
         for payload in given
     ]
-    with opened(book, json=json) as outbox:
+    with open_outbox(book, json=json, create=True) as outbox:
         outbox.publish_alone(messages, ordered=ordered)
     output.emit({"topic": topic, "published": len(messages)}, f"published {len(messages)} to {topic}")
 
@@ -82,52 +114,44 @@ def publish(
 def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidInput(f"a header is NAME=VALUE, not {text!r}")
+        raise InvalidInput(f"--header is NAME=VALUE, not {text!r}")
     return name, value
 
 
 @app.command()
 def relay(
     threads: Annotated[
-        int | None, typer.Option(help="How many topics at once.", show_default="[outbox] threads, 1")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=10_000, help="Relay N topics at a time.", show_default="[outbox] threads, 1"
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Send what waits, then end.")] = False,
-    metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics for Prometheus there.", metavar="HOST:PORT")
-    ] = None,
+    once: OnceOption = False,
+    metrics: MetricsOption = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Relay messages to the log until INT or TERM, which let it finish the batch in hand; a second one ends it."""
+    """Relay messages to the log, until Ctrl-C or SIGTERM.
+
+    The first signal lets it finish the current batch; a second one exits immediately.
+    """
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    with opened(book, json=json) as outbox:
+    with open_outbox(book, json=json) as outbox:
         running = outbox.new_relay(threads=threads)
-
-        asked = False
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            nonlocal asked
-            if asked:  # a server may neither answer nor fail: as safe as any other sudden death of a relay
-                os._exit(128 + number)
-            asked = True
-            running.stop()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
-        with _metrics_served(outbox, metrics):
+        with stop_on_signals(running.stop), _metrics_served(outbox, metrics):
             sent = running.run(once=once)
-    output.emit({"relayed": sent}, f"relayed {sent}")
+            output.emit({"relayed": sent}, f"relayed {sent}")
 
 
 @contextmanager
 def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
-    """The relay's metrics, and what waits, looked at now and then."""
+    """Serve the relay's metrics, and refresh the gauges of waiting messages every `STATUS_S` seconds."""
     if address is None:
         yield
         return
     done = threading.Event()
 
-    def look() -> None:
+    def refresh() -> None:
         while True:
             try:
                 outbox.status()
@@ -136,8 +160,8 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
             if done.wait(STATUS_S):
                 return
 
-    with serving(outbox.metrics, address):
-        threading.Thread(target=look, name="tidebook-outbox-status", daemon=True).start()
+    with serve_metrics(outbox.metrics, address):
+        threading.Thread(target=refresh, name="tidebook-outbox-status", daemon=True).start()
         try:
             yield
         finally:
@@ -146,13 +170,13 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
 
 @app.command()
 def status(book: BookOption = None, json: JsonOption = False) -> None:
-    """Show every topic: what waits and for how long, who relays it, what went wrong."""
-    with opened(book, json=json) as outbox:
+    """Print each topic's waiting messages, its relay, and errors."""
+    with open_outbox(book, json=json, reading=True) as outbox:
         for each in outbox.status():
             output.emit(msgspec.to_builtins(each), _sentence(each))
 
 
-def _sentence(each: TopicStatus) -> str:
+def _sentence(each: OutboxTopicStatus) -> str:
     count = f"{each.waiting:,}{'+' if each.waiting_is_bound else ''}"
     parts = [f"{each.topic}: {count} waiting"]
     if each.oldest_age_ms is not None:
@@ -161,10 +185,10 @@ def _sentence(each: TopicStatus) -> str:
     if each.locked_by is not None:
         parts.append(f"held by {each.locked_by}")
     if each.parked or each.held:
-        parts.append(f"{each.parked:,} parked, {each.held:,} held behind them")
+        parts.append(f"{each.parked:,} parked, {each.held:,} held after them")
     if each.error:
         rest_s = max(0, each.retry_in_ms or 0) / 1000
-        parts.append(f"rests for {rest_s:.0f} s more after {each.retries} retries: {each.reason}")
+        parts.append(f"pauses for {rest_s:.0f} s more after {each.retries} retries: {each.reason}")
     if each.dirty:
         parts.append("a batch is open")
     if each.notice is not None:
@@ -174,20 +198,25 @@ def _sentence(each: TopicStatus) -> str:
 
 @parked.callback(invoke_without_command=True)
 def parked_default(context: typer.Context, book: BookOption = None, json: JsonOption = False) -> None:
-    """List what is parked, or retry or drop it."""
+    """List messages that Kafka rejects permanently; retry or drop them."""
     if context.invoked_subcommand is None:
         parked_list(None, book=book, json=json)
+        return
+    for name in ("book", "json"):  # they would be ignored, and the command would act on another book
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(f"--{name} goes after the command: outbox parked {context.invoked_subcommand} --{name}")
 
 
 @parked.command("list")
 def parked_list(
-    topic: Annotated[str | None, typer.Argument(help="This topic alone.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 1000,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="List only this topic.", callback=_topic)] = None,
+    limit: LimitOption = 1000,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List messages that lie aside, with the reason."""
-    with opened(book, json=json) as outbox:
+    """List parked messages, each with the reason."""
+    with open_outbox(book, json=json, reading=True) as outbox:
         for each in outbox.parked(topic, limit=limit):
             output.emit(_row(each), _line(each))
 
@@ -207,46 +236,48 @@ def _line(each: ParkedMessage) -> str:
 def parked_retry(
     topic: Topic, id: Id = None, everything: All = False, book: BookOption = None, json: JsonOption = False
 ) -> None:
-    """Send parked messages again, each in its place before later ones of its key."""
+    """Send parked messages again, each before later ones of its key."""
     _one_or_all(id, everything)
-    with opened(book, json=json) as outbox:
+    with open_outbox(book, json=json, reading=True) as outbox:
         count = outbox.parked_retry(topic, id)
-    output.emit({"topic": topic, "retried": count}, f"{count} are sent again")
+    output.emit({"topic": topic, "retried": count}, f"retrying {count}")
 
 
 @parked.command("drop")
 def parked_drop(
     topic: Topic, id: Id = None, everything: All = False, book: BookOption = None, json: JsonOption = False
 ) -> None:
-    """Delete parked messages for good; what they held goes on."""
+    """Delete parked messages; send the messages held after them."""
     _one_or_all(id, everything)
-    with opened(book, json=json) as outbox:
+    with open_outbox(book, json=json, reading=True) as outbox:
         count = outbox.parked_drop(topic, id)
-    output.emit({"topic": topic, "dropped": count}, f"{count} were dropped")
+    output.emit({"topic": topic, "dropped": count}, f"dropped {count}")
 
 
 def _one_or_all(id: int | None, everything: bool) -> None:
     if (id is None) != everything:
-        raise InvalidInput("name one message by its id, or give --all")
+        raise InvalidInput("give either the ID of one message or --all")
 
 
 @app.command()
 def migrate(book: BookOption = None, json: JsonOption = False) -> None:
-    """Make the outbox's tables in the book's database, where they are missing."""
-    with opened(book, json=json) as outbox:
+    """Create the outbox's tables that are missing."""
+    with open_outbox(book, json=json, create=True) as outbox:
         outbox.create_tables()
-    output.emit({"migrated": True}, "the outbox's tables are there")
+    output.emit({"migrated": True}, "the outbox's tables exist")
 
 
 @app.command()
 def schema(
-    database: Annotated[str, typer.Argument(help="postgresql, mysql (MariaDB too) or sqlite")] = "postgresql",
-    to: Annotated[Path | None, typer.Option(help="Write it to a file.")] = None,
+    database: Annotated[
+        str, typer.Argument(metavar="DATABASE", help="postgresql, mysql (MariaDB too) or sqlite")
+    ] = "postgresql",
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the SQL to this file.")] = None,
 ) -> None:
     """Print the outbox's tables as plain SQL."""
     text = script(dialect(database))
     if to is None:
-        sys.stdout.write(text)
+        output.write(text)
         return
     try:
         to.write_text(text)

@@ -1,43 +1,111 @@
-"""How commands speak: tables and sentences on a terminal, one JSON object a line in a pipe or with --json."""
+"""Output of commands: text on a terminal, one JSON object per line in a pipe or with --json."""
 
 from __future__ import annotations
 
 import base64
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO, cast
 
 import msgspec
 from rich.console import Console
 
 _human = True
+_is_check = False
 
 
-def choose(*, json: bool) -> None:
-    """Decide once, when the command starts."""
-    global _human
+class OutputFailed(Exception):
+    """Standard output cannot be written. It is not an `OSError`, so that no handler for other I/O errors catches it."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class GuardedOutput:
+    """Wraps standard output and raises `OutputFailed` for every failed write, also of help and of the live display."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise OutputFailed(error) from error
+
+    def flush(self) -> None:
+        """Flush the buffer."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise OutputFailed(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Replace standard output by a `GuardedOutput`, and flush it at the end."""
+    stream = sys.stdout
+    sys.stdout = cast(TextIO, GuardedOutput(stream))
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout = stream
+
+
+def choose(*, json: bool, check: bool = False) -> None:
+    """Choose between text and JSON; call it once, when the command starts.
+
+    With `check` the exit code is the result, so the command runs to its end even if the reader closes the pipe.
+    """
+    global _human, _is_check
     _human = not json and sys.stdout.isatty()
+    _is_check = check
 
 
 def human() -> bool:
-    """Whether a person is looking."""
+    """Return True if the output is text for a person."""
     return _human
 
 
 console = Console(highlight=False)
-#: Progress and warnings; never mixed into what a pipe reads.
-aside = Console(stderr=True, highlight=False)
+#: For progress and warnings, which must not be mixed with the results on standard output.
+stderr = Console(stderr=True, highlight=False)
 
 
 def emit(row: Mapping[str, Any], text: str | None = None) -> None:
-    """One result: `text` for a person (or name: value pairs), the row as JSON otherwise."""
+    """Print one result: `text` (by default `name: value` pairs) for a person, otherwise the row as JSON."""
     if _human:
-        line = text if text is not None else "  ".join(f"{name}: {shown(value)}" for name, value in row.items())
-        console.print(line, markup=False, soft_wrap=True)
+        line = text if text is not None else "  ".join(f"{name}: {format_value(value)}" for name, value in row.items())
     else:
-        sys.stdout.write(msgspec.json.encode(row, enc_hook=_plain).decode() + "\n")
+        line = msgspec.json.encode(row, enc_hook=_plain).decode()
+    write(f"{line}\n")
+
+
+def write(text: str) -> None:
+    """Write text to standard output and flush it; raise `OutputFailed` if that fails."""
+    try:
+        sys.stdout.write(text)
         sys.stdout.flush()
+    except OutputFailed as failed:
+        if not _is_check or not isinstance(failed.error, BrokenPipeError):
+            raise
+        discard()
+
+
+def discard() -> None:
+    """Redirect standard output, including its buffered text, to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _plain(value: Any) -> Any:
@@ -46,12 +114,12 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def shown(value: Any) -> str:
-    """A value as a person reads it."""
+def format_value(value: Any) -> str:
+    """Return a value as text for a person; control characters are escaped, because they could control the terminal."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
         return value.isoformat(timespec="milliseconds")
-    if isinstance(value, str):
+    if isinstance(value, str) and value.isprintable():
         return value
     return msgspec.json.encode(value, enc_hook=_plain).decode()

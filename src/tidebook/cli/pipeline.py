@@ -1,38 +1,38 @@
-"""`tidebook pipeline`: replicate, status, parked, purge-expired; the other commands stand beside this module."""
+"""`tidebook pipeline`: replicate, status, parked, purge-expired; other commands are in `pipeline_*` and `flush_wal`."""
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
-import tidebook
-from tidebook.cli import output, pipeline_checks, pipeline_export
-from tidebook.cli.options import BookOption, JsonOption, chosen, run
-from tidebook.cli.pipeline_progress import ProgressShown
-from tidebook.cli.pipeline_session import TopicsOption, opened, session
-from tidebook.cli.tags import horizon_row, shown_horizon
-from tidebook.core.errors import NotFound
-from tidebook.core.replication import Parked
-from tidebook.pipeline.exposition import serving
+from tidebook.cli import options, output, pipeline_checks, pipeline_export
+from tidebook.cli.help import Group
+from tidebook.cli.options import BookOption, JsonOption, MetricsOption, OnceOption, TopicsOption, run
+from tidebook.cli.pipeline_progress import ProgressReporter
+from tidebook.cli.pipeline_session import open_job_book, require_spark, session
+from tidebook.cli.signals import stop_on_signals
+from tidebook.cli.tags import format_horizon, horizon_row
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Unavailable
+from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.job_status import JobStatus, read_job_status
 from tidebook.pipeline.jobs.purge import purge_expired
-from tidebook.pipeline.losses import accept_losses
-from tidebook.pipeline.note import Note, read_note
-from tidebook.pipeline.parked import Replayed, replay_parked
-from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
+from tidebook.pipeline.open_book import open_with_retries
+from tidebook.pipeline.parked import ReplayResult, replay_parked
+from tidebook.pipeline.prometheus_text import serve_metrics
+from tidebook.pipeline.retention_gaps import accept_losses
+from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_configs
 from tidebook.pipeline.submit import job as submitted_job
-from tidebook.tags.ticks import has_tags
+from tidebook.replication.ticks import has_tags
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wiring.book import Book
 
-if TYPE_CHECKING:
-    from tidebook.pipeline.jobs.replicate import Replication
-
-app = typer.Typer(help="The data pipeline, on Spark: from the log to the store, and out of it.", no_args_is_help=True)
+app = Group(help="Replicate, verify and export events with Spark.", no_args_is_help=True)
 
 app.command()(pipeline_checks.verify)
 app.command()(pipeline_checks.rebuild)
@@ -41,81 +41,99 @@ app.command()(pipeline_export.export)
 
 @app.command()
 def script() -> None:
-    """Print the script for `spark-submit "$(tidebook pipeline script)" pipeline replicate …`."""
-    print(submitted_job.__file__)
+    """Print the path of the script for spark-submit.
+
+    For example: spark-submit "$(tidebook pipeline script)" pipeline replicate
+    """
+    output.write(f"{submitted_job.__file__}\n")
 
 
 @app.command()
 def jars() -> None:
-    """Print the jars of Spark's Kafka source, for `spark-submit --jars "$(tidebook pipeline jars)"`."""
-    print(",".join(map(str, kafka_source_jars())))
+    """Print the jars of Spark's Kafka source.
+
+    For example: spark-submit --jars "$(tidebook pipeline jars)" "$(tidebook pipeline script)" pipeline replicate
+    """
+    output.write(",".join(map(str, kafka_source_jars())) + "\n")
 
 
 @app.command()
 def replicate(
-    once: Annotated[bool, typer.Option("--once", help="End when all that the log holds now is in the store.")] = False,
+    once: OnceOption = False,
     topic: TopicsOption = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics for Prometheus there.", metavar="HOST:PORT")
-    ] = None,
+    metrics: MetricsOption = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on behind records that the log has lost, and print which.")
+        bool, typer.Option("--accept-loss", help="Skip records that the log has lost, and print their offsets.")
     ] = False,
-    until_input_ends: Annotated[bool, typer.Option(hidden=True)] = False,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Replicate the log to the store, until Ctrl-C or SIGTERM, or until it is done with --once."""
+    """Replicate the log to the store, until Ctrl-C or SIGTERM.
+
+    The first signal lets it finish the current batch; a second one exits immediately.
+    """
     output.choose(json=json)
-    with opened(book) as (each, portal), session(each, "replicate") as spark:
-        from tidebook.pipeline.jobs.replicate import Replication as Job
+    require_spark()
+    from tidebook.pipeline.jobs.replicate import FAILING_S
+    from tidebook.pipeline.jobs.replicate import Progress as Replicated
+    from tidebook.pipeline.jobs.replicate import Replication as Job
 
-        if accept_loss:
-            for lost in portal.run(accept_losses(each, topic or ())):
-                output.emit(
-                    msgspec.to_builtins(lost), f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
-                )
-        served = serving(each.metrics, metrics) if metrics is not None else nullcontext()
-        with ProgressShown() as shown, served:
-            job = Job(spark, each, portal, topics=topic or (), tell=shown)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: job.stop())
-            if until_input_ends:
-                threading.Thread(target=_stop_at_end_of_input, args=(job,), daemon=True).start()
-            done = job.run(once=once)
-            shown.finish(done)
-    if done.stopped:
-        raise typer.Exit(5)
+    stop = threading.Event()
+    if until_input_ends:
+        threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
+    with stop_on_signals(stop.set), ProgressReporter() as reporter:
+
+        def enter(each: Book, portal: BlockingPortal) -> None:
+            open_with_retries(
+                each, portal, stop=stop, within_s=FAILING_S if once else None,
+                tell=lambda reason, waited_s: reporter(Replicated(0, 0, waited_s, (), waiting=reason)),
+            )  # fmt: skip
+
+        try:
+            with open_job_book(book, enter=enter) as (each, portal), session(each, "replicate") as spark:
+                if accept_loss:
+                    for lost in portal.run(accept_losses(each, topic or ())):
+                        text = f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
+                        output.emit(msgspec.to_builtins(lost), text)
+                with serve_metrics(each.metrics, metrics) if metrics is not None else nullcontext():
+                    done = Job(spark, each, portal, topics=topic or (), tell=reporter, stop=stop).run(once=once)
+                    reporter.finish(done)
+                    if done.stopped:
+                        raise typer.Exit(5)
+        except (Unavailable, OutcomeUnknown):
+            if not stop.is_set():  # after a stop request an unavailable server is no longer an error
+                raise
 
 
-def _stop_at_end_of_input(job: Replication) -> None:
-    """Whoever started this process is gone: nobody would stop it."""
+def _stop_at_end_of_input(stop: threading.Event) -> None:
+    """Set `stop` at the end of standard input, which is when the parent process has ended or asks to stop."""
     sys.stdin.read()
-    job.stop()
+    stop.set()
 
 
 @app.command()
 def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
-    """Show how far partitions are replicated, which one holds streams by tag, the running job, and what is parked."""
+    """Print how far each partition is replicated."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as each:
-            facts = await topic_facts(each, tuple(topic or ()))
+        async with options.open_book(book) as each:
+            configs = await topic_configs(each, tuple(topic or ()))
             for name in topic or ():
-                if name not in facts:
-                    raise NotFound(f"topic {name}: the store has nothing of it")
-            note = await read_note(each)
-            for found in await partition_statuses(each, facts):
-                stopped = None if note is None else note.stopped.get(f"{found.topic}/{found.partition}")
+                if name not in configs:
+                    raise NotFound(f"topic {name}: there is no such topic in the store")
+            job_status = await read_job_status(each)
+            for found in await partition_statuses(each, configs):
+                stopped = None if job_status is None else job_status.stopped.get(f"{found.topic}/{found.partition}")
                 _show_status(found, stopped if found.lag else None)
             if await has_tags(each.store):
-                horizon, now_ms = await each.tags.horizon(facts), each.clock.now_ms()
-                output.emit({"tags": horizon_row(horizon, now_ms)}, f"tags: {shown_horizon(horizon, now_ms)}")
-            kept_aside = 0
-            for name in facts:
+                horizon, now_ms = await each.tags.horizon(configs), each.clock.now_ms()
+                output.emit({"tags": horizon_row(horizon, now_ms)}, f"tags: {format_horizon(horizon, now_ms)}")
+            parked_count = 0
+            for name in configs:
                 async for _ in each.store.parked(name):
-                    kept_aside += 1
-            _show_job(note, kept_aside, each.clock.now_ms())
+                    parked_count += 1
+            _show_job(job_status, parked_count, each.clock.now_ms())
 
     run(go, json=json)
 
@@ -129,13 +147,13 @@ def _show_status(found: PartitionStatus, stopped: str | None) -> None:
     output.emit(msgspec.to_builtins(found) | {"stopped": stopped}, text)
 
 
-def _show_job(note: Note | None, kept_aside: int, now_ms: int) -> None:
-    row: dict[str, object] = {"parked": kept_aside, "job": None if note is None else msgspec.to_builtins(note)}
-    text = f"{kept_aside:,} records are parked"
-    if note is not None:
+def _show_job(job: JobStatus | None, parked_count: int, now_ms: int) -> None:
+    row: dict[str, object] = {"parked": parked_count, "job": None if job is None else msgspec.to_builtins(job)}
+    text = f"{parked_count:,} records are parked"
+    if job is not None:
         text += (
-            f"; the job was seen {(now_ms - note.at_ms) / 1000:,.0f} s ago: {note.records:,} records, the latest batch "
-            f"with {note.records_per_s:,.0f}/s in {note.batch_s:.2f} s"
+            f"; the job last reported {(now_ms - job.at_ms) / 1000:,.0f} s ago: {job.records:,} records, "
+            f"the latest batch with {job.records_per_s:,.0f}/s in {job.batch_s:.2f} s"
         )
     output.emit(row, text)
 
@@ -143,22 +161,30 @@ def _show_job(note: Note | None, kept_aside: int, now_ms: int) -> None:
 @app.command()
 def parked(
     replay: Annotated[
-        bool, typer.Option("--replay", help="Append what the records hold to their journals, and forget them.")
+        bool, typer.Option("--replay", help="Append the records' events to their journals, and remove the records.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="With --replay: take a record's bytes as they are for one event's payload.")
+        bool, typer.Option("--raw", help="With --replay: use a record's raw bytes as the payload of one event.")
     ] = False,
-    id: Annotated[str | None, typer.Option(help="With --replay: the journal, where the record names none.")] = None,
-    offset: Annotated[int | None, typer.Option(help="The record at this offset alone; give --topic too.")] = None,
+    id: Annotated[
+        str | None, typer.Option(metavar="ID", help="With --replay: the journal of records that name none.")
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Use only the record at this offset; needs --topic.")
+    ] = None,
     topic: TopicsOption = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the records that are void because nobody can read them, with the reason, or replay them."""
-    left: list[Replayed] = []
+    """List records that cannot be read, or replay them."""
+    if (raw or id is not None) and not replay:
+        raise InvalidInput("--raw and --id need --replay")
+    if offset is not None and not topic:
+        raise InvalidInput("--offset needs --topic")
+    left: list[ReplayResult] = []
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as each:
+        async with options.open_book(book) as each:
             names: list[str | None] = [*topic] if topic else [None]
             found = [one for name in names async for one in each.store.parked(name)]
             for one in found:
@@ -184,7 +210,7 @@ def _show_parked(found: Parked) -> None:
     output.emit(row, f"{at}: {found.reason}; {len(found.value):,} bytes")
 
 
-def _show_replayed(done: Replayed) -> None:
+def _show_replayed(done: ReplayResult) -> None:
     at = f"{done.topic}/{done.partition} offset {done.offset}"
     text = f"{at}: left, {done.error}" if done.error else f"{at}: replayed to {done.id}, {done.first} to {done.last}"
     output.emit(msgspec.to_builtins(done), text)
@@ -192,19 +218,19 @@ def _show_replayed(done: Replayed) -> None:
 
 @app.command("purge-expired")
 def purge(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which journals have expired.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which journals have expired.")] = False,
     topic: TopicsOption = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Purge the journals whose expiry has passed; one that was appended to since stays."""
+    """Purge the journals that have expired."""
 
     async def go() -> None:
         total = purged = 0
-        async with tidebook.open(chosen(book)) as each:
+        async with options.open_book(book) as each:
             async for found in purge_expired(each, topic or (), dry_run=dry_run):
                 total, purged = total + 1, purged + found.purged
-                state = "expired" if dry_run else "purged" if found.purged else "moved on since"
+                state = "expired" if dry_run else "purged" if found.purged else "no longer expired"
                 output.emit(msgspec.to_builtins(found), f"{found.topic}/{found.id}: {state}")
         output.emit({"expired": total, "purged": purged}, f"{total:,} expired, {purged:,} purged")
 

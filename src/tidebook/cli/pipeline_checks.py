@@ -1,4 +1,4 @@
-"""`tidebook pipeline verify` and `rebuild`."""
+"""`tidebook pipeline verify` and `rebuild`: compare the store with the log, or rebuild it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import msgspec
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.options import BookOption, JsonOption
-from tidebook.cli.pipeline_session import TopicsOption, opened, session
+from tidebook.cli.options import BookOption, JsonOption, TopicArgument, TopicsOption
+from tidebook.cli.pipeline_session import open_job_book, session
 
 if TYPE_CHECKING:
-    from tidebook.pipeline.jobs.verify import Verified
-    from tidebook.pipeline.transforms.shelf import Difference
+    from tidebook.pipeline.jobs.verify import VerifyResult
+    from tidebook.replication.journal_state import Difference
 
 
 def verify(
     topics: Annotated[
-        list[str] | None, typer.Argument(help="These topics alone; all without.", metavar="TOPIC")
+        list[str] | None, typer.Argument(metavar="TOPIC", help="The topics; by default all topics.")
     ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend the store from the log.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair the store from the log.")] = False,
     topic: TopicsOption = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fold the log and compare the store with it; exit code 1 where something differs and was not mended."""
-    output.choose(json=json)
-    with opened(book) as (each, portal), session(each, "verify") as spark:
+    """Compare the store with the log.
+
+    Exit with code 1 if differences remain that were not repaired.
+    """
+    output.choose(json=json, check=True)
+    with open_job_book(book) as (each, portal), session(each, "verify") as spark:
         from tidebook.pipeline.jobs.verify import verify as job
 
         named = tuple(dict.fromkeys([*(topics or ()), *(topic or ())]))
@@ -36,14 +39,19 @@ def verify(
 
 
 def rebuild(
-    topic: Annotated[str, typer.Argument(help="The topic whose store is made anew.")],
-    tags: Annotated[bool, typer.Option("--tags", help="Only the tag views, from the journals in the store.")] = False,
+    topic: TopicArgument,
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Rebuild only the tag views, from the journals in the store.")
+    ] = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the store of a topic what its whole log says; refused where the log no longer reaches back."""
-    output.choose(json=json)
-    with opened(book) as (each, portal), session(each, "rebuild") as spark:
+    """Rebuild a topic's store from its whole log.
+
+    Fail if the log no longer contains the first record.
+    """
+    output.choose(json=json, check=True)
+    with open_job_book(book) as (each, portal), session(each, "rebuild") as spark:
         from tidebook.pipeline.jobs.rebuild import rebuild as job
         from tidebook.pipeline.jobs.rebuild import rebuild_tags
 
@@ -60,17 +68,18 @@ def rebuild(
 
 def _show(found: Difference) -> None:
     at = f"{found.topic}/{found.id}" + ("" if found.seq_nr is None else f" {found.seq_nr}")
-    facts = [f"expected {found.expected}" if found.expected else "", f"found {found.found}" if found.found else ""]
-    output.emit(msgspec.to_builtins(found), f"{at}: {found.what}; {', '.join(filter(None, facts))}")
+    details = [f"expected {found.expected}" if found.expected else "", f"found {found.found}" if found.found else ""]
+    output.emit(msgspec.to_builtins(found), f"{at}: {found.what}; {', '.join(filter(None, details))}")
 
 
-def _finish(done: Verified) -> None:
+def _finish(done: VerifyResult) -> None:
     differing = sum(done.differences.values())
     text = f"{done.journals:,} journals with {done.events:,} events compared, {differing:,} differences"
     if differing:
-        text += f", {done.mended:,} mended, {done.left:,} left"
+        text += f", {done.mended:,} repaired, {done.left:,} left"
     if done.partial:
-        text += f"; the log of {', '.join(done.partial)} no longer reaches back: what lies before was not compared"
+        topics = ", ".join(done.partial)
+        text += f"; the log of {topics} no longer contains its first records: earlier events were not compared"
     output.emit(msgspec.to_builtins(done), text)
     if done.left:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""How a running job tells how far it is: a bar on a terminal, one JSON object a line in a pipe."""
+"""Progress of a running replication: a bar on a terminal, one JSON object per line in a pipe."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Progress as Replicated
 
 
-class ProgressShown:
-    """Shows the progress of a replication; a stopped partition and a wait are told once each."""
+class ProgressReporter:
+    """Prints the progress of a replication; reports each stopped partition and each wait only once."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._last: bytes = b""
 
-    def __enter__(self) -> ProgressShown:
+    def __enter__(self) -> ProgressReporter:
         if output.human() and sys.stderr.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=output.aside)
+            self._bar = Progress(*columns, console=output.stderr)
             self._bar.start()
             self._task = self._bar.add_task("replicated")
         return self
@@ -39,9 +39,9 @@ class ProgressShown:
 
     def __call__(self, progress: Replicated) -> None:
         for at, reason in progress.stopped.items():
-            self._aside(f"{at} is stopped: {reason}")
+            self._warn_once(f"{at} is stopped: {reason}")
         if progress.waiting is not None:
-            self._aside(f"waiting: {progress.waiting}")
+            self._warn_once(f"waiting: {progress.waiting}")
         if self._bar is not None:
             total = sum(each.end - each.start for each in progress.partitions)
             self._bar.update(self._task, total=total, completed=total - progress.lag)
@@ -49,9 +49,9 @@ class ProgressShown:
             self._emit(progress, done=False)
 
     def finish(self, progress: Replicated) -> None:
-        """The last word."""
+        """Print the final totals."""
         if output.human():
-            output.emit({}, f"{progress.records:,} records in {progress.batches:,} batches, {progress.lag:,} are left")
+            output.emit({}, f"{progress.records:,} records in {progress.batches:,} batches, {progress.lag:,} remaining")
         else:
             self._last = b""
             self._emit(progress, done=True)
@@ -68,12 +68,12 @@ class ProgressShown:
             "waiting": progress.waiting,
             "partitions": [msgspec.to_builtins(each) for each in progress.partitions],
         }
-        seen = msgspec.json.encode(row)
-        if seen != self._last:  # an idle pipeline says nothing
-            self._last = seen
+        encoded = msgspec.json.encode(row)
+        if encoded != self._last:  # print nothing while the pipeline is idle
+            self._last = encoded
             output.emit({"done": done, "seconds": round(progress.seconds, 3), **row})
 
-    def _aside(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            output.aside.print(f"tidebook: {text}", markup=False, soft_wrap=True)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            output.stderr.print(f"tidebook: {text}", markup=False, soft_wrap=True)

@@ -1,33 +1,42 @@
-"""What the pipeline's commands share: a book for a job, and Spark for it."""
+"""Open a book and a Spark session for the commands that run a Spark job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-import tidebook
-from tidebook.cli.options import chosen
+from tidebook.cli.options import existing_settings
 from tidebook.core.errors import InvalidInput
-from tidebook.core.portal import Portal
 from tidebook.pipeline.prerequisites import missing_for_spark
+from tidebook.pipeline.settings import pipeline_settings
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TopicsOption = Annotated[list[str] | None, typer.Option("--topic", help="This topic alone; may be given again.")]
+MASTERS = re.compile(r"local$|local\[|local-cluster\[|spark://|yarn$|k8s://")
+
+
+def _enter(book: Book, portal: BlockingPortal) -> None:
+    portal.run(book.__aenter__())
 
 
 @contextmanager
-def opened(book: str | None) -> Iterator[tuple[Book, Portal]]:
-    """A book for a job: jobs are threads, not coroutines."""
-    portal = Portal()
+def open_job_book(
+    book: str | None, *, enter: Callable[[Book, BlockingPortal], None] = _enter
+) -> Iterator[tuple[Book, BlockingPortal]]:
+    """Open an existing book for a job, which runs in threads and calls the book through the portal.
+
+    `enter` opens the book; it may wait for the book's servers.
+    """
+    settings = existing_settings(book)
+    portal = BlockingPortal()
     try:
-        each = tidebook.open(chosen(book))
-        portal.run(each.__aenter__())
+        each = Book(settings)
+        enter(each, portal)
         try:
             yield each, portal
         finally:
@@ -36,21 +45,40 @@ def opened(book: str | None) -> Iterator[tuple[Book, Portal]]:
         portal.close()
 
 
-@contextmanager
-def session(book: Book, job: str, more: dict[str, str] | None = None) -> Iterator[SparkSession]:
-    """A Spark session for a job, or how to get Spark. What makes a job fail is told as one of our errors."""
+def require_spark() -> None:
+    """Raise `InvalidInput` with installation advice if Spark is missing."""
     if (missing := missing_for_spark()) is not None:
         raise InvalidInput(missing)
+
+
+@contextmanager
+def session(book: Book, job: str, more: dict[str, str] | None = None) -> Iterator[SparkSession]:
+    """Open a Spark session for a job; translate failures of Spark or the job into `TidebookError`."""
+    master = pipeline_settings(book.settings).master
+    if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
+        raise InvalidInput(f"[pipeline] master is local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
+    require_spark()
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from tidebook.pipeline.failures import failure_of
+    from tidebook.pipeline.errors import failure_of
     from tidebook.pipeline.session import job_session, unless_spark_is_gone
 
-    spark = job_session(f"tidebook {job}", book.settings, more)
+    try:
+        spark = job_session(f"tidebook {job}", book.settings, more)
+    except (PySparkException, Py4JError) as error:
+        raise InvalidInput(f"Spark does not start: {_cause(error)}: check [pipeline] in tidebook.toml") from error
     try:
         yield spark
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         raise failure_of(error) from error
     finally:
         with unless_spark_is_gone():
             spark.stop()
+
+
+def _cause(error: Exception) -> str:
+    """Return the innermost cause of a Java exception, or the last line of another error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith(("Caused by:", ": ", "org.", "java."))]
+    return (causes or lines or [type(error).__name__])[-1].removeprefix("Caused by:").strip(" :")[:300]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import signal
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,72 +12,104 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-import tidebook
-from tidebook.cli import output
-from tidebook.cli.journal import payload_of, shown_payload
-from tidebook.cli.options import BookOption, JsonOption, chosen, run
+from tidebook.cli import options, output
+from tidebook.cli.help import Group
+from tidebook.cli.journal import parse_payload, payload_as_json
+from tidebook.cli.options import (
+    SECONDS_MAX,
+    BookOption,
+    JsonOption,
+    LimitOption,
+    OnceOption,
+    TagArgument,
+    TopicsOption,
+    run,
+    seconds,
+)
+from tidebook.cli.signals import stop_on_signals
+from tidebook.cli.tags import parse_time
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.queue.entry import Entry
-from tidebook.queue.flag import DeadLetter
-from tidebook.queue.listed import Listed, Status
+from tidebook.queue.dead_letter import DeadLetter
+from tidebook.queue.entry import Entry, milliseconds
 from tidebook.queue.priority import DEFAULT, NAMES
 from tidebook.queue.queue import Queue
+from tidebook.queue.queues import queue_name
 from tidebook.queue.retry import Retry
+from tidebook.queue.views import EntryView, QueueStatus
 from tidebook.queue.worker import Handler, Worker
+from tidebook.wiring.book import Book
 
-app = typer.Typer(help="Work queues: priorities, dates, keys, leases.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue, for example: mail")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="At most this many.")]
+app = Group(help="Put work into queues, run workers, and handle dead letters.", no_args_is_help=True)
 
 
-def priority_of(text: str) -> int:
-    """A priority: a number, or its name."""
+def _name(value: str | None) -> str | None:
+    return None if value is None else queue_name(value)
+
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue, for example: mail", callback=_name)]
+AnyName = Annotated[
+    str | None, typer.Argument(metavar="QUEUE", help="The queue; by default all queues.", callback=_name)
+]
+
+
+def parse_priority(text: str) -> int:
+    """Parse a priority, given as a number or a name."""
     if text.lower() in NAMES:
         return NAMES[text.lower()]
     if text.isdecimal() and len(text) <= 3 and int(text) <= 255:
         return int(text)
-    raise InvalidInput(f"a priority is 0 to 255 or one of {', '.join(NAMES)}, not {text!r}")
+    raise InvalidInput(f"--priority is 0 to 255 or one of {', '.join(NAMES)}, not {text!r}")
 
 
-def date_of(text: str | None, name: str) -> datetime | None:
-    """A date in ISO 8601, or seconds from now as +30."""
+def parse_date(text: str | None, option: str) -> datetime | None:
+    """Parse a time, given in ISO 8601 with a time zone or as seconds from now, as in +30."""
     if text is None:
         return None
+    if not text.startswith("+"):
+        date = parse_time(option, text)
+        milliseconds(date, option)
+        return date
     try:
-        if text.startswith("+"):
-            return datetime.now(UTC) + timedelta(seconds=float(text[1:]))
-        return datetime.fromisoformat(text)
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"{name}: {text!r} is neither a date such as 2030-01-31T12:00:00Z nor +SECONDS") from error
+        delay_s = float(text[1:])
+    except ValueError:
+        delay_s = -1.0
+    if not 0 <= delay_s <= SECONDS_MAX:
+        raise InvalidInput(f"{option}: {text!r} is neither a time such as 2030-01-31T12:00:00Z nor +SECONDS")
+    return datetime.now(UTC) + timedelta(seconds=delay_s)
 
 
 @app.command()
 def put(
     queue: Name,
-    data: Annotated[list[str], typer.Argument(metavar="JSON...", help="One JSON value an entry.")],
-    key: Annotated[str | None, typer.Option(help="While an entry of this key waits, it is merged into that.")] = None,
-    priority: Annotated[str, typer.Option(help="0 (first) to 255 (last), or a name.")] = str(DEFAULT),
-    process_at: Annotated[str | None, typer.Option(help="Not before this date, or +SECONDS.")] = None,
-    expires_at: Annotated[str | None, typer.Option(help="Not after this date, or +SECONDS.")] = None,
+    data: Annotated[list[str], typer.Argument(metavar="JSON", help="One JSON value per entry.")],
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Merge with the waiting entry of this key, if one exists.")
+    ] = None,
+    priority: Annotated[str, typer.Option(metavar="N", help="0 (first) to 255 (last), or a name.")] = str(DEFAULT),
+    process_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Do not process it before this time, or +SECONDS from now.")
+    ] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Drop it after this time, or +SECONDS from now.")
+    ] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add entries."""
+    """Put entries into a queue."""
     entries = [
         Entry(
-            data=payload_of(each),
+            data=parse_payload(each),
             key=key,
-            priority=priority_of(priority),
-            process_at=date_of(process_at, "--process-at"),
-            expires_at=date_of(expires_at, "--expires-at"),
+            priority=parse_priority(priority),
+            process_at=parse_date(process_at, "--process-at"),
+            expires_at=parse_date(expires_at, "--expires-at"),
         )
         for each in data
     ]
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            done = await opened.queue(queue).put_many(entries)
+        async with options.open_book(book, create=True) as each:
+            done = await each.queue(queue).put_many(entries)
         row = {"queue": queue, "inserted": done.inserted, "merged": done.merged}
         output.emit(row, f"put {done.inserted}, merged {done.merged}")
 
@@ -86,12 +117,12 @@ def put(
 
 
 @app.command("list")
-def list_(queue: Name, limit: Limit = 100, book: BookOption = None, json: JsonOption = False) -> None:
-    """Print the first entries: those being processed, then those that wait."""
+def list_(queue: Name, limit: LimitOption = 100, book: BookOption = None, json: JsonOption = False) -> None:
+    """Print the first entries: in progress, then waiting."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            for entry in await (await existing(opened, queue)).entries(limit):
+        async with options.open_book(book) as each:
+            for entry in await (await existing_queue(each, queue)).entries(limit):
                 show_entry(entry)
 
     run(go, json=json)
@@ -99,17 +130,19 @@ def list_(queue: Name, limit: Limit = 100, book: BookOption = None, json: JsonOp
 
 @app.command()
 def status(
-    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="One queue, or all of them.")] = None,
+    queue: AnyName = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print queues in numbers."""
+    """Count the due, scheduled, running and dead entries."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            found = await opened.queues.status() if queue is None else [await (await existing(opened, queue)).status()]
-        for each in found:
-            show_status(each)
+        async with options.open_book(book) as each:
+            found = (
+                await each.queues.status() if queue is None else [await (await existing_queue(each, queue)).status()]
+            )
+        for one in found:
+            show_status(one)
 
     run(go, json=json)
 
@@ -117,19 +150,19 @@ def status(
 @app.command()
 def listen(
     queue: Name,
-    count: Annotated[int, typer.Option(min=0, help="End after so many; 0: never.")] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Exit after N lines.")] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print a line whenever work becomes due; Ctrl-C ends it."""
+    """Print a line whenever work becomes due, until Ctrl-C."""
 
     async def go() -> None:
-        heard = 0
-        async with tidebook.open(chosen(book)) as opened:
-            async for due in opened.queue(queue).listen():
+        printed = 0
+        async with options.open_book(book) as each:
+            async for due in (await existing_queue(each, queue)).listen():
                 output.emit({"queue": queue, "due": due.isoformat(timespec="milliseconds")})
-                heard += 1
-                if heard == count:
+                printed += 1
+                if printed == limit:
                     return
 
     run(go, json=json)
@@ -137,30 +170,36 @@ def listen(
 
 @app.command()
 def flags(
-    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="One queue, or all of them.")] = None,
-    retry: Annotated[list[int] | None, typer.Option(metavar="FLAG", help="Put this dead letter back.")] = None,
-    drop: Annotated[list[int] | None, typer.Option(metavar="FLAG", help="Delete this dead letter.")] = None,
-    edit: Annotated[int | None, typer.Option(metavar="FLAG", help="Replace its data by --data.")] = None,
+    queue: AnyName = None,
+    retry: Annotated[
+        list[int] | None, typer.Option(metavar="FLAG", help="Put this dead letter back; may be repeated.")
+    ] = None,
+    drop: Annotated[
+        list[int] | None, typer.Option(metavar="FLAG", help="Delete this dead letter; may be repeated.")
+    ] = None,
+    edit: Annotated[
+        int | None, typer.Option(metavar="FLAG", help="Replace this dead letter's data with --data.")
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="JSON", help="The new data for --edit.")] = None,
-    limit: Limit = 100,
+    limit: LimitOption = 100,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print dead letters; retry, edit or drop them."""
+    """Print dead letters, or retry, edit or drop them."""
     if (edit is None) != (data is None):
-        raise InvalidInput("--edit and --data go together")
+        raise InvalidInput("--edit needs --data, and --data needs --edit")
     if queue is None and (retry or drop or edit is not None):
-        raise InvalidInput("name the queue of the flag")
+        raise InvalidInput("name the queue of the dead letter")
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
+        async with options.open_book(book) as opened:
             if queue is None:
                 for each in await opened.queues.flags(limit):
                     show_flag(each)
                 return
-            named = await existing(opened, queue)
+            named = await existing_queue(opened, queue)
             if edit is not None and data is not None:
-                await named.edit(edit, payload_of(data))
+                await named.edit(edit, parse_payload(data))
                 output.emit({"edited": edit}, f"edited {edit}")
             for flag in retry or ():
                 await named.retry(flag)
@@ -178,20 +217,48 @@ def flags(
 @app.command()
 def work(
     work: Annotated[
-        list[str], typer.Argument(metavar="[QUEUE] MODULE:NAME", help="The queue, and the handler: mail shop.mail:send")
+        list[str],
+        typer.Argument(metavar="[QUEUE] MODULE:NAME", help="The queue, and the handler, as in: mail shop.mail:send"),
     ],
-    concurrency: Annotated[int, typer.Option(min=1, max=1_000, help="Jobs at one time.")] = 10,
-    lease_s: Annotated[float, typer.Option(help="How long a job is held without a heartbeat.")] = 60.0,
-    retry_s: Annotated[float, typer.Option(help="The delay after the first failure; it doubles.")] = 1.0,
-    retry_max_s: Annotated[float, typer.Option(help="The longest delay after a failure.")] = 3_600.0,
-    grace_s: Annotated[float, typer.Option(help="How long running jobs may take to end after a stop.")] = 30.0,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is due.")] = False,
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="Run N jobs at a time.")] = 10,
+    lease_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Let another worker take a job after this time without a heartbeat.",
+            callback=seconds("--lease-s", least=0.001),
+        ),
+    ] = 60.0,
+    retry_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Wait this long after the first failure; each further failure doubles it.",
+            callback=seconds("--retry-s"),
+        ),
+    ] = 1.0,
+    retry_max_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="Wait at most this long after a failure.", callback=seconds("--retry-max-s")
+        ),
+    ] = 3_600.0,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Give running jobs this long to finish after a signal.",
+            callback=seconds("--grace-s"),
+        ),
+    ] = 30.0,
+    once: OnceOption = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a handler over what is due, with heartbeats; SIGTERM and Ctrl-C end it when running jobs are done.
+    """Run a handler on entries as they become due, with heartbeats.
 
-    Without a queue it works on the book's only one.
+    The first SIGINT or SIGTERM lets running jobs finish; a second one exits immediately. The queue may be omitted if
+    the book has only one.
     """
     if len(work) > 2:
         raise InvalidInput("give a queue and a handler, as in: mail shop.mail:send")
@@ -200,10 +267,10 @@ def work(
     retry = Retry(first_s=retry_s, longest_s=max(retry_max_s, retry_s))
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            queue = work[0] if len(work) == 2 else await only_queue(opened)
+        async with options.open_book(book) as each:
+            queue = work[0] if len(work) == 2 else await only_queue(each)
             worker = Worker(
-                opened.queue(queue),
+                each.queue(queue),
                 found,
                 concurrency=concurrency,
                 lease_s=lease_s,
@@ -211,12 +278,11 @@ def work(
                 grace_s=grace_s,
             )
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, worker.stop)
-            output.aside.print(f"working on {queue} with {handler}; Ctrl-C ends it", markup=False)
-            await worker.run(once=once)
-            row = {"queue": queue, "done": worker.done, "failed": worker.failed, "lost": worker.lost}
-            output.emit(row, f"done {worker.done}, failed {worker.failed}, lost {worker.lost}")
+            with stop_on_signals(lambda: loop.call_soon_threadsafe(worker.stop)):
+                output.stderr.print(f"working on {queue} with {handler}; press Ctrl-C to stop", markup=False)
+                await worker.run(once=once)
+                row = {"queue": queue, "done": worker.done, "failed": worker.failed, "lost": worker.lost}
+                output.emit(row, f"done {worker.done}, failed {worker.failed}, lost {worker.lost}")
 
     run(go, json=json)
 
@@ -224,45 +290,45 @@ def work(
 @app.command()
 def feed(
     queue: Name,
-    tag: Annotated[str, typer.Argument(metavar="TAG", help="Events of this tag become entries.")],
+    tag: TagArgument,
     make: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="Makes an Entry of an event, or None to leave it out.")
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="The function that turns an event into an Entry, or None to skip it."),
     ] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Only events of this topic; may be given again.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when all that is there was put.")] = False,
+    topic: TopicsOption = None,
+    once: OnceOption = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put each event of a tag into a queue, exactly once; SIGTERM and Ctrl-C end it."""
+    """Put each event of a tag into a queue, exactly once."""
     maker: Any = None if make is None else load_handler(make)
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            feeding = opened.feed(tag, queue, make=maker, topics=topic)
+        async with options.open_book(book) as each:
+            feeding = each.feed(tag, queue, make=maker, topics=topic)
             running = asyncio.create_task(feeding.run(follow=not once))
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, running.cancel)
-            output.aside.print(f"feeding {queue} from {tag}; Ctrl-C ends it", markup=False)
-            try:
-                await running
-            except asyncio.CancelledError:
-                pass
-            output.emit({"queue": queue, "tag": tag, "put": feeding.put}, f"put {feeding.put}")
+            with stop_on_signals(lambda: loop.call_soon_threadsafe(running.cancel)):
+                output.stderr.print(f"feeding {queue} from {tag}; press Ctrl-C to stop", markup=False)
+                try:
+                    await running
+                except asyncio.CancelledError:
+                    pass
+                output.emit({"queue": queue, "tag": tag, "put": feeding.put}, f"put {feeding.put}")
 
     run(go, json=json)
 
 
-async def existing(book: tidebook.Book, name: str) -> Queue:
-    """A queue that is there: looking for one does not make it."""
+async def existing_queue(book: Book, name: str) -> Queue:
+    """Return an existing queue; raise `NotFound` if there is none, and do not create it."""
     found = book.queue(name)
     if name not in await book.queues.names():
-        raise NotFound(f"there is no queue {name!r}: it is made by the first put")
+        raise NotFound(f"there is no queue {name!r}: the first put creates it")
     return found
 
 
-async def only_queue(book: tidebook.Book) -> str:
-    """The name of a book's only queue."""
+async def only_queue(book: Book) -> str:
+    """Return the name of a book's only queue; raise `InvalidInput` if there is not exactly one."""
     names = await book.queues.names()
     if len(names) != 1:
         raise InvalidInput(f"name the queue: the book has {', '.join(names[:10]) or 'none yet'}")
@@ -270,35 +336,35 @@ async def only_queue(book: tidebook.Book) -> str:
 
 
 def load_handler(text: str) -> Handler:
-    """A callable by `module:name`, found from the working directory too."""
+    """Import a callable given as `module:name`; search the working directory too."""
     module, separator, name = text.partition(":")
     if not separator or not module or not name:
-        raise InvalidInput(f"{text!r} is no handler: give it as module:name")
+        raise InvalidInput(f"{text!r} is not a handler: write it as module:name")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"{text} cannot be loaded: {error}") from error
+    except Exception as error:  # importing runs the module, which may raise anything
+        raise InvalidInput(f"{text} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise InvalidInput(f"{text} is not callable")
     handler: Handler = found
     return handler
 
 
-def show_entry(entry: Listed) -> None:
+def show_entry(entry: EntryView) -> None:
     """Print an entry."""
     row = msgspec.to_builtins(entry, builtin_types=(bytes,))
-    row["data"] = shown_payload(entry.data)
+    row["data"] = payload_as_json(entry.data)
     when = entry.process_at.isoformat(timespec="milliseconds")
     name = entry.key if entry.key is not None else f"#{entry.id}"
-    output.emit(row, f"{entry.status}  {entry.priority:>3}  {when}  {name}  {output.shown(row['data'])}")
+    output.emit(row, f"{entry.status}  {entry.priority:>3}  {when}  {name}  {output.format_value(row['data'])}")
 
 
-def show_status(status: Status) -> None:
-    """Print a queue in numbers."""
+def show_status(status: QueueStatus) -> None:
+    """Print the counts of a queue."""
     row = {**msgspec.to_builtins(status), "waiting": status.waiting}
     text = f"{status.queue}: {status.due} due, {status.later} later, {status.processing} processing, {status.dead} dead"
     output.emit(row, text)
@@ -307,6 +373,6 @@ def show_status(status: Status) -> None:
 def show_flag(flag: DeadLetter) -> None:
     """Print a dead letter."""
     row = msgspec.to_builtins(flag, builtin_types=(bytes,))
-    row["data"] = shown_payload(flag.data)
+    row["data"] = payload_as_json(flag.data)
     name = flag.key if flag.key is not None else "without a key"
-    output.emit(row, f"{flag.id:>6}  {flag.queue}  {name}  {flag.reason}  {output.shown(row['data'])}")
+    output.emit(row, f"{flag.id:>6}  {flag.queue}  {name}  {flag.reason}  {output.format_value(row['data'])}")

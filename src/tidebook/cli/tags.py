@@ -1,33 +1,44 @@
-"""`tidebook tags`: read a stream by tag, list the tags, tell how complete they are, make one anew."""
+"""`tidebook tags`: read a tag's stream, list tags, print how complete streams are, rebuild a tag."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, cast
+from enum import StrEnum
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-import tidebook
 from tidebook.cli import output
-from tidebook.cli.journal import shown_payload
-from tidebook.cli.options import BookOption, JsonOption, chosen, run
-from tidebook.core.errors import InvalidInput
+from tidebook.cli.help import Group
+from tidebook.cli.journal import payload_as_json
+from tidebook.cli.options import BookOption, JsonOption, TagArgument, TopicsOption, open_book, run
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.horizon import Horizon
+from tidebook.tags.offset import decode_offset
 from tidebook.tags.settings import Consistency
+from tidebook.tags.stall import HorizonStatus
+from tidebook.wiring.book import Book
 
-app = typer.Typer(help="Streams of events by tag, across journals.", no_args_is_help=True)
+app = Group(help="Read streams of events by tag, across journals.", no_args_is_help=True)
+
+
+class ConsistencyChoice(StrEnum):
+    """The values of `--consistency`."""
+
+    HORIZON = "horizon"
+    DELAY = "delay"
 
 
 def tagged_row(event: TaggedEvent) -> dict[str, Any]:
-    """An event as a line of JSON."""
+    """Return an event as a JSON object."""
     return {
         "topic": event.topic,
         "id": event.id,
         "seq_nr": event.seq_nr,
         "tag_seq_nr": event.tag_seq_nr,
-        "payload": shown_payload(event.payload),
+        "payload": payload_as_json(event.payload),
         "tags": sorted(event.tags),
         "metadata": event.metadata,
         "timestamp": event.timestamp.isoformat(timespec="milliseconds"),
@@ -39,43 +50,74 @@ def tagged_row(event: TaggedEvent) -> dict[str, Any]:
 
 @app.command()
 def read(
-    tag: Annotated[str, typer.Argument(help="The tag, for example: paid")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as events come; Ctrl-C ends it.")] = False,
-    after: Annotated[str | None, typer.Option(help="A tag_offset to resume behind.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Begin at this ISO moment, zone included.")] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Only these topics; may be repeated.")] = None,
+    tag: TagArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events until Ctrl-C.")] = False,
+    after: Annotated[str | None, typer.Option(metavar="OFFSET", help="Resume after this tag_offset.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Start at this time: 2030-01-31T12:00:00Z")] = None,
+    topic: TopicsOption = None,
     consistency: Annotated[
-        str | None, typer.Option(help='"horizon" (nothing arrives late) or "delay" (behind the clock).')
+        ConsistencyChoice | None,
+        typer.Option(
+            metavar="horizon|delay", help="horizon: no event arrives late; delay: stay a fixed time behind the clock."
+        ),
     ] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the replicated events of a tag, in one order for everybody."""
-    if after is not None and since is not None:
-        raise InvalidInput("give either --after or --since, not both")
-    begin: str | datetime | None = after
-    if since is not None:
-        try:
-            begin = datetime.fromisoformat(since)
-        except ValueError as error:
-            raise InvalidInput(f"--since: {since!r} is no ISO moment") from error
+    """Print the replicated events of a tag, in order."""
+    start = _start(tag, after, since)
 
     async def go() -> None:
-        way = cast("Consistency | None", consistency)
-        async with tidebook.open(chosen(book)) as opened:
-            async for event in opened.tags.read(
+        mode: Consistency | None = None if consistency is None else consistency.value
+        found = False
+        async with open_book(book) as each:
+            async for event in each.tags.read(
                 tag,
-                after=begin,
+                after=start,
                 follow=follow,
                 topics=topic or None,
-                consistency=way,
+                consistency=mode,
+                on_waiting=report_waiting,
             ):
+                found = True
                 row = tagged_row(event)
-                output.emit(
-                    row, f"{row['timestamp']}  {event.topic}/{event.id}  {event.seq_nr}  {output.shown(row['payload'])}"
-                )
+                payload = output.format_value(row["payload"])
+                output.emit(row, f"{row['timestamp']}  {event.topic}/{event.id}  {event.seq_nr}  {payload}")
+            status = await each.tags.status(topic or None)
+            if status.lag:  # an unreplicated record may carry the tag, so it cannot be reported as missing
+                output.stderr.print(f"incomplete: {status.describe()}", markup=False, soft_wrap=True)
+            elif not found and not await _exists(each, tag):
+                raise NotFound(f"there is no tag {tag!r}: no event carries it")
 
     run(go, json=json)
+
+
+def _start(tag: str, after: str | None, since: str | None) -> str | datetime | None:
+    """Return the start of a read, from --after or --since."""
+    if after is not None and since is not None:
+        raise InvalidInput("give either --after or --since, not both")
+    if since is not None:
+        return parse_time("--since", since)
+    if after is not None:
+        try:
+            decode_offset(tag, after)
+        except InvalidInput as error:
+            raise InvalidInput(f"--after {after[:60]!r} is not a tag_offset printed by tidebook tags read") from error
+    return after
+
+
+async def _exists(book: Book, tag: str) -> bool:
+    async for each in book.tags.list():
+        if each == tag:
+            return True
+    return False
+
+
+def report_waiting(status: HorizonStatus) -> None:
+    """Print to standard error that a stream waits for replication."""
+    output.stderr.print(
+        f"waiting for replication for {status.stalled_s:.0f} s: {status.describe()}", markup=False, soft_wrap=True
+    )
 
 
 @app.command("list")
@@ -83,8 +125,8 @@ def list_tags(book: BookOption = None, json: JsonOption = False) -> None:
     """Print the tags that have events."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            async for tag in opened.tags.list():
+        async with open_book(book) as each:
+            async for tag in each.tags.list():
                 output.emit({"tag": tag}, tag)
 
     run(go, json=json)
@@ -92,16 +134,16 @@ def list_tags(book: BookOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def rebuild(
-    tag: Annotated[str, typer.Argument(help="The tag whose stream is made anew.")],
-    topic: Annotated[list[str] | None, typer.Option(help="Only its events of these topics; may be repeated.")] = None,
+    tag: TagArgument,
+    topic: TopicsOption = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a tag's rows again from the journals in the store, and remove those that no journal speaks of."""
+    """Rebuild a tag's rows from the journals in the store."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            done = await opened.tags.rebuild(tag, topics=topic or None)
+        async with open_book(book) as each:
+            done = await each.tags.rebuild(tag, topics=topic or None)
             output.emit(
                 msgspec.to_builtins(done),
                 f"{tag}: {done.written:,} rows of {done.journals:,} journals written, {done.removed:,} removed",
@@ -112,33 +154,33 @@ def rebuild(
 
 @app.command()
 def status(
-    topic: Annotated[list[str] | None, typer.Option(help="Only these topics; may be repeated.")] = None,
+    topic: TopicsOption = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print through which time streams are complete, and which partition holds them there."""
+    """Print the time up to which streams are complete."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            horizon = await opened.tags.horizon(topic or None)
-            row = horizon_row(horizon, opened.clock.now_ms())
-            output.emit(row, f"tags: {shown_horizon(horizon, opened.clock.now_ms())}")
+        async with open_book(book) as each:
+            horizon = await each.tags.horizon(topic or None)
+            row = horizon_row(horizon, each.clock.now_ms())
+            output.emit(row, f"tags: {format_horizon(horizon, each.clock.now_ms())}")
 
     run(go, json=json)
 
 
 def horizon_row(horizon: Horizon, now_ms: int) -> dict[str, Any]:
-    """The horizon as a line of JSON."""
+    """Return the horizon as a JSON object."""
     return {
-        "horizon": _moment(horizon.time_ms),
+        "horizon": _format_time(horizon.time_ms),
         "lag_s": None if horizon.time_ms < 0 else max(0, now_ms - horizon.time_ms) / 1000,
         "behind_s": None if horizon.time_ms < 0 else (horizon.most_ms - horizon.time_ms) / 1000,
         "held_by": None if horizon.topic is None else {"topic": horizon.topic, "partition": horizon.partition},
     }
 
 
-def shown_horizon(horizon: Horizon, now_ms: int) -> str:
-    """The horizon in words."""
+def format_horizon(horizon: Horizon, now_ms: int) -> str:
+    """Return the horizon as text."""
     if horizon.topic is None:
         return "there are no topics"
     held_by = f"{horizon.topic}/{horizon.partition}"
@@ -147,12 +189,23 @@ def shown_horizon(horizon: Horizon, now_ms: int) -> str:
     lag_s = max(0, now_ms - horizon.time_ms) / 1000
     behind_s = (horizon.most_ms - horizon.time_ms) / 1000
     return (
-        f"complete below {_moment(horizon.time_ms)}, {lag_s:,.1f} s ago, where {held_by} stands, "
-        f"{behind_s:,.1f} s behind the foremost partition"
+        f"complete below {_format_time(horizon.time_ms)}, {lag_s:,.1f} s ago, limited by {held_by}, "
+        f"{behind_s:,.1f} s behind the most recent partition"
     )
 
 
-def _moment(time_ms: int) -> str | None:
+def parse_time(option: str, text: str) -> datetime:
+    """Parse an option's time in ISO 8601; raise `InvalidInput` if it has no time zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {text!r} is not a time such as 2030-01-31T12:00:00Z") from error
+    if found.tzinfo is None:
+        raise InvalidInput(f"{option}: {text!r} has no time zone: write {text}Z for UTC, or an offset such as +02:00")
+    return found
+
+
+def _format_time(time_ms: int) -> str | None:
     if time_ms < 0:
         return None
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

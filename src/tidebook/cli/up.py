@@ -1,9 +1,8 @@
-"""`tidebook up`: a book, open, with a live status, until Ctrl-C."""
+"""`tidebook up`: replicate a book and show its live status until Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -17,32 +16,35 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-import tidebook
 from tidebook.cli import output
-from tidebook.cli.options import BookOption, JsonOption, chosen, run
-from tidebook.cli.up_jobs import ReplicationChild, purge_by_the_clock, wait_for
+from tidebook.cli.options import BookOption, JsonOption, book_path, open_book, run
+from tidebook.cli.signals import stop_on_signals
+from tidebook.cli.up_jobs import ReplicationChild, purge_periodically, wait_for
 from tidebook.pipeline.settings import pipeline_settings
 from tidebook.wiring.book import Book
-from tidebook.wiring.status import TopicStatus, topic_statuses
+from tidebook.wiring.status import JournalTopicStatus, topic_statuses
 
 
 def up(
     book: BookOption = None,
     json: JsonOption = False,
-    every_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the book.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the status once and end.")] = False,
+    every_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.05, help="Refresh the status at this interval.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once, then exit.")] = False,
     replicate: Annotated[
-        bool, typer.Option(help="Replicate the log to the store on local Spark, and purge what has expired.")
+        bool, typer.Option(help="Replicate the log to the store on local Spark, and purge expired journals.")
     ] = True,
 ) -> None:
-    """Open a book with everything embedded, and show how it stands until Ctrl-C."""
+    """Run a book: replicate it and show its status, until Ctrl-C."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as opened:
-            where = opened.settings.folder.resolve()
+        async with open_book(book, create=True) as each:
+            await each.create()
+            where = each.settings.folder.resolve()
             if output.human():
                 output.console.print(
-                    f"Tidebook is open in [bold]{escape(str(where))}[/bold]. Ctrl-C ends it; nothing is lost."
+                    f"Tidebook is open in [bold]{escape(str(where))}[/bold]. Press Ctrl-C to stop; no data is lost."
                 )
                 output.console.print("Try in another terminal:", style="dim")
                 example = f"{_command()} journal append orders o-1 '{{\"total\": 3}}' --book {quote(str(where))}"
@@ -51,26 +53,25 @@ def up(
                 output.emit({"open": str(where)})
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop.set)
-            child = ReplicationChild(chosen(book), opened.settings.folder)
+            child = ReplicationChild(book_path(book), each.settings.folder)
             jobs: list[Coroutine[Any, Any, None]] = []
             if replicate and not once:
-                every = pipeline_settings(opened.settings).purge_every_s
-                jobs = [child.run(stop), purge_by_the_clock(opened, stop, every)]
-            async with asyncio.TaskGroup() as group:
-                for job in jobs:
-                    group.create_task(job)
-                try:
-                    await _watch(opened, stop, every_s, child if jobs else None, once=once)
-                finally:
-                    stop.set()
+                every = pipeline_settings(each.settings).purge_every_s
+                jobs = [child.run(stop), purge_periodically(each, stop, every)]
+            with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+                async with asyncio.TaskGroup() as group:
+                    for job in jobs:
+                        group.create_task(job)
+                    try:
+                        await _watch(each, stop, every_s, child if jobs else None, once=once)
+                    finally:
+                        stop.set()
 
     run(go, json=json)
 
 
 def _command() -> str:
-    """How this very Tidebook is called from a terminal in the same folder, where no environment is active."""
+    """Return the command that runs this installation from a terminal in the same folder without an active venv."""
     script = Path(sys.executable).with_name("tidebook")
     if script.is_relative_to(Path.cwd()):
         return quote(str(script.relative_to(Path.cwd())))
@@ -99,12 +100,14 @@ async def _watch(
                 return
 
 
-def _table(statuses: list[TopicStatus], child: ReplicationChild | None) -> Table:
+def _table(statuses: list[JournalTopicStatus], child: ReplicationChild | None) -> Table:
     table = Table(title="Journals", title_justify="left", caption_justify="left")
-    captions = [] if statuses else ["No topic yet: the first append makes one."]
+    captions = [] if statuses else ["There is no topic yet: the first append creates one."]
     if child is not None:
         captions.append(f"Replication: {child.state}")
-    table.caption = Text("\n".join(captions), style="table.caption") if captions else None  # no markup: it has brackets
+    table.caption = (
+        Text("\n".join(captions), style="table.caption") if captions else None
+    )  # not markup: the text may contain brackets
     table.add_column("topic")
     for name in ("partitions", "records in the log", "not replicated yet"):
         table.add_column(name, justify="right")

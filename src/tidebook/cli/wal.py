@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-import tidebook
-from tidebook.cli import output
-from tidebook.cli.journal import payload_of, shown_payload
-from tidebook.cli.options import BookOption, JsonOption, chosen, run
-from tidebook.wal.entry import Entry
-from tidebook.wal.names import table_id
+from tidebook.cli import options, output
+from tidebook.cli.help import Group
+from tidebook.cli.journal import parse_payload, payload_as_json
+from tidebook.cli.options import BookOption, JsonOption, YesOption, confirm, run
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.wal.entry import WalEntry
+from tidebook.wal.names import ID_MAX, namespace_name
 from tidebook.wal.region import Region
 
-app = typer.Typer(help="Write-ahead logs: regions that many tables share.", no_args_is_help=True)
+app = Group(help="Write, read and clean write-ahead logs.", no_args_is_help=True)
 
-Namespace = Annotated[str, typer.Argument(help="The namespace, for example: metrics")]
-RegionArgument = Annotated[int, typer.Argument(metavar="REGION", help="The region's id, for example: 7")]
-Table = Annotated[int, typer.Argument(help="The table's id, for example: 1")]
+Namespace = Annotated[
+    str, typer.Argument(metavar="NAMESPACE", help="The namespace, for example: metrics", callback=namespace_name)
+]
+RegionArgument = Annotated[
+    int, typer.Argument(metavar="REGION", min=0, max=ID_MAX, help="The region's id, for example: 7")
+]
+Table = Annotated[int, typer.Argument(metavar="TABLE", min=0, max=ID_MAX, help="The table's id, for example: 1")]
 
 
 @asynccontextmanager
-async def opened(
+async def open_region(
     book: str | None, namespace: str, region: int, *, create: bool = False, writable: bool = False
 ) -> AsyncIterator[Region]:
-    """A region of the chosen book. For reading, marking and cleaning nothing is claimed."""
-    async with tidebook.open(chosen(book)) as each:
-        yield await each.wal(namespace).open_region(region, create=create, writable=writable)
+    """Open a region of the chosen book; claim it only if `writable`."""
+    async with options.open_book(book, create=create) as each:
+        wal = each.wal(namespace)
+        if not create and region not in await wal.regions():
+            hint = ": use --create to create it" if writable else ""
+            raise NotFound(f"namespace {namespace!r}: there is no region {region}{hint}")
+        yield await wal.open_region(region, create=create, writable=writable)
 
 
 @app.command()
@@ -39,18 +48,20 @@ def write(
     namespace: Namespace,
     region: RegionArgument,
     table: Table,
-    payloads: Annotated[list[str], typer.Argument(metavar="JSON...", help="One JSON value an entry.")],
-    create: Annotated[bool, typer.Option("--create", help="Make the region where there is none.")] = False,
+    payloads: Annotated[list[str], typer.Argument(metavar="JSON", help="One JSON value per entry.")],
+    create: Annotated[bool, typer.Option("--create", help="Create the region if it does not exist.")] = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write entries to a table, atomically. This claims the region: a writer that has it open is fenced."""
-    values = [payload_of(each) for each in payloads]
+    """Write entries to a table, atomically.
+
+    Claim the region: a writer that has it open is fenced.
+    """
+    values = [parse_payload(each) for each in payloads]
 
     async def go() -> None:
-        table_id(table)  # before anybody is fenced
-        async with opened(book, namespace, region, create=create, writable=True) as held:
-            done = await held.write(table, values)
+        async with open_region(book, namespace, region, create=create, writable=True) as opened:
+            done = await opened.write(table, values)
         output.emit(msgspec.to_builtins(done), f"wrote {done.first} to {done.last} at offset {done.offset}")
 
     run(go, json=json)
@@ -60,28 +71,36 @@ def write(
 def read(
     namespace: Namespace,
     region: RegionArgument,
-    table: Annotated[int | None, typer.Option(help="This table alone.")] = None,
-    start: Annotated[int, typer.Option(help="With --table: the first sequence number.")] = 1,
+    table: Annotated[int | None, typer.Option(metavar="TABLE", min=0, max=ID_MAX, help="Read only this table.")] = None,
+    start: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=ID_MAX, help="With --table: the first sequence number.", show_default="1"),
+    ] = None,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Read all entries of a region in order, or those of one table."""
+    """Print the entries of a region, or those of one table."""
+    if start is not None and table is None:
+        raise InvalidInput("--start needs --table")
 
     async def go() -> None:
-        async with opened(book, namespace, region) as held:
-            reading = held.read() if table is None else held.read_table(table, start=start)
-            async for entry in reading:
-                _show(entry)
+        async with open_region(book, namespace, region) as opened:
+            if table is not None and table not in opened.meta.tables:
+                raise NotFound(f"region {region}: there is no table {table}")
+            reading = opened.read() if table is None else opened.read_table(table, start=1 if start is None else start)
+            async with aclosing(reading):  # a closed pipe ends the loop early
+                async for entry in reading:
+                    _show(entry)
 
     run(go, json=json)
 
 
 @app.command()
 def regions(namespace: Namespace, book: BookOption = None, json: JsonOption = False) -> None:
-    """List the regions of a namespace: how much each holds, and which table pins it."""
+    """List a namespace's regions, their sizes and what pins them."""
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as each:
+        async with options.open_book(book) as each:
             wal = each.wal(namespace)
             for id in await wal.regions():
                 status = await (await wal.open_region(id, writable=False)).status()
@@ -100,16 +119,18 @@ def regions(namespace: Namespace, book: BookOption = None, json: JsonOption = Fa
 def recover(
     namespace: Namespace,
     region: RegionArgument,
-    replay: Annotated[bool, typer.Option("--replay", help="Read every entry too, and count them by table.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also read every entry, and count the entries by table.")
+    ] = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Recover a region's meta as an owner would, claiming nothing, and show its tables."""
+    """Recover a region's state without claiming it; print its tables."""
 
     async def go() -> None:
-        async with opened(book, namespace, region) as held:
-            counts = await _replay(held) if replay else None
-            for table, meta in sorted(held.meta.tables.items()):
+        async with open_region(book, namespace, region) as opened:
+            counts = await _replay(opened) if replay else None
+            for table, meta in sorted(opened.meta.tables.items()):
                 row: dict[str, Any] = {
                     "table": table,
                     "next_seq_num": meta.next_seq_num,
@@ -122,7 +143,7 @@ def recover(
                     row["replayed"] = counts.get(table, 0)
                 output.emit(row)
             if output.human():
-                output.aside.print(f"recovered in {held.recovery_s:.3f} s, term {held.meta.term}", markup=False)
+                output.stderr.print(f"recovered in {opened.recovery_s:.3f} s, term {opened.meta.term}", markup=False)
 
     run(go, json=json)
 
@@ -132,16 +153,18 @@ def mark(
     namespace: Namespace,
     region: RegionArgument,
     table: Table,
-    seq: Annotated[int, typer.Argument(help="Entries below it are no longer needed.")],
+    seq: Annotated[
+        int, typer.Argument(metavar="SEQ", min=0, max=ID_MAX, help="Mark the entries before this sequence number.")
+    ],
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Mark a table's entries below a sequence number as deleted; the owner may go on writing."""
+    """Mark a table's older entries as deleted."""
 
     async def go() -> None:
-        async with opened(book, namespace, region) as held:
-            await held.mark_deleted(table, seq)
-        output.emit({"table": table, "latest_marked_deleted": seq}, f"table {table}: marked below {seq}")
+        async with open_region(book, namespace, region) as opened:
+            await opened.mark_deleted(table, seq)
+        output.emit({"table": table, "latest_marked_deleted": seq}, f"table {table}: marked before {seq}")
 
     run(go, json=json)
 
@@ -150,11 +173,11 @@ def mark(
 def drop(
     namespace: Namespace, region: RegionArgument, table: Table, book: BookOption = None, json: JsonOption = False
 ) -> None:
-    """Drop a table; the owner may go on writing."""
+    """Drop a table."""
 
     async def go() -> None:
-        async with opened(book, namespace, region) as held:
-            await held.drop_table(table)
+        async with open_region(book, namespace, region) as opened:
+            await opened.drop_table(table)
         output.emit({"table": table, "dropped": True}, f"table {table}: dropped")
 
     run(go, json=json)
@@ -162,12 +185,12 @@ def drop(
 
 @app.command()
 def snapshot(namespace: Namespace, region: RegionArgument, book: BookOption = None, json: JsonOption = False) -> None:
-    """Write a snapshot of the region's meta, so that the next recovery has less to scan."""
+    """Write a snapshot of a region's state, for faster recovery."""
 
     async def go() -> None:
-        async with opened(book, namespace, region) as held:
-            await held.refresh()
-            taken = await held.snapshot()
+        async with open_region(book, namespace, region) as opened:
+            await opened.refresh()
+            taken = await opened.snapshot()
         row = {"data_offset": taken.data_offset, "truncated_to": taken.truncated_to, "tables": len(taken.tables)}
         output.emit(row, f"snapshot of {len(taken.tables)} tables at offset {taken.data_offset}")
 
@@ -176,11 +199,11 @@ def snapshot(namespace: Namespace, region: RegionArgument, book: BookOption = No
 
 @app.command()
 def clean(namespace: Namespace, region: RegionArgument, book: BookOption = None, json: JsonOption = False) -> None:
-    """Remove what no table needs any more; the owner may go on writing."""
+    """Remove the entries that no table needs."""
 
     async def go() -> None:
-        async with opened(book, namespace, region) as held:
-            done = await held.clean()
+        async with open_region(book, namespace, region) as opened:
+            done = await opened.clean()
         pinned = "" if done.pinned_by is None else f"; table {done.pinned_by} pins the rest"
         output.emit(
             msgspec.to_builtins(done), f"removed {done.removed:,} offsets, {done.held_bytes:,} bytes are held{pinned}"
@@ -193,16 +216,15 @@ def clean(namespace: Namespace, region: RegionArgument, book: BookOption = None,
 def delete(
     namespace: Namespace,
     region: RegionArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
     book: BookOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove a region and all it holds."""
-    if not yes:
-        typer.confirm(f"Delete region {region} of {namespace} and all it holds?", abort=True)
+    """Delete a region and all its data."""
+    confirm(f"Delete region {region} of {namespace} and all its data?", yes=yes)
 
     async def go() -> None:
-        async with tidebook.open(chosen(book)) as each:
+        async with options.open_book(book) as each:
             await each.wal(namespace).delete_region(region)
         output.emit({"region": region, "deleted": True}, f"region {region}: deleted")
 
@@ -211,18 +233,18 @@ def delete(
 
 async def _replay(region: Region) -> dict[int, int]:
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=output.aside, disable=not output.human()) as bar:
+    with Progress(*columns, console=output.stderr, disable=not output.human()) as bar:
         task = bar.add_task("replay", total=None)
         return await region.replay(
             {}, other=lambda _: None, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
 
 
-def _show(entry: Entry) -> None:
+def _show(entry: WalEntry) -> None:
     row = {
         "table": entry.table,
         "seq": entry.seq,
-        "payload": shown_payload(entry.payload),
+        "payload": payload_as_json(entry.payload),
         "offset": entry.offset,
     }
-    output.emit(row, f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.shown(row['payload'])}")
+    output.emit(row, f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.format_value(row['payload'])}")

@@ -1,1 +1,1 @@
-"""The pure heart: no I/O, no driver, no clock of its own."""
+"""The pure core: keys, actions, fold, record codec, replication plan, errors. No I/O, no asyncio, no clock."""

@@ -1,66 +1,103 @@
-"""Actions: what the log holds. What each one does to a journal is told in `fold`, and nowhere else."""
+"""Actions: the records of a journal's log. What each does to a journal is defined in `fold` alone.
+
+The layout of a version is exact: an array with more elements than fields is damaged. If an older Tidebook skipped a
+field that it does not know, processes would interpret one log differently, so a new field requires a new version of the
+envelope.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from datetime import timedelta
+from typing import Annotated, Final
 
 import msgspec
 
+from tidebook.core.bounds import (
+    EVENTS_MAX,
+    NUMBER_MAX,
+    OFFSET_MAX,
+    EpochNumber,
+    Identity,
+    Number,
+    Ordinal,
+    TimeMs,
+)
+from tidebook.core.errors import InvalidInput
 from tidebook.core.position import Position
 
-#: As `expire_after`: the journal no longer expires.
+#: The `expire_after` that removes the expiry of a journal.
 NEVER: Final = 0
 
+_EventCount = Annotated[int, msgspec.Meta(ge=1, le=EVENTS_MAX)]
 
-class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Events to be added atomically. Numbered next, or at `expected + 1` if the journal stands there, or from `at`."""
 
-    epoch: int
-    append_id: bytes
-    count: int
-    #: The events, packed; the fold never looks inside.
+def expiry_ms(expire_after: timedelta | int | None) -> int | None:
+    """Return the expiry in milliseconds, as in the envelope; raise InvalidInput if it is not valid."""
+    if expire_after is None or (type(expire_after) is int and expire_after == NEVER):
+        return expire_after
+    if not isinstance(expire_after, timedelta):
+        raise InvalidInput("expire_after is a timedelta, or tidebook.NEVER to remove an expiry")
+    ms = expire_after // timedelta(milliseconds=1)
+    if not 1 <= ms <= NUMBER_MAX:
+        raise InvalidInput(f"expire_after must be at least a millisecond and within reason, not {expire_after}")
+    return ms
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
+    """Add events atomically.
+
+    They are numbered after the last event; with `expected` only if that is the last number; with `at` from that number.
+    """
+
+    epoch: EpochNumber
+    append_id: Identity
+    count: _EventCount
+    #: The packed events (`pack_events`), which are opaque to the fold.
     body: bytes
-    expected: int | None = None
-    at: int | None = None
-    #: None keeps the journal's expiry, NEVER removes it.
-    expire_after_ms: int | None = None
-    #: Set on a retry: the partition's end before the first attempt, or -1 if that was in an earlier epoch.
-    floor: int | None = None
-    #: How many of the events carry each tag, so that tags are numbered without looking into the body.
-    tagged: tuple[tuple[str, int], ...] = ()
+    expected: Number | None = None
+    at: Ordinal | None = None
+    #: None leaves the journal's expiry unchanged, NEVER removes it.
+    expire_after_ms: Number | None = None
+    #: Set on a retry: the end offset of the partition before the first attempt, or -1 if that was in an earlier epoch.
+    floor: Annotated[int, msgspec.Meta(ge=-1, le=OFFSET_MAX)] | None = None
+    #: How many of the events carry each tag, so that tags are numbered without decoding the body.
+    tagged: tuple[tuple[str, _EventCount], ...] = ()
 
 
-class Delete(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Remove the events up to `to`, never future ones."""
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False, forbid_unknown_fields=True):
+    """Delete the existing events up to `to`; later events are not affected."""
 
-    epoch: int
-    to: int
-    #: The life of the journal that the sender saw; in another one the delete does nothing.
+    epoch: EpochNumber
+    to: Ordinal
+    #: The incarnation of the journal that the sender saw; on another incarnation the delete has no effect.
     incarnation: Position | None = None
 
 
-class Purge(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """Remove the journal; the next append makes a new one from 1. With `if_position` only if its head stands there."""
+class Purge(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):
+    """Remove the journal; the next append creates a new incarnation, numbered from 1.
 
-    epoch: int
+    With `if_position`, this has an effect only if the head is at that position.
+    """
+
+    epoch: EpochNumber
     if_position: Position | None = None
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """Changes nothing: a place in the log to read up to, and a tick that moves idle partitions on."""
+class Mark(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_unknown_fields=True):
+    """Change no journal: a barrier to read up to and, with `time_ms`, a tick that advances the log time when idle."""
 
-    epoch: int
-    time_ms: int | None = None
+    epoch: EpochNumber
+    time_ms: TimeMs | None = None
 
 
-class Seal(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """Reserved: ends an epoch on this topic."""
+class Seal(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False, forbid_unknown_fields=True):
+    """Reserved: end an epoch of this topic."""
 
-    epoch: int
+    epoch: EpochNumber
 
 
 class Damaged(msgspec.Struct, frozen=True, gc=False):
-    """A record that nobody can read, or over the topic's limit: void for everybody, and kept aside by the pipeline."""
+    """A record that is unreadable or over the topic's limit. It has no effect, and the pipeline parks it."""
 
     reason: str
 

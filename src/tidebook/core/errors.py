@@ -1,20 +1,22 @@
-"""Every error a user can meet. Each carries the facts as attributes and says what to do about them."""
+"""All errors that Tidebook raises to its users. Each carries its facts as attributes and says what to do."""
 
 from __future__ import annotations
 
 from typing import Any
 
+_INT_BITS_MAX = 128
+
 
 class TidebookError(Exception):
-    """The root of all errors that Tidebook raises on purpose."""
+    """The base class of all errors that Tidebook raises deliberately."""
 
 
 class InvalidInput(TidebookError, ValueError):
-    """What was given can never be accepted; nothing was changed."""
+    """The input can never be accepted; nothing was changed."""
 
 
 class TooLarge(InvalidInput):
-    """A record is over the size limit of its topic or region."""
+    """A record exceeds the size limit of its topic or region."""
 
     def __init__(self, what: str, *, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -26,18 +28,25 @@ class TooLarge(InvalidInput):
 
 
 class NotFound(TidebookError, LookupError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 class Conflict(TidebookError):
-    """An append lost against another one: the journal does not stand where the appender expected it."""
+    """An append was rejected, because the journal's last number was not the one that its `expected` or `at` requires.
 
-    def __init__(self, *, key: object, expected: int | None = None, at: int | None = None, found: int) -> None:
+    `found` is the number that it was, or None if that is no longer known.
+    """
+
+    def __init__(self, *, key: object, expected: int | None = None, at: int | None = None, found: int | None) -> None:
         if at is not None:
             wanted = f"at seq_nr {at}, which must be above the last one"
         else:
-            wanted = f"expected seq_nr {expected}" if expected is not None else "no number is left behind the last one"
-        super().__init__(f"{key}: {wanted}, found {found}: read on from there, then append again")
+            wanted = f"expected seq_nr {expected}" if expected is not None else "no number is left after the last one"
+        if found is None:
+            rest = "which it was not: the number found is no longer known: read the journal, then append again"
+        else:
+            rest = f"found {found}: read on from there, then append again"
+        super().__init__(f"{key}: {wanted}, {rest}")
         self.key = key
         self.expected = expected
         self.at = at
@@ -45,11 +54,11 @@ class Conflict(TidebookError):
 
 
 class Unavailable(TidebookError):
-    """A part that is needed does not answer; nothing was changed, try again later."""
+    """A required component does not respond; nothing was changed. Retry later."""
 
 
 class OutcomeUnknown(TidebookError):
-    """A write may or may not have happened. Give this error as `retry=` to try again: never a second copy."""
+    """A write may or may not have happened. Pass this error as `retry=` to retry it without a duplicate."""
 
     def __init__(
         self,
@@ -65,22 +74,22 @@ class OutcomeUnknown(TidebookError):
         self.append_id = append_id
         self.partition = partition
         self.offset = offset
-        #: The partition's end before the first attempt.
+        #: The end offset of the partition before the first attempt.
         self.floor = floor
         #: The topic's epoch at the first attempt.
         self.epoch = epoch
 
 
 class Truncated(TidebookError):
-    """Events that a read still owed were deleted or purged under it: start the read again."""
+    """Events were deleted or purged before a read in progress reached them: start the read again."""
 
 
 class Corrupt(TidebookError):
-    """Stored bytes are damaged. Nothing is overwritten; restore a copy or repair from the log."""
+    """Stored bytes are damaged. Nothing is overwritten; restore a copy or repair the store from the log."""
 
 
 class UnknownVersion(Corrupt):
-    """A record or folder was written by a newer Tidebook: upgrade this one; reading stops here until then."""
+    """A record or folder was written by a newer Tidebook. Reading stops here until this one is upgraded."""
 
     def __init__(self, what: str, *, version: int, known: int) -> None:
         super().__init__(f"{what} has version {version}, this Tidebook knows up to {known}: upgrade it and start again")
@@ -89,15 +98,15 @@ class UnknownVersion(Corrupt):
 
 
 class Fenced(TidebookError):
-    """A newer owner has taken over; what this one writes no longer counts. Open it again to take it back."""
+    """A newer owner has taken over, and the writes of this one are refused. Open it again to take it back."""
 
 
 class LeaseLost(TidebookError):
-    """The job's lease ran out and it belongs to another worker now; its result was not taken."""
+    """The job's lease has expired and another worker owns the job; the result was discarded."""
 
 
 class LogLost(TidebookError):
-    """The log no longer holds records that are still needed: retention has overtaken replication, for one."""
+    """The log no longer holds records that are still needed, for example because retention overtook replication."""
 
     def __init__(
         self,
@@ -115,10 +124,12 @@ class LogLost(TidebookError):
         self.partition = partition
         self.first = first
         self.last = last
+        self.remedy = remedy
+        self.when = when
 
 
 class MissingTaggedEvent(TidebookError):
-    """A tagged event that must exist was not found; read again from `last_known_offset` to look further back."""
+    """A tagged event that must exist was not found. Read again from `last_known_offset` to search further back."""
 
     def __init__(self, *, tag: str, topic: str, id: str, missing: tuple[int, int], last_known_offset: Any) -> None:
         super().__init__(
@@ -130,3 +141,15 @@ class MissingTaggedEvent(TidebookError):
         self.id = id
         self.missing = missing
         self.last_known_offset = last_known_offset
+
+
+def format_int(value: int) -> str:
+    """Format an integer for an error message; Python refuses to print integers of thousands of digits.
+
+    >>> format_int(7)
+    '7'
+    >>> format_int(1 << 20_000)
+    'a number of 20,001 bits'
+    """
+    bits = value.bit_length()
+    return str(value) if bits <= _INT_BITS_MAX else f"a number of {bits:,} bits"

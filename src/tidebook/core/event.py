@@ -1,31 +1,33 @@
-"""Events: what a user appends, what is kept, and what a reader gets."""
+"""Events as a user appends them, as they are encoded in log and store, and as a reader receives them."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 
+from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, encode_payload, encode_text
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
-#: From here on a warning says that every tag costs a row; there is no limit of their number.
+#: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
 TAGS_WARN = 10
 
-#: Instead of a payload's type: there is more than a payload.
+#: Used instead of a payload's type if the append is more than a single payload.
 NOT_PLAIN = -1
 
-#: How many events carry each tag, by tag.
+#: The number of events that carry each tag, sorted by tag.
 TagCounts = tuple[tuple[str, int], ...]
 
 
 class Event:
-    """Something that happened, to be appended.
+    """An event to be appended: a payload, optionally with tags and metadata.
 
     >>> Event({"total": 3}, tags={"paid"})
     Event({'total': 3}, tags={'paid'})
@@ -56,14 +58,24 @@ class Event:
     __hash__ = None  # type: ignore[assignment]
 
 
-class KeptEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An event as log and store keep it: opaque bytes to both of them."""
+class EncodedEvent(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """An event as it is encoded in log and store, to which the payload and the metadata are opaque bytes.
 
-    payload_type: int
+    The layout is exact, like that of an action: a new field requires a new version of the envelope.
+    """
+
+    payload_type: Annotated[int, msgspec.Meta(ge=JSON, le=BYTES)]
     payload: bytes
     tags: tuple[str, ...] = ()
     #: A JSON object.
     metadata: bytes | None = None
+
+
+class _PlainEvent(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """An EncodedEvent without tags and metadata, which decodes faster."""
+
+    payload_type: Annotated[int, msgspec.Meta(ge=JSON, le=BYTES)]
+    payload: bytes
 
 
 class _PayloadOnly(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -78,7 +90,7 @@ class _TagsOnly(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReadEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event as a reader gets it."""
+    """An event as a reader receives it."""
 
     seq_nr: int
     payload: Any
@@ -90,16 +102,17 @@ class ReadEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime:
-        """When the log took it."""
+        """The time at which the log accepted the event, in UTC."""
         return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(KeptEvent).decode
+_decode = msgspec.msgpack.Decoder(EncodedEvent).decode
+_decode_all = msgspec.msgpack.Decoder(list[EncodedEvent]).decode
+_decode_plain = msgspec.msgpack.Decoder(list[_PlainEvent]).decode
 _decode_payload = msgspec.msgpack.Decoder(_PayloadOnly).decode
 _decode_tags = msgspec.msgpack.Decoder(_TagsOnly).decode
-_skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
-#: msgpack's array 16 and array 32, by the bytes of their length; shorter ones have it in the first byte.
+#: The number of length bytes of msgpack's array 16 and array 32; a fixarray has its length in the first byte.
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 _SHORT_ARRAYS = [bytes([0x90 | count]) for count in range(16)]
@@ -108,33 +121,33 @@ _NO_TAGS: frozenset[str] = frozenset()
 
 
 def encode_event(event: Event) -> bytes:
-    """Check an event and encode it."""
+    """Validate and encode an event."""
     if not isinstance(event, Event):
-        raise _no_event(event)
-    return _encode(_kept(event))
+        raise _not_an_event(event)
+    return _encode(_encodable(event))
 
 
-def _kept(event: Event) -> KeptEvent | tuple[int, bytes]:
-    """What is encoded of an event: the payload alone where there is nothing else."""
+def _encodable(event: Event) -> EncodedEvent | tuple[int, bytes]:
+    """Validate an event and return it in encodable form: only the payload if it has neither tags nor metadata."""
     payload_type, payload = encode_payload(event.payload)
     if not event.tags and event.metadata is None:
         return payload_type, payload
-    tags = tuple(sorted(_tag(tag) for tag in event.tags))
+    tags = tuple(sorted({_check_tag(tag) for tag in event.tags}))  # the attribute may have been set to a list
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
         raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
     if len(tags) > TAGS_WARN:
         warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=3)
     metadata = None
     if event.metadata is not None:
-        metadata = encode_json(_object(event.metadata), "an event's metadata")
-    return KeptEvent(payload_type, payload, tags, metadata)
+        metadata = encode_json(_check_object(event.metadata), "an event's metadata")
+    return EncodedEvent(payload_type, payload, tags, metadata)
 
 
 def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[bytes]]:
-    """Types and bytes of the payloads, where a payload is all that there is: one event without tags or metadata.
+    """Return the types and the bytes of the payloads of plain appends: one event without tags and metadata.
 
-    Others have type -1 and no bytes. Two lists and not one of pairs: with thousands of them the garbage collector would
-    look at each pair.
+    Other appends have type NOT_PLAIN and no bytes. Two lists instead of a list of pairs spare the garbage collector
+    thousands of tuples.
     """
     types, payloads = list[int](), list[bytes]()
     for events in appends:
@@ -152,28 +165,34 @@ def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[
 
 
 def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
-    """`pack_events` of `encode_event` of each, and `count_tags` of them, in one pass."""
-    kept: list[KeptEvent | tuple[int, bytes]] = []
-    tagged = False
+    """Encode the events into the body of an append and count their tags, in one pass.
+
+    The tags are counted as they were encoded, because `check_events` compares the two.
+    """
+    encoded: list[EncodedEvent | tuple[int, bytes]] = []
+    counts: dict[str, int] = {}
     for event in events:
         if not isinstance(event, Event):
-            raise _no_event(event)
+            raise _not_an_event(event)
         payload = event.payload
         if type(payload) is bytes and not event.tags and event.metadata is None:
-            kept.append((BYTES, payload))
+            encoded.append((BYTES, payload))
         else:
-            kept.append(_kept(event))
-            tagged = tagged or bool(event.tags)
-    return _encode(kept), count_tags(events) if tagged else ()
+            encodable = _encodable(event)
+            encoded.append(encodable)
+            if type(encodable) is EncodedEvent:
+                for tag in encodable.tags:
+                    counts[tag] = counts.get(tag, 0) + 1
+    return _encode(encoded), tuple(sorted(counts.items()))
 
 
-def _no_event(given: object) -> InvalidInput:
+def _not_an_event(given: object) -> InvalidInput:
     return InvalidInput(
         f"events are tidebook.Event objects, not {type(given).__name__}: wrap the payload in Event(...)"
     )
 
 
-def _tag(tag: object) -> str:
+def _check_tag(tag: object) -> str:
     if type(tag) is not str or not tag:
         raise InvalidInput(f"a tag is a text that is not empty, not {tag!r}")
     size = len(encode_text(tag, "a tag"))
@@ -182,14 +201,14 @@ def _tag(tag: object) -> str:
     return tag
 
 
-def _object(value: Mapping[str, Any]) -> dict[str, Any]:
+def _check_object(value: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidInput(f"an event's metadata is a JSON object, not {type(value).__name__}")
     return dict(value)
 
 
 def count_tags(events: Iterable[Event]) -> TagCounts:
-    """How many of the events carry each tag."""
+    """Return how many of the events carry each tag."""
     counts: dict[str, int] = {}
     for event in events:
         if event.tags:
@@ -198,80 +217,123 @@ def count_tags(events: Iterable[Event]) -> TagCounts:
     return tuple(sorted(counts.items())) if counts else ()
 
 
-def decode_event(kept: bytes | msgspec.Raw) -> KeptEvent:
-    """Undo `encode_event` up to the payload, which stays bytes."""
+def decode_event(encoded: bytes | msgspec.Raw) -> EncodedEvent:
+    """Undo `encode_event`, except that payload and metadata stay bytes; raise Corrupt for damaged bytes."""
     try:
-        return _decode(kept)
-    except msgspec.MsgspecError as error:
+        return _decode(encoded)
+    except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
 
 
-def decode_events(kept: Iterable[bytes]) -> list[KeptEvent]:
-    """`decode_event` for many."""
+def decode_events(encoded: Iterable[bytes]) -> list[EncodedEvent]:
+    """Return `decode_event` of each."""
     try:
-        return [_decode(each) for each in kept]
-    except msgspec.MsgspecError as error:
+        return [_decode(event) for event in encoded]
+    except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
 
 
-def event_tags(kept: bytes) -> tuple[str, ...]:
-    """The tags of a kept event, the rest of it untouched."""
+def event_tags(encoded: bytes) -> tuple[str, ...]:
+    """Return the tags of an encoded event without decoding the rest."""
     try:
-        return _decode_tags(kept).tags
-    except msgspec.MsgspecError as error:
+        return _decode_tags(encoded).tags
+    except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
 
 
-def read_payload(kept: bytes) -> Any:
-    """The payload of a kept event, the rest of it untouched."""
+def read_payload(encoded: bytes) -> Any:
+    """Return the payload of an encoded event without decoding the rest."""
     try:
-        found = _decode_payload(kept)
-    except msgspec.MsgspecError as error:
+        event = _decode_payload(encoded)
+    except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
-    return decode_payload(found.payload_type, found.payload)
+    return decode_payload(event.payload_type, event.payload)
 
 
-def pack_events(kept: Sequence[bytes]) -> bytes:
-    """The body of an append record: a msgpack array of its events, which are msgpack already."""
-    count = len(kept)
+def pack_events(encoded: Sequence[bytes]) -> bytes:
+    """Return the body of an append record: a msgpack array of its events, which are already msgpack."""
+    count = len(encoded)
     if count < 16:
-        head = _SHORT_ARRAYS[count]
+        header = _SHORT_ARRAYS[count]
     elif count < 1 << 16:
-        head = b"\xdc" + count.to_bytes(2, "big")
+        header = b"\xdc" + count.to_bytes(2, "big")
     else:
-        head = b"\xdd" + count.to_bytes(4, "big")
-    return b"".join((head, *kept))
+        header = b"\xdd" + count.to_bytes(4, "big")
+    return b"".join((header, *encoded))
 
 
-def count_events(body: bytes) -> int:
-    """How many events a body holds, found without taking them apart; a body that is not whole is Corrupt."""
+def check_events(body: bytes, count: int, tagged: TagCounts) -> None:
+    """Check that a body is what `encode_events` returns for `count` events with the tag counts `tagged`.
+
+    Raise Corrupt otherwise. Payloads and metadata are not decoded: only the reader of an event interprets them.
+    """
+    # Check the length first: a few bytes can announce an arbitrarily large array.
+    if _announced_count(body) != count:
+        raise Corrupt(f"the append announces {count} events and holds {_announced_count(body)}")
+    if not tagged:
+        try:
+            _decode_plain(body)
+            return
+        except STRICT_DECODE_ERRORS:
+            pass  # an event has metadata, or the body is damaged
     try:
-        _skip(body)
-    except msgspec.MsgspecError as error:
+        events = _decode_all(body)
+    except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the events of a record are damaged: {error}") from error
-    kind = body[0]
+    _check_tags(events, tagged)
+
+
+def _announced_count(body: bytes) -> int:
+    """Return the length of a body's msgpack array."""
+    kind = body[0] if body else 0
     if kind & 0xF0 == 0x90:
         return kind & 0x0F
     if kind in _LENGTH_BYTES:
         return int.from_bytes(body[1 : 1 + _LENGTH_BYTES[kind]], "big")
-    raise Corrupt("the events of a record are damaged: they are no list")
+    raise Corrupt("the events of a record are damaged: they are not an array")
+
+
+def _check_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> None:
+    """Check the tags of decoded events by the rules of `encode_event`, and that `tagged` counts them."""
+    counts: dict[str, int] = {}
+    for event in events:
+        tags = event.tags
+        if not _are_valid_tags(tags):
+            raise Corrupt(
+                "the tags of an event are damaged: one is empty, has a NUL, takes more than "
+                f"{TAG_BYTES_MAX} bytes or comes twice, or they take too much room together"
+            )
+        for tag in tags:
+            counts[tag] = counts.get(tag, 0) + 1
+    if len(tagged) != len(counts) or dict(tagged) != counts:
+        raise Corrupt("the append counts other tags than its events carry")
+
+
+@lru_cache(512)  # most events of a topic carry the same few tags
+def _are_valid_tags(tags: tuple[str, ...]) -> bool:
+    """Return whether `encode_event` could have written these tags."""
+    return (
+        len(set(tags)) == len(tags)
+        and sum(map(len, tags)) <= TAGS_BYTES_MAX
+        and all(tag and "\x00" not in tag and len(tag.encode()) <= TAG_BYTES_MAX for tag in tags)
+    )
 
 
 def unpack_events(body: bytes) -> list[bytes]:
-    """The events of a body, each still encoded."""
+    """Split the body of an append into its encoded events."""
     if body[:1] == _ONE_EVENT:
-        return [body[1:]]  # `count_events` has seen that it is whole
+        return [body[1:]]  # `check_events` has validated the body
     try:
         return [bytes(raw) for raw in _decode_many(body)]
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise Corrupt(f"the events of a record are damaged: {error}") from error
 
 
-def read_event(kept: bytes, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
-    """A kept event as readers get it. Every event that is read passes here, so it calls as little as it can."""
+def read_event(encoded: bytes, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
+    """Decode an encoded event for a reader. Every event that is read passes here, so it makes few calls."""
     try:
-        event = _decode(kept)
-    except msgspec.MsgspecError as error:
+        event = _decode(encoded)
+    except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
     kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
     return ReadEvent(

@@ -1,6 +1,6 @@
-"""The fold: the one definition of what an action does to a journal.
+"""The fold: the single definition of what an action does to a journal.
 
-The replicator, the reader's tail, the head cache and `verify` all call it; none repeats it.
+The replicator, the reader's tail, the head cache and `verify` all call `fold`; none of them reimplements it.
 """
 
 from __future__ import annotations
@@ -10,168 +10,188 @@ from typing import assert_never
 import msgspec
 
 from tidebook.core.action import NEVER, Action, Append, Damaged, Delete, Mark, Purge, Seal
-from tidebook.core.head import JOURNAL_TAGS_MAX, JUMPS_MAX, RECENT_MAX, Head, Jump, Recent
+from tidebook.core.head import GRAVE_RETENTION_MS, JOURNAL_TAGS_MAX, RECENT_MAX, Head, Jump, RecentAppend
 from tidebook.core.position import Position
+from tidebook.core.segments import event_segment
 from tidebook.core.seq_nr import LAST
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 
 
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Events `first` to `last` were added behind `after`."""
+class AppendApplied(msgspec.Struct, frozen=True, gc=False):
+    """The append added events `first` to `last`; the last number before it was `after`."""
 
     first: int
     last: int
     after: int
 
 
-class Repeated(msgspec.Struct, frozen=True, gc=False):
-    """A retry of an append that had already happened: nothing changed, and this is what came of it then."""
+class AppendRepeated(msgspec.Struct, frozen=True, gc=False):
+    """The append is a retry of one that was already applied: nothing changed. The fields are the first result."""
 
     first: int
     last: int
     position: Position
 
 
-class Deleted(msgspec.Struct, frozen=True, gc=False):
-    """Events above `before` and up to `to` are gone."""
+class DeleteApplied(msgspec.Struct, frozen=True, gc=False):
+    """The events above `before` up to `to` are deleted."""
 
     before: int
     to: int
 
 
-class Purged(msgspec.Struct, frozen=True, gc=False):
-    """The journal is gone; a grave remains."""
+class PurgeApplied(msgspec.Struct, frozen=True, gc=False):
+    """The journal is purged; only its grave remains."""
 
 
-class Lost(msgspec.Struct, frozen=True, gc=False):
-    """Void: the journal stands at `found`, not where the append wanted it."""
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """The append has no effect: the last number is `found`.
+
+    That contradicts its `expected` or `at`, or its events would get numbers above LAST.
+    """
 
     found: int
 
 
-class Forgotten(msgspec.Struct, frozen=True, gc=False):
-    """Void: a retry that comes too late to tell whether its first attempt had happened."""
+class RetryTooLate(msgspec.Struct, frozen=True, gc=False):
+    """The retry has no effect: it is too late to know whether its first attempt was applied."""
 
 
-class Crowded(msgspec.Struct, frozen=True, gc=False):
-    """Void: the journal would have more different tags than its head can count."""
+class TooManyTags(msgspec.Struct, frozen=True, gc=False):
+    """The append has no effect: the journal would have more than JOURNAL_TAGS_MAX different tags."""
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
-    """Void: written for an epoch that is not the topic's."""
+    """The record has no effect: it was written for another epoch than the one it is in."""
 
 
 class Unchanged(msgspec.Struct, frozen=True, gc=False):
-    """Nothing to do: a mark, a purge of nothing, a delete that was already done, a damaged record."""
+    """Nothing to do: a mark, a purge of no journal, a delete of deleted events, a damaged record."""
 
 
 UNCHANGED = Unchanged()
 STALE = Stale()
 
-Change = Appended | Repeated | Deleted | Purged | Lost | Forgotten | Crowded | Stale | Unchanged
+Change = (
+    AppendApplied
+    | AppendRepeated
+    | DeleteApplied
+    | PurgeApplied
+    | Rejected
+    | RetryTooLate
+    | TooManyTags
+    | Stale
+    | Unchanged
+)
 
 
 def fold(
-    head: Head | None, action: Action | Damaged, at: Position, timestamp_ms: int, facts: TopicFacts
+    head: Head | None, action: Action | Damaged, at: Position, timestamp_ms: int, config: TopicConfig
 ) -> tuple[Head | None, Change]:
-    """State of a journal + action at a log position → new state + change.
+    """Apply the action at position `at` to a journal; return the new head and what changed.
 
-    A grave folds as no journal. What is void returns the very head that was given.
+    A grave counts as no journal, except that its recent appends still identify retries. An action without effect
+    returns the same head object.
     """
     match action:
         case Append():
-            return _append(head, action, at, timestamp_ms, facts)
+            return _append(head, action, at, timestamp_ms, config)
         case Mark() | Seal() | Damaged():
             return head, UNCHANGED
         case Delete():
-            return _delete(head, action, at, timestamp_ms, facts)
+            return _delete(head, action, at, timestamp_ms, config)
         case Purge():
-            return _purge(head, action, at)
+            return _purge(head, action, at, timestamp_ms)
         case _:
             assert_never(action)
 
 
 def _append(
-    head: Head | None, action: Append, at: Position, timestamp_ms: int, facts: TopicFacts
+    head: Head | None, action: Append, at: Position, timestamp_ms: int, config: TopicConfig
 ) -> tuple[Head | None, Change]:
     if action.epoch != at.epoch:
         return head, STALE
-    if head is not None:
+    past = head if head is None or head.live else _unless_expired(head, timestamp_ms)
+    if past is not None:
         append_id = action.append_id
-        for known in head.recent:
+        for known in past.recent:
             if known.append_id == append_id:
-                return head, Repeated(known.first, known.last, known.position)
-        if action.floor is not None and may_be_forgotten(head, action.floor, at.epoch):
-            return head, Forgotten()
-    if is_crowded(head, action):
-        return head, Crowded()
+                return head, AppendRepeated(known.first, known.last, known.position)
+        if action.floor is not None and may_be_evicted(past, action.floor, at.epoch):
+            return head, RetryTooLate()
+    if has_too_many_tags(head, action):
+        return head, TooManyTags()
     last = head.seq_nr if head is not None and head.live else 0
     if action.expected is not None:
         if action.expected != last:
-            return head, Lost(last)
+            return head, Rejected(last)
         first = last + 1
     elif action.at is not None:
         if action.at <= last:
-            return head, Lost(last)
+            return head, Rejected(last)
         first = action.at
     else:
         first = last + 1
     new_last = first + action.count - 1
     if new_last > LAST:
-        return head, Lost(last)
-    recent: tuple[Recent, ...] = (Recent(action.append_id, first, new_last, at),)
+        return head, Rejected(last)
+    recent: tuple[RecentAppend, ...] = (RecentAppend(action.append_id, first, new_last, at),)
     evicted = None
-    if head is not None:
-        recent, evicted = head.recent + recent, head.evicted
+    if past is not None:
+        recent, evicted = past.recent + recent, past.evicted
         if len(recent) > RECENT_MAX:
             evicted, recent = recent[-RECENT_MAX - 1].position, recent[-RECENT_MAX:]
-    delete_to, incarnation, segment_size, expire_after_ms = 0, at, facts.segment_size, None
+    delete_to, incarnation, segment_size, expire_after_ms = 0, at, config.segment_size, None
     jumps: tuple[Jump, ...] = ()
+    run_start = 0
     tag_counts: dict[str, int] = {}
     if head is not None and head.live:
         delete_to, incarnation, segment_size = head.delete_to, head.incarnation, head.segment_size
         expire_after_ms, jumps, tag_counts = head.expire_after_ms, head.jumps, head.tag_counts
+        run_start = head.run_start
     if action.tagged:
         tag_counts = tag_counts | {tag: tag_counts.get(tag, 0) + count for tag, count in action.tagged}
     if action.expire_after_ms is not None:
         expire_after_ms = None if action.expire_after_ms == NEVER else action.expire_after_ms
-    if first - last > segment_size:
-        jumps = _remember(jumps, Jump(last, first))
+    # The second comparison decides and implies the first, which is cheap and excludes nearly all appends.
+    if first - last > segment_size and event_segment(first, segment_size) > event_segment(last, segment_size) + 1:
+        run_start, jumps = event_segment(first, segment_size), ()
     return (
         Head(
             True, new_last, delete_to, incarnation, at, segment_size,
-            expire_after_ms, timestamp_ms, recent, evicted, jumps, tag_counts,
+            expire_after_ms, timestamp_ms, recent, evicted, jumps, tag_counts, run_start,
         ),
-        Appended(first, new_last, last),
+        AppendApplied(first, new_last, last),
     )  # fmt: skip
 
 
-def is_crowded(head: Head | None, action: Append) -> bool:
-    """Whether an append would bring the journal more different tags than a head can count."""
+def _unless_expired(grave: Head, timestamp_ms: int) -> Head | None:
+    """Return the grave, or None once its retention is over.
+
+    That is decided by the timestamps of records and not by when graves are removed from the store, so that every
+    process expires a grave at the same record.
+    """
+    return grave if timestamp_ms - grave.touched_ms <= GRAVE_RETENTION_MS else None
+
+
+def has_too_many_tags(head: Head | None, action: Append) -> bool:
+    """Return whether the journal would have more than JOURNAL_TAGS_MAX different tags after this append."""
     known = head.tag_counts if head is not None and head.live else {}
     if len(known) + len(action.tagged) <= JOURNAL_TAGS_MAX:
         return False
     return len(known.keys() | {tag for tag, _ in action.tagged}) > JOURNAL_TAGS_MAX
 
 
-def may_be_forgotten(head: Head, floor: int, epoch: int) -> bool:
-    """Whether the head may have forgotten an append whose first attempt was made at or behind `floor`.
+def may_be_evicted(head: Head, floor: int, epoch: int) -> bool:
+    """Return whether an append first attempted at offset `floor` or later may be evicted from `head.recent`.
 
-    A floor below 0: it was made in an earlier epoch, or nobody knows when.
+    A `floor` below 0 means that the first attempt was made in an earlier epoch or at an unknown offset.
     """
     return head.evicted is not None and (floor < 0 or Position(epoch, floor) <= head.evicted)
 
 
-def _remember(jumps: tuple[Jump, ...], jump: Jump) -> tuple[Jump, ...]:
-    jumps = (*jumps, jump)
-    if len(jumps) > JUMPS_MAX:
-        narrowest = min(jumps, key=lambda each: each.next - each.last)
-        jumps = tuple(each for each in jumps if each is not narrowest)
-    return jumps
-
-
 def _delete(
-    head: Head | None, action: Delete, at: Position, timestamp_ms: int, facts: TopicFacts
+    head: Head | None, action: Delete, at: Position, timestamp_ms: int, config: TopicConfig
 ) -> tuple[Head | None, Change]:
     if action.epoch != at.epoch:
         return head, STALE
@@ -181,22 +201,27 @@ def _delete(
         to = min(action.to, head.seq_nr)
         if to <= head.delete_to:
             return head, UNCHANGED
-        return msgspec.structs.replace(head, delete_to=to, position=at), Deleted(head.delete_to, to)
+        return msgspec.structs.replace(head, delete_to=to, position=at), DeleteApplied(head.delete_to, to)
     if action.incarnation is not None or action.to < 1:
         return head, UNCHANGED
-    jumps = (Jump(0, action.to + 1),) if action.to >= facts.segment_size else ()
-    recent, evicted = (head.recent, head.evicted) if head is not None else ((), None)
+    past = None if head is None else _unless_expired(head, timestamp_ms)
+    recent, evicted = (past.recent, past.evicted) if past is not None else ((), None)
     new = Head(
-        True, action.to, action.to, at, at, facts.segment_size, None, timestamp_ms, recent, evicted, jumps,
+        True, action.to, action.to, at, at, config.segment_size, None, timestamp_ms, recent, evicted, (), {},
+        event_segment(action.to + 1, config.segment_size),
     )  # fmt: skip
-    return new, Deleted(0, action.to)
+    return new, DeleteApplied(0, action.to)
 
 
-def _purge(head: Head | None, action: Purge, at: Position) -> tuple[Head | None, Change]:
+def _purge(head: Head | None, action: Purge, at: Position, timestamp_ms: int) -> tuple[Head | None, Change]:
     if action.epoch != at.epoch:
         return head, STALE
     if head is None or not head.live:
         return head, UNCHANGED
     if action.if_position is not None and action.if_position != head.position:
         return head, UNCHANGED
-    return msgspec.structs.replace(head, live=False, position=at), Purged()
+    # Drop what only a live journal needs: there may be as many graves as there ever were journals.
+    grave = msgspec.structs.replace(
+        head, live=False, position=at, expire_after_ms=None, touched_ms=timestamp_ms, tag_counts={}
+    )
+    return grave, PurgeApplied()

@@ -1,8 +1,8 @@
-"""The outer six bytes of everything that is written to a log: they never change.
+"""The frame around every record in a log: a header of six bytes, whose layout never changes.
 
-    magic | version | CRC-32 of version and rest, 4 bytes big-endian | rest
+    magic | version | CRC-32 of version and content, 4 bytes big-endian | content
 
-So every version can tell damage, which is void, from a newer writer, which stops the reader.
+Every version can thus distinguish damage, which is skipped, from a newer version, which stops the reader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import repeat
 from struct import Struct
 from typing import Final
 
-try:  # the same sums in a third of the time, where there is a wheel of it
+try:  # the same checksums in a third of the time, on platforms with a wheel
     from isal.isal_zlib import crc32
 except ImportError:
     from zlib import crc32
@@ -22,11 +22,12 @@ from tidebook.core.errors import Corrupt, UnknownVersion
 
 HEADER_BYTES: Final = 6
 
-_pack = Struct(">BBI").pack
+_HEADER = Struct(">BBI")
+_pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 
 
 class Frame:
-    """How one kind of record is framed: its magic byte tells it from the other kinds.
+    """Adds and checks the frame of one kind of record, which its magic byte identifies.
 
     >>> bytes(Frame(0x7B, 1, "the record").unseal(Frame(0x7B, 1, "the record").seal(b"abc")))
     b'abc'
@@ -39,23 +40,23 @@ class Frame:
         self._crc = crc32(bytes([version]))
         self._header = partial(_pack, magic, version)
 
-    def seal(self, rest: bytes) -> bytes:
-        """The framed bytes."""
-        return self._header(crc32(rest, self._crc)) + rest
+    def seal(self, content: bytes) -> bytes:
+        """Return the content with its header."""
+        return self._header(crc32(content, self._crc)) + content
 
-    def seal_all(self, rests: Sequence[bytes]) -> list[bytes]:
-        """`seal` for many, without a call for each."""
-        headers = map(self._header, map(crc32, rests, repeat(self._crc)))
-        return [header + rest for header, rest in zip(headers, rests, strict=True)]
+    def seal_all(self, contents: Sequence[bytes]) -> list[bytes]:
+        """Return `seal` of each, without a Python call for each."""
+        headers = map(self._header, map(crc32, contents, repeat(self._crc)))
+        return [header + content for header, content in zip(headers, contents, strict=True)]
 
     def unseal(self, value: bytes) -> memoryview:
-        """What was sealed, not copied. Raises UnknownVersion for what a newer Tidebook wrote, Corrupt for damage."""
+        """Return the content as a view; raise UnknownVersion for another version and Corrupt for damaged bytes."""
         if len(value) < HEADER_BYTES or value[0] != self.magic:
             raise Corrupt(f"this is not {self.what} of Tidebook")
-        rest = memoryview(value)[HEADER_BYTES:]
-        crc = self._crc if value[1] == self.version else crc32(value[1:2])
-        if crc32(rest, crc) != int.from_bytes(value[2:HEADER_BYTES], "big"):
+        _, version, checksum = _unpack(value)
+        content = memoryview(value)[HEADER_BYTES:]
+        if crc32(content, self._crc if version == self.version else crc32(value[1:2])) != checksum:
             raise Corrupt(f"the checksum of {self.what} does not match its bytes")
-        if value[1] != self.version:
-            raise UnknownVersion(self.what, version=value[1], known=self.version)
-        return rest
+        if version != self.version:
+            raise UnknownVersion(self.what, version=version, known=self.version)
+        return content

@@ -1,4 +1,4 @@
-"""Which journal: a topic and an id within it."""
+"""The key of a journal: its topic and its id within the topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_LENGTH_MAX}}}")
 
 
 class Key(NamedTuple):
-    """A journal's name. All its records are in one partition of its topic."""
+    """The key of a journal. All records of a journal are in one partition of its topic."""
 
     topic: str
     id: str
@@ -26,7 +26,9 @@ class Key(NamedTuple):
 
 
 def topic_name(value: object) -> str:
-    """Check a topic: the letters, digits and `. _ -` that every log accepts.
+    """Return `value` if it is a valid topic name; raise InvalidInput otherwise.
+
+    A topic consists of the letters, digits and `. _ -` that every log accepts.
 
     >>> topic_name("orders")
     'orders'
@@ -41,7 +43,10 @@ def topic_name(value: object) -> str:
 
 
 def journal_id(value: object) -> str:
-    """Check a journal's id: any text that is not empty and not over-long."""
+    """Return `value` if it is a valid id: text that is not empty, without NUL and of at most ID_BYTES_MAX bytes.
+
+    Raise InvalidInput otherwise.
+    """
     if type(value) is not str:
         raise InvalidInput(f"a journal's id is text, not {type(value).__name__}")
     if not value:
@@ -58,8 +63,8 @@ def journal_id(value: object) -> str:
 
 
 def partition_of(id: str, partitions: int) -> Partition:
-    """The partition of a journal: CRC-32 of the id's UTF-8 bytes, modulo the topic's frozen partition count.
+    """Return the partition of a journal: the CRC-32 of the id's UTF-8 bytes, modulo the topic's partition count.
 
-    This is librdkafka's `consistent` partitioner, and it never changes.
+    This is librdkafka's `consistent` partitioner. It must never change, nor may the partition count of a topic.
     """
     return Partition(crc32(id.encode()) % partitions)

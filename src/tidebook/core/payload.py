@@ -1,4 +1,4 @@
-"""Payloads are JSON values, text or bytes, and come back as the type that went in."""
+"""Encode and decode payloads: JSON values, text or bytes. Decoding returns the type that was encoded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.number import told_number
+from tidebook.core.errors import Corrupt, InvalidInput, format_int
 
 JSON: Final = 0
 TEXT: Final = 1
@@ -16,14 +15,14 @@ BYTES: Final = 2
 
 TYPE_NAMES: Final = ("json", "text", "bytes")
 DEPTH_MAX: Final = 100
-_INT_LEAST, _INT_MOST = -(2**63), 2**64 - 1
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
 
 
 def encode_payload(value: object) -> tuple[int, bytes]:
-    """The payload's type and bytes.
+    """Return the payload's type and bytes; raise InvalidInput for a value that is no payload.
 
     >>> encode_payload({"total": 3})
     (0, b'{"total":3}')
@@ -36,7 +35,7 @@ def encode_payload(value: object) -> tuple[int, bytes]:
 
 
 def decode_payload(type_: int, data: bytes) -> Any:
-    """What `encode_payload` was given."""
+    """Undo `encode_payload`; raise Corrupt for bytes that it cannot have written."""
     try:
         if type_ == JSON:
             return _decode_json(data)
@@ -44,17 +43,21 @@ def decode_payload(type_: int, data: bytes) -> Any:
             return data
         if type_ == TEXT:
             return data.decode()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corrupt(f"a payload's bytes are damaged: {error}") from error
     raise Corrupt(f"payload type {type_} is unknown")
 
 
 def decode_json(data: bytes) -> Any:
-    """The JSON value of `data`."""
-    return _decode_json(data)
+    """Parse JSON that a user has given; raise ValueError if it is invalid or nested too deep."""
+    try:
+        return _decode_json(data)
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deep: {error}") from error
 
 
 def encode_text(value: str, what: str) -> bytes:
+    """Encode text as UTF-8; raise InvalidInput, which names `what`, if it contains lone surrogates."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -62,22 +65,22 @@ def encode_text(value: str, what: str) -> bytes:
 
 
 def encode_json(value: object, what: str) -> bytes:
-    """Encode a JSON value, and nothing that would not come back as it is."""
-    _check(value, what, 0)
+    """Encode a JSON value; raise InvalidInput, which names `what`, for one that decoding would not return unchanged."""
+    _check_json(value, what, 0)
     try:
         return _encode_json(value)
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{what} must be valid Unicode text: {error}") from error
 
 
-def _check(value: object, what: str, depth: int) -> None:
+def _check_json(value: object, what: str, depth: int) -> None:
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return
     if kind is int:
-        if not _INT_LEAST <= value <= _INT_MOST:  # type: ignore[operator]
-            told = told_number(value)  # type: ignore[arg-type]
-            raise InvalidInput(f"{what} holds {told}, which does not fit in 64 bits: send it as text")
+        if not _INT_MIN <= value <= _INT_MAX:  # type: ignore[operator]
+            number = format_int(value)  # type: ignore[arg-type]
+            raise InvalidInput(f"{what} holds {number}, which does not fit in 64 bits: send it as text")
     elif kind is float:
         if not isfinite(value):  # type: ignore[arg-type]
             raise InvalidInput(f"{what} holds {value}, which is no JSON value")
@@ -87,10 +90,10 @@ def _check(value: object, what: str, depth: int) -> None:
         for name, item in value.items():  # type: ignore[attr-defined]
             if type(name) is not str:
                 raise InvalidInput(f"{what} has the name {name!r}: names in a JSON object are text")
-            _check(item, what, depth + 1)
+            _check_json(item, what, depth + 1)
     elif kind is list:
         for item in value:  # type: ignore[attr-defined]
-            _check(item, what, depth + 1)
+            _check_json(item, what, depth + 1)
     else:
         raise InvalidInput(
             f"{what} must be made of dict, list, str, int, float, bool and None, or be text or bytes as a whole, "

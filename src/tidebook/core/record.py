@@ -1,6 +1,6 @@
-"""The envelope of a log record, versioned and checked: a frame (tidebook.core.frame) of magic 0x7B, a msgpack array.
+"""Encode and decode the records of a journal's log: an action as a msgpack array, in a frame with magic byte 0x7B.
 
-Unknown versions stop a partition; damage does not.
+A record of an unknown version stops its partition; a damaged record is skipped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from typing import Final
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
-from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
-from tidebook.core.event import count_events, pack_events
+from tidebook.core.bounds import (
+    EPOCH_MAX,
+    EVENTS_MAX,
+    IDENTITY_BYTES,
+    NUMBER_MAX,
+    OFFSET_MAX,
+    STRICT_DECODE_ERRORS,
+)
+from tidebook.core.errors import Corrupt, InvalidInput, TooLarge, UnknownVersion, format_int
+from tidebook.core.event import check_events, pack_events
 from tidebook.core.frame import HEADER_BYTES, Frame
 
 MAGIC: Final = 0x7B
@@ -28,79 +36,129 @@ _VERSION_BYTE = bytes([VERSION])
 
 
 def encode_record(action: Action, *, limit_bytes: int) -> bytes:
-    """The bytes of a record, refused where they are over the topic's limit."""
+    """Return the bytes of the action's record.
+
+    Raise TooLarge if they exceed the topic's limit, and InvalidInput if `decode_record` would refuse them. The body of
+    an append is not checked, because `encode_events` has validated the events.
+    """
+    if not _is_within_bounds(action):
+        raise InvalidInput(f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}")
     rest = _encode(action)
     if len(rest) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(rest) + HEADER_BYTES, limit_bytes=limit_bytes)
     return _frame.seal(rest)
 
 
+def _is_within_bounds(action: Action) -> bool:
+    """Return whether every number and id of an action is within the bounds that its type declares."""
+    if type(action) is not Append:
+        try:
+            _decode(_encode(action))
+        except (*STRICT_DECODE_ERRORS, OverflowError):
+            return False
+        return True
+    expected, at, expiry, floor = action.expected, action.at, action.expire_after_ms, action.floor
+    # Written out for speed: every append passes here.
+    return (
+        0 < action.epoch <= EPOCH_MAX
+        and type(action.append_id) is bytes
+        and len(action.append_id) == IDENTITY_BYTES
+        and 0 < action.count <= EVENTS_MAX
+        and (expected is None or (at is None and type(expected) is int and 0 <= expected <= NUMBER_MAX))
+        and (at is None or (type(at) is int and 0 < at <= NUMBER_MAX))
+        and (expiry is None or (type(expiry) is int and 0 <= expiry <= NUMBER_MAX))
+        and (floor is None or (type(floor) is int and -1 <= floor <= OFFSET_MAX))
+    )
+
+
+def _describe(action: Action) -> str:
+    """Describe an action in an error message, without its body and tags."""
+    fields = {name: getattr(action, name) for name in action.__struct_fields__ if name not in {"body", "tagged"}}
+    texts = {name: format_int(value) if type(value) is int else repr(value) for name, value in fields.items()}
+    return f"{type(action).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"
+
+
 def encode_plain_appends(
     epoch: int, append_ids: Iterable[bytes], payload_types: Sequence[int], payloads: Sequence[bytes]
 ) -> list[bytes]:
-    """`encode_record` of appends of one event each that is a payload, not empty, and nothing else, numbered next.
+    """Return `encode_record` of many plain appends: each one event with a non-empty payload and nothing else.
 
-    Poured into moulds of their sizes, which the encoder made: a third of the time, where thousands go in one call.
+    The appends have neither `expected` nor `at`. Filling in byte templates, one for each payload type and size, takes a
+    third of the time of encoding each record.
     """
     types, sizes = set(payload_types), set(map(len, payloads))
-    alike = len(types) == len(sizes) == 1
-    moulds = (
-        repeat(_mould(epoch, *types, *sizes))
-        if alike
-        else map(_mould, repeat(epoch), payload_types, map(len, payloads))
+    is_uniform = len(types) == len(sizes) == 1
+    templates = (
+        repeat(_plain_template(epoch, *types, *sizes))
+        if is_uniform
+        else map(_plain_template, repeat(epoch), payload_types, map(len, payloads))
     )
     join = b"".join
-    poured = zip(moulds, append_ids, payloads, strict=False)
+    filled = zip(templates, append_ids, payloads, strict=False)
     return _frame.seal_all(
-        [join((before, id, between, payload, behind)) for (before, between, behind), id, payload in poured]
+        [join((before, id, between, payload, after)) for (before, between, after), id, payload in filled]
     )
 
 
-#: A plain append takes so many bytes more than its payload, at most.
+#: The most bytes that the record of a plain append has in addition to its payload.
 PLAIN_BYTES_MAX: Final = 128
 
 
 @lru_cache(4096)
-def _mould(epoch: int, payload_type: int, size: int) -> tuple[bytes, bytes, bytes]:
-    """What stands before the id, between id and payload, and behind the payload."""
+def _plain_template(epoch: int, payload_type: int, size: int) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes before the append id, between id and payload, and after the payload."""
     append_id, payload = b"\xff" * 16, b"\xff" * size
     whole = _encode(Append(epoch, append_id, 1, pack_events([_encode((payload_type, payload))])))
     at = whole.index(append_id)
-    end = whole.rindex(b"\xff") + 1  # nothing behind the payload has such a byte
+    end = whole.rindex(b"\xff") + 1  # no byte after the payload is 0xFF
     return whole[:at], whole[at + 16 : end - size], whole[end:]
 
 
 def decode_record(value: bytes) -> Action:
     """Undo `encode_record`; the events of an append stay packed.
 
-    Raises UnknownVersion for what a newer Tidebook wrote, and Corrupt for damage.
+    Raise UnknownVersion for a record of a newer Tidebook, and Corrupt for damaged bytes.
     """
-    rest = _frame.unseal(value)
+    return _decode_action(_frame.unseal(value))
+
+
+def _decode_action(content: bytes | memoryview) -> Action:
+    """Decode and validate the content of a frame. The result depends on the bytes alone: no part is skipped."""
     try:
-        action: Action = _decode(rest)
-    except msgspec.MsgspecError as error:
+        action: Action = _decode(content)
+    except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
-    if isinstance(action, Append):
-        _check_append(action)
+    if type(action) is Append:
+        if action.expected is not None and action.at is not None:
+            raise Corrupt("the append's envelope contradicts itself: it has both expected and at")
+        # The fold numbers events by `count`, the store writes those of the body: the two must agree.
+        check_events(action.body, action.count, action.tagged)
     return action
 
 
-def _check_append(action: Append) -> None:
-    """Whoever numbers the events goes by `count`, whoever keeps them by the body: both must say the same."""
-    if action.count < 1 or (action.expected is not None and action.at is not None):
-        raise Corrupt("the append's envelope contradicts itself")
-    events = count_events(action.body)
-    if events != action.count:
-        raise Corrupt(f"the append speaks of {action.count} events and holds {events}")
+def is_record(value: bytes | None) -> bool:
+    """Return whether these bytes are a journal's record of any version, with a valid frame and checksum."""
+    if value is None:
+        return False
+    try:
+        _frame.unseal(value)
+    except UnknownVersion:
+        return True
+    except Corrupt:
+        return False
+    return True
 
 
 def has_other_version(value: bytes | None) -> bool:
-    """Whether a record says that it is of a version that is not ours; whether that is true, `read_record` finds out."""
+    """Return whether a record claims another version than ours; `read_record` verifies the claim by its checksum."""
     return value is not None and value[:1] == _MAGIC_BYTE and value[1:2] != _VERSION_BYTE
 
 
 def read_record(value: bytes | None, *, limit_bytes: int) -> Action | Damaged:
-    """What a record says to whoever folds it: damage and over-size are void, the same for all."""
+    """Decode a record for the fold; return Damaged if it is absent, damaged or over the limit.
+
+    The result is the same in every process. Raise UnknownVersion for a record of a newer Tidebook.
+    """
     if value is None:
         return Damaged("the record has no value")
     if len(value) > limit_bytes:

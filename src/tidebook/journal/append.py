@@ -1,4 +1,4 @@
-"""Appending: from the caller's events to a record in the log, and from its acknowledgement to an outcome."""
+"""An append from the caller's events to a record in the log, and from its acknowledgement to its outcome."""
 
 from __future__ import annotations
 
@@ -10,31 +10,18 @@ from typing import Any
 
 import msgspec
 
-from tidebook.core.action import NEVER, Append
+from tidebook.core.action import Append, expiry_ms
+from tidebook.core.bounds import EVENTS_MAX
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.event import Event, encode_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import decode_record
 from tidebook.core.seq_nr import LAST, seq_nr
-from tidebook.core.settle import settle
 from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.outcome import Appended, answer, answer_from_head
-from tidebook.log.port import Log, Many, Outgoing, Sent, SentTogether
-
-EVENTS_MAX = 10_000
-
-
-def expiry_ms(expire_after: timedelta | int | None) -> int | None:
-    """An expiry as the envelope has it."""
-    if expire_after is None or (type(expire_after) is int and expire_after == NEVER):
-        return expire_after
-    if not isinstance(expire_after, timedelta):
-        raise InvalidInput("expire_after is a timedelta, or tidebook.NEVER to remove an expiry")
-    ms = expire_after // timedelta(milliseconds=1)
-    if not 1 <= ms <= LAST:
-        raise InvalidInput(f"expire_after must be at least a millisecond and within reason, not {expire_after}")
-    return ms
+from tidebook.journal.outcome import Appended, outcome_from_head, outcome_of
+from tidebook.log.port import Acknowledged, AcknowledgedBatch, Log, Outgoing, RecordColumns
+from tidebook.runtime.futures import resolve_future
 
 
 def append_action(
@@ -46,7 +33,7 @@ def append_action(
     expire_after: timedelta | int | None,
     floor: int | None,
 ) -> Append:
-    """Check what the caller gave and make the action of it."""
+    """Validate the arguments of an append and return its action."""
     if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:
         _check_events(events)
     if expected is not None or at is not None:
@@ -75,21 +62,21 @@ def _check_numbers(expected: int | None, at: int | None, count: int) -> None:
 
 
 def check_append_id(append_id: object) -> bytes:
-    """An id that a caller brings along."""
+    """Return an append id that the caller supplied; raise InvalidInput if it is not 16 bytes."""
     if type(append_id) is not bytes or len(append_id) != 16:
         raise InvalidInput("append_id must be 16 bytes")
     return append_id
 
 
-def floor_of(retry: OutcomeUnknown, epoch: int) -> int:
-    """Where the log ended before the first attempt, or -1 where that says nothing in this epoch."""
+def retry_floor(retry: OutcomeUnknown, epoch: int) -> int:
+    """Return the offset at which the log ended before the first attempt, or -1 if it is of another epoch or unknown."""
     return retry.floor if retry.floor is not None and retry.epoch == epoch else -1
 
 
-class Pending(msgspec.Struct, gc=False):
-    """An append on its way: called back by the log, it learns what came of it and settles its caller's future.
+class PendingAppend(msgspec.Struct, gc=False):
+    """An append in flight: the callback of the log, which determines the outcome and resolves the caller's future.
 
-    Thousands may be on their way at once, so it is a struct that the garbage collector need not look at.
+    Thousands may be in flight at once, so it is a struct that the garbage collector does not track.
     """
 
     cache: HeadCache
@@ -99,63 +86,69 @@ class Pending(msgspec.Struct, gc=False):
     confirm: bool
     waiter: Any
     floor: int = -1
+    #: The highest offset that this process had seen when the record was sent; the record's own must be higher.
+    sent_after: int = -1
 
     def send(self, log: Log) -> None:
-        """Hand it to the log."""
+        """Send the record."""
         cache, action = self.cache, self.action
-        # What this process has seen of the log lies before anything that it has yet to send.
+        # Every offset that this process has seen is below those of the records it has yet to send.
+        self.sent_after = cache.seen
         self.floor = cache.seen + 1 if action.floor is None else action.floor
-        if self.confirm or cache.next_offset >= 0:  # else there is no tail that could meet it
-            cache.open[action.append_id] = None
+        if self.confirm or cache.next_offset >= 0:  # without a tail nothing would fold it
+            cache.pending_outcomes[action.append_id] = None
         log.send(self.record, self)
 
-    def __call__(self, sent: Sent | TidebookError) -> None:
-        """The log's answer, in the loop's thread, in offset order."""
+    def __call__(self, sent: Acknowledged | TidebookError) -> None:
+        """Handle the acknowledgement or the error; the log calls this in the event loop, in offset order."""
         if isinstance(sent, TidebookError):
-            self._settle(self._with_identity(sent))
+            self._resolve(self._with_append_id(sent))
             return
         cache, action = self.cache, self.action
-        if cache.next_offset < 0 and not self.confirm:  # no tail, so nothing is known but where it lies
+        if cache.identity.is_recreated(sent.offset, self.sent_after):
+            self._resolve(cache.identity.error())
+            return
+        if cache.next_offset < 0 and not self.confirm:  # without a tail only the offset is known
             if sent.offset > cache.seen:
                 cache.seen = sent.offset
-            self._settle(Appended(None, None, sent.partition, sent.offset))
+            self._resolve(Appended(None, None, sent.partition, sent.offset))
             return
         change = cache.take_own(sent, self.record, self.id, action)
-        if change is None:  # the tail may have met it already
+        if change is None:  # the tail may have folded it already
             change = cache.outcome(action.append_id, sent.offset)
         if change is not None:
-            self._settle(answer(change, cache.topic, self.id, action, sent.partition, self._position(sent)))
+            self._resolve(outcome_of(change, cache.topic, self.id, action, sent.partition, self._position(sent)))
         elif self.confirm:
-            task = asyncio.get_running_loop().create_task(self._learn(sent))
-            task.add_done_callback(_keep.discard)
-            _keep.add(task)
+            task = asyncio.get_running_loop().create_task(self._learn_outcome(sent))
+            task.add_done_callback(_running.discard)
+            _running.add(task)
         else:
-            self._settle(Appended(None, None, sent.partition, sent.offset))
+            self._resolve(Appended(None, None, sent.partition, sent.offset))
 
-    def _settle(self, outcome: Appended | TidebookError) -> None:
-        self.cache.open.pop(self.action.append_id, None)
-        settle(self.waiter, outcome)  # unless its caller was cancelled; the write goes on
+    def _resolve(self, outcome: Appended | TidebookError) -> None:
+        self.cache.pending_outcomes.pop(self.action.append_id, None)
+        resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled: the write goes on
 
-    async def _learn(self, sent: Sent) -> None:
-        """Others wrote in between, or the head is not at hand: read up to the record, then fold."""
+    async def _learn_outcome(self, sent: Acknowledged) -> None:
+        """Read and fold the log up to the record: other writers came between, or the head is not cached."""
         cache, append_id = self.cache, self.action.append_id
         position = self._position(sent)
         try:
-            await cache.reach(sent.offset, follow=cache.meets_others())
+            await cache.reach(sent.offset, follow=cache.note_competing_writer())
             change = cache.outcome(append_id, sent.offset)
             if change is None:
                 head = await cache.head(self.id)
                 change = cache.outcome(append_id, sent.offset)
                 if change is None:
-                    self._settle(answer_from_head(head, self._key, self.action, sent.partition, position))
+                    self._resolve(outcome_from_head(head, self._key, self.action, sent.partition, position))
                     return
-            self._settle(answer(change, cache.topic, self.id, self.action, sent.partition, position))
-        except BaseException as error:  # whatever ended this, the caller still waits
-            self._settle(self._not_learned(sent, error))
+            self._resolve(outcome_of(change, cache.topic, self.id, self.action, sent.partition, position))
+        except BaseException as error:  # also a cancellation: the caller must not wait forever
+            self._resolve(self._outcome_unknown(sent, error))
             if not isinstance(error, TidebookError):
                 raise
 
-    def _not_learned(self, sent: Sent, error: BaseException) -> OutcomeUnknown:
+    def _outcome_unknown(self, sent: Acknowledged, error: BaseException) -> OutcomeUnknown:
         unknown = OutcomeUnknown(
             f"{self._key}: the append is in the log at offset {sent.offset}, but whether it counts could not be "
             f"learned: {str(error) or type(error).__name__}",
@@ -168,7 +161,7 @@ class Pending(msgspec.Struct, gc=False):
         unknown.__cause__ = error
         return unknown
 
-    def _with_identity(self, error: TidebookError) -> TidebookError:
+    def _with_append_id(self, error: TidebookError) -> TidebookError:
         if isinstance(error, OutcomeUnknown):
             known = OutcomeUnknown(
                 f"{self._key}: {error}",
@@ -181,96 +174,105 @@ class Pending(msgspec.Struct, gc=False):
             return known
         return error
 
-    def _position(self, sent: Sent) -> Position:
-        return Position(self.cache.facts.epoch, sent.offset)
+    def _position(self, sent: Acknowledged) -> Position:
+        return Position(self.cache.config.epoch, sent.offset)
 
     @property
     def _key(self) -> Key:
         return Key(self.cache.topic, self.id)
 
 
-#: In the place of an outcome that has not come.
-_NOT_YET = Appended(None, None, -1, -1)
+#: The placeholder of an outcome that is not known yet.
+_PENDING = Appended(None, None, -1, -1)
 
 
-class Together:
-    """Appends that are sent together, each in its place: called back by the log, it learns what came of them.
+class AppendBatch:
+    """Appends that are sent together: the callback of the log, which collects the outcome of each at its index.
 
-    With thousands of them it matters how little is made and called for each: one is `Pending` only where it has to be.
+    With thousands of them, the objects and calls for each one matter: a `PendingBatchAppend` is made only if needed.
     """
 
-    def __init__(self, ids: Sequence[str], caches: Mapping[int, HeadCache], many: Many, *, confirm: bool) -> None:
+    def __init__(
+        self, ids: Sequence[str], caches: Mapping[int, HeadCache], columns: RecordColumns, *, confirm: bool
+    ) -> None:
         self._ids = ids
         #: By partition.
         self._caches = caches
-        self._many = many
+        self._columns = columns
         self._confirm = confirm
         self._floors: dict[int, int] = {}
-        self._left = len(ids)
-        self._outcomes: list[Appended | TidebookError] = [_NOT_YET] * self._left
+        self._remaining = len(ids)
+        self._outcomes: list[Appended | TidebookError] = [_PENDING] * self._remaining
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def send(self, log: Log) -> None:
-        """Hand them to the log, as `Pending.send` does."""
+        """Send the records, as `PendingAppend.send` does."""
         self._floors = {partition: cache.seen + 1 for partition, cache in self._caches.items()}
         if self._confirm or any(cache.next_offset >= 0 for cache in self._caches.values()):
-            for place, partition in enumerate(self._many.partitions):
+            for index, partition in enumerate(self._columns.partitions):
                 cache = self._caches[partition]
-                if self._confirm or cache.next_offset >= 0:  # else nobody would take it out again
-                    cache.open[self._action(place).append_id] = None
-        log.send_many(self._many, self)
+                if self._confirm or cache.next_offset >= 0:  # without a tail it would never be removed
+                    cache.pending_outcomes[self._action(index).append_id] = None
+        log.send_many(self._columns, self)
 
-    def __call__(self, places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
-        """The log's answer, in the loop's thread, in offset order."""
-        partition = self._many.partitions[places[0]]
+    def __call__(self, indexes: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
+        """Handle the acknowledgements of one partition; the log calls this in the event loop, in offset order."""
+        partition = self._columns.partitions[indexes[0]]
         cache, outcomes = self._caches[partition], self._outcomes
-        if isinstance(results, SentTogether) and not self._confirm and cache.next_offset < 0:
-            # No tail, so nothing is known but where they lie.
-            told = map(Appended, repeat(None), repeat(None), repeat(partition), results.offsets)
-            for place, outcome in zip(places, told, strict=True):
-                outcomes[place] = outcome
+        if (
+            isinstance(results, AcknowledgedBatch)
+            and not self._confirm
+            and cache.next_offset < 0
+            and not cache.identity.is_recreated(min(results.offsets), self._floors[partition] - 1)
+        ):
+            # Without a tail only the offsets are known.
+            appended = map(Appended, repeat(None), repeat(None), repeat(partition), results.offsets)
+            for index, outcome in zip(indexes, appended, strict=True):
+                outcomes[index] = outcome
             cache.seen = max(cache.seen, *results.offsets)
-            self._settle(len(places))
+            self._count_down(len(indexes))
             return
-        for place, sent in zip(places, results, strict=True):
-            self._pending(place)(sent)
+        for index, sent in zip(indexes, results, strict=True):
+            self._pending(index)(sent)
 
-    def _action(self, place: int) -> Append:
-        """What its record says: most are never asked."""
-        action = decode_record(self._many.values[place])
+    def _action(self, index: int) -> Append:
+        """Decode the action of a record; most are never needed."""
+        action = decode_record(self._columns.values[index])
         assert isinstance(action, Append)
         return action
 
-    def _pending(self, place: int) -> PendingOfMany:
-        record = self._many.record(place)
+    def _pending(self, index: int) -> PendingBatchAppend:
+        record = self._columns.record(index)
         cache, floor = self._caches[record.partition], self._floors[record.partition]
-        return PendingOfMany(cache, self._ids[place], self._action(place), record, self._confirm, self, floor, place)
+        return PendingBatchAppend(
+            cache, self._ids[index], self._action(index), record, self._confirm, self, floor, floor - 1, index
+        )
 
-    def take(self, place: int, outcome: Appended | TidebookError) -> None:
-        """What came of the append in this place."""
-        self._outcomes[place] = outcome
-        self._settle(1)
+    def set_outcome(self, index: int, outcome: Appended | TidebookError) -> None:
+        """Set the outcome of the append at this index."""
+        self._outcomes[index] = outcome
+        self._count_down(1)
 
-    def _settle(self, told: int) -> None:
-        self._left -= told
-        if not self._left and not self._future.done():
+    def _count_down(self, count: int) -> None:
+        self._remaining -= count
+        if not self._remaining and not self._future.done():
             self._future.set_result(None)
 
-    async def told(self) -> list[Appended | TidebookError]:
-        """What came of all of them, in their places."""
+    async def outcomes(self) -> list[Appended | TidebookError]:
+        """Wait for all outcomes and return them by index."""
         await self._future
         return self._outcomes
 
 
-class PendingOfMany(Pending, gc=False):
-    """One of the appends of a call."""
+class PendingBatchAppend(PendingAppend, gc=False):
+    """One append of an `AppendBatch`."""
 
-    waiter: Together
-    place: int = 0
+    waiter: AppendBatch
+    index: int = 0
 
-    def _settle(self, outcome: Appended | TidebookError) -> None:
-        self.cache.open.pop(self.action.append_id, None)
-        self.waiter.take(self.place, outcome)
+    def _resolve(self, outcome: Appended | TidebookError) -> None:
+        self.cache.pending_outcomes.pop(self.action.append_id, None)
+        self.waiter.set_outcome(self.index, outcome)
 
 
-_keep: set[asyncio.Task[Any]] = set()
+_running: set[asyncio.Task[Any]] = set()

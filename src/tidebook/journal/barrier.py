@@ -1,7 +1,8 @@
-"""Barriers: where the log ended, at some moment after the read began.
+"""Barriers: an offset at or after the end of the log at the moment when a read begins.
 
-A read may share only a mark that had not been sent when the read began: one mark is in flight, one gathers. Else an
-append that was acknowledged behind a mark already sent would be missed by a read that starts after it.
+Reads share marks. A read may only share a mark that was not yet sent when the read began: an append that was
+acknowledged after the mark in flight would otherwise be missed by a read that starts after that acknowledgement. So
+one mark is in flight, and the next one collects the reads that arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -9,46 +10,60 @@ from __future__ import annotations
 import asyncio
 
 from tidebook.core.action import Mark
-from tidebook.core.errors import Unavailable
+from tidebook.core.errors import OutcomeUnknown, Unavailable
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.settings import BarrierKind
 from tidebook.log.port import Log
+from tidebook.runtime.futures import ignore_failure
 
 
 class Barriers:
-    """The barriers of one partition."""
+    """Fix read barriers in one partition."""
 
     def __init__(self, log: Log, cache: HeadCache) -> None:
         self._log = log
         self._cache = cache
         self._in_flight: asyncio.Task[int] | None = None
-        self._gathering: asyncio.Task[int] | None = None
+        self._next: asyncio.Task[int] | None = None
 
     async def fix(self, kind: BarrierKind) -> int:
-        """The last offset of the log, or an earlier one where nothing lies between."""
+        """Return an offset that is not below any record acknowledged before this call.
+
+        Raise Unavailable if the end of the log cannot be read, and Corrupt if the log was recreated.
+        """
+        cache = self._cache
+        cache.identity.check()
         if kind == "offset" or self._log.end_is_linearizable:
-            return max(self._cache.seen, await self._log.end(self._cache.topic, self._cache.partition) - 1)
-        if self._gathering is None:
-            self._gathering = asyncio.create_task(self._send(self._in_flight))
-        return await asyncio.shield(self._gathering)
+            seen = cache.seen
+            last = await self._log.end(cache.topic, cache.partition) - 1
+            # Only a linearizable end proves anything: a partitioned leader may report an old one.
+            if self._log.end_is_linearizable and last < seen and cache.identity.is_recreated(last, seen):
+                raise cache.identity.error()
+            return max(cache.seen, last)
+        if self._next is None:
+            self._next = asyncio.create_task(self._send(self._in_flight))
+            self._next.add_done_callback(ignore_failure)
+        return await asyncio.shield(self._next)
 
     async def _send(self, before: asyncio.Task[int] | None) -> int:
         if before is not None:
             await asyncio.wait([before])
         else:
-            await asyncio.sleep(0)  # whoever asks in the same breath shares it
-        self._in_flight, self._gathering = self._gathering, None
+            await asyncio.sleep(0)  # reads that start in the same loop iteration share the mark
+        self._in_flight, self._next = self._next, None
         try:
             if self._cache.next_offset < 0:
-                await self._begin()
-            sent = await self._cache.write(Mark(self._cache.facts.epoch))
+                await self._try_begin()
+            sent, _ = await self._cache.write(Mark(self._cache.config.epoch))
+        except OutcomeUnknown as error:  # only the mark's outcome is unknown: a read writes nothing else
+            raise Unavailable(f"the end of the log could not be learned: {error}") from error
         finally:
             self._in_flight = None
         return sent.offset
 
-    async def _begin(self) -> None:
-        """A tail that has begun takes the mark when it is acknowledged; else the log would be read for it alone."""
+    async def _try_begin(self) -> None:
+        """Begin the tail first: it then takes the mark at its acknowledgement instead of reading it from the log."""
         try:
             await self._cache.begin()
         except Unavailable:
-            pass  # whoever needs the store is told so
+            pass  # a caller that needs the store meets the error itself

@@ -11,33 +11,36 @@ from typing import Any
 
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import Append, Delete, Purge
-from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Truncated
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, topic_name
-from tidebook.core.metrics import Metrics
 from tidebook.core.payload import encode_payload
 from tidebook.core.record import encode_record
 from tidebook.core.seq_nr import FIRST, LAST
-from tidebook.core.topic import TopicFacts
-from tidebook.journal.append import Pending, Together, append_action, check_append_id, floor_of
+from tidebook.core.topic_config import TopicConfig
+from tidebook.journal.append import AppendBatch, PendingAppend, append_action, check_append_id, retry_floor
+from tidebook.journal.append_many import BATCHES_IN_FLIGHT_MAX, EncodedAppends, batches, split_pairs
+from tidebook.journal.expiry import purge_if_at
 from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.many import AHEAD_MAX, Checked, at_once, pairs
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.snapshots import Snapshot, read_snapshot
+from tidebook.journal.tail import journal_of
 from tidebook.journal.topic import OpenPartition, OpenTopic, adopt_topic, open_topic
-from tidebook.log.port import Log, Many, Outgoing
-from tidebook.store.port import Snapshot as KeptSnapshot
-from tidebook.store.port import StoreWriter
+from tidebook.log.port import Log, Outgoing, RecordColumns, read_page
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.runtime.metrics import Metrics
+from tidebook.store.port import StoredSnapshot, StoreWriter
 
-#: Heads that are asked for together, where a call names many journals.
-HEADS_AT_ONCE = 256
+#: Heads that `append_many` resolves concurrently.
+HEADS_IN_FLIGHT_MAX = 256
+#: How often a tail looks for a topic that does not exist yet.
+TOPIC_POLL_S = 0.2
 
 
 class Journal:
-    """All journals of a topic, by id.
+    """The journals of one topic, addressed by id.
 
     >>> async def first_order(book):
     ...     orders = book.journal("orders")
@@ -65,27 +68,59 @@ class Journal:
         self._open: OpenTopic | None = None
         self._opening = asyncio.Lock()
 
-    async def _opened(self, check: Callable[[TopicFacts], object] | None = None) -> OpenTopic:
-        """The topic, open. What `check` refuses, by the facts that hold or would hold, makes no topic."""
+    async def _open_or_create(self, check: Callable[[TopicConfig], object] | None = None) -> OpenTopic:
+        """Open the topic; create it if it does not exist and `check` accepts the configuration that it would have."""
+        topic = await self._open_topic(check, create=True)
+        assert topic is not None
+        return topic
+
+    async def _open_topic(
+        self, check: Callable[[TopicConfig], object] | None = None, *, create: bool = False
+    ) -> OpenTopic | None:
+        """Open the topic; return None if it does not exist and `create` is not set. Only writes create a topic."""
         if self._open is None:
             async with self._opening:
                 if self._open is None:
-                    facts = await self._store.facts(self.topic)
+                    config = await self._store.facts(self.topic)
                     if check is not None:
-                        check(facts or self._settings.facts("", self._settings.partitions))
-                    self._open = await open_topic(
-                        self._log, self._store, self.topic, facts, self._settings, self._metrics
-                    )
+                        check(config or self._settings.facts("", self._settings.partitions))
+                    if config is not None or create:
+                        self._open = await open_topic(
+                            self._log, self._store, self.topic, config, self._settings, self._metrics
+                        )
         return self._open
 
-    async def _at(self, id: str) -> tuple[Key, OpenPartition]:
+    async def _locate(self, id: str) -> tuple[Key, OpenPartition | None]:
+        """Return the key of a journal and its partition; the partition is None if the topic does not exist."""
         key = Key(self.topic, journal_id(id))
-        topic = self._open or await self._opened()
+        topic = self._open or await self._open_topic()
+        if topic is None:
+            return key, None
+        if topic.check_due:
+            topic.check_epoch()
         return key, topic.partition(key.id)
 
-    async def facts(self) -> TopicFacts:
-        """The frozen facts of the topic."""
-        return (await self._opened()).facts
+    async def _locate_or_create(self, id: str) -> tuple[Key, OpenPartition]:
+        key = Key(self.topic, journal_id(id))
+        topic = self._open or await self._open_or_create()
+        if topic.check_due:
+            topic.check_epoch()
+        return key, topic.partition(key.id)
+
+    async def facts(self) -> TopicConfig:
+        """Return the frozen configuration of the topic; raise NotFound if the topic does not exist."""
+        topic = await self._open_topic()
+        if topic is None:
+            raise NotFound(f"there is no topic {self.topic}: the first append makes it, or 'create'")
+        return topic.config
+
+    async def exists(self) -> bool:
+        """Return whether the topic exists."""
+        return await self._open_topic() is not None
+
+    async def create(self) -> TopicConfig:
+        """Create the topic if it does not exist, as the first append would, and return its configuration."""
+        return (await self._open_or_create()).config
 
     # ---- writing
 
@@ -101,92 +136,99 @@ class Journal:
         append_id: bytes | None = None,
         retry: OutcomeUnknown | None = None,
     ) -> Appended:
-        """Append events atomically and answer when the outcome is known.
+        """Append events atomically, and return when the outcome is known.
 
-        `expected` is the number the journal must stand at, `at` the number the first event gets (numbers may be
-        skipped); with neither, they follow the last. `retry` takes the OutcomeUnknown of an earlier try.
-        With `confirm=False` it answers at the log's acknowledgement, with numbers only where they are known by then.
+        `expected` is the last number that the journal must have, `at` the number of the first event (numbers may be
+        skipped); with neither, the events get the next numbers. `retry` takes the OutcomeUnknown of an earlier attempt.
+        With `confirm=False` it returns at the log's acknowledgement, with the numbers only if they are known by then.
         """
         topic = self._open
         if topic is None:
             given = (events, expected, at, expire_after, append_id, retry)
-            topic = await self._opened(partial(self._check, [(id, *given)]))
+            topic = await self._open_or_create(partial(self._validate, [(id, *given)]))
         partition, raw = topic.address(id)
-        action, value = self._record(topic.facts, events, expected, at, expire_after, append_id, retry)
+        action, value = self._encode(topic.config, events, expected, at, expire_after, append_id, retry)
         cache = partition.cache
-        if not confirm:
-            if topic.due:
-                topic.check_epoch()
-        elif not cache.known(id):
-            await cache.head(id)  # known before the send, so the outcome is known at the acknowledgement
+        if topic.check_due:
+            topic.check_epoch()
+        cache.identity.check()
+        if confirm and not cache.known(id):
+            await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
         future: asyncio.Future[Appended] = topic.loop.create_future()
         record = Outgoing(self.topic, partition.number, raw, value)
-        Pending(cache, id, action, record, confirm, future).send(self._log)
+        PendingAppend(cache, id, action, record, confirm, future).send(self._log)
         return await future
 
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
     ) -> list[Appended | TidebookError]:
-        """Append to many journals in one call; each is atomic by itself, and an error stands in its own place.
+        """Append to many journals in one call; each append is atomic, and its result or error is at its index.
 
-        Bad input in any of them raises before anything is sent.
+        Invalid input in any of them raises before anything is sent.
         """
-        ids, appends = pairs(items)
-        topic = self._open or await self._opened(partial(self._check, zip(ids, appends, strict=True)))
+        ids, appends = split_pairs(items)
+        topic = self._open or await self._open_or_create(partial(self._validate, zip(ids, appends, strict=True)))
         addresses = topic.addresses(ids)
-        checked = Checked(appends, topic.facts, lambda events: self._record(topic.facts, events)[1])
+        encoded = EncodedAppends(appends, topic.config, lambda events: self._encode(topic.config, events)[1])
+        if topic.check_due:
+            topic.check_epoch()
+        for partition in topic.partitions:
+            partition.cache.identity.check()
         if confirm:
             caches = {id: partition.cache for id, (partition, _) in zip(ids, addresses, strict=True)}
-            if unresolved := await self._resolve(caches):
+            if unresolved := await self._resolve_heads(caches):
                 others = [(id, events) for id, events in zip(ids, appends, strict=True) if id not in unresolved]
                 answers = iter(await self.append_many(others))
                 return [unresolved[id] if id in unresolved else next(answers) for id in ids]
-        elif topic.due:
-            topic.check_epoch()
         outcomes: list[Appended | TidebookError] = []
-        sent: deque[Together] = deque()
-        for some in at_once(len(ids)):
-            places = addresses[some]
-            partitions, keys = [partition.number for partition, _ in places], [key for _, key in places]
-            many = Many(self.topic, partitions, keys, checked.values(some, self._ids))
-            of_partitions = {partition.number: partition.cache for partition, _ in places}
-            together = Together(ids[some], of_partitions, many, confirm=confirm)
-            together.send(self._log)
-            sent.append(together)
-            await asyncio.sleep(0)  # the log takes them while the next are made
-            if len(sent) > AHEAD_MAX:
-                outcomes += await sent.popleft().told()
-        for together in sent:
-            outcomes += await together.told()
+        sent: deque[AppendBatch] = deque()
+        for chunk in batches(len(ids)):
+            chunk_addresses = addresses[chunk]
+            partitions, keys = (
+                [partition.number for partition, _ in chunk_addresses],
+                [key for _, key in chunk_addresses],
+            )
+            columns = RecordColumns(self.topic, partitions, keys, encoded.values(chunk, self._ids))
+            partition_caches = {partition.number: partition.cache for partition, _ in chunk_addresses}
+            batch = AppendBatch(ids[chunk], partition_caches, columns, confirm=confirm)
+            batch.send(self._log)
+            sent.append(batch)
+            await asyncio.sleep(0)  # lets the log send this batch while the next one is encoded
+            if len(sent) > BATCHES_IN_FLIGHT_MAX:
+                outcomes += await sent.popleft().outcomes()
+        for batch in sent:
+            outcomes += await batch.outcomes()
         return outcomes
 
-    async def _resolve(self, ids: Mapping[str, HeadCache]) -> dict[str, TidebookError]:
-        """Learn the heads that are not at hand, some at a time; why not, where one cannot be learned."""
+    async def _resolve_heads(self, ids: Mapping[str, HeadCache]) -> dict[str, TidebookError]:
+        """Resolve the heads that are not cached, a bounded number at a time; return the errors by id."""
         unknown = [(id, cache) for id, cache in ids.items() if not cache.known(id)]
         failed: dict[str, TidebookError] = {}
-        for start in range(0, len(unknown), HEADS_AT_ONCE):
-            some = unknown[start : start + HEADS_AT_ONCE]
-            found = await asyncio.gather(*(cache.head(id) for id, cache in some), return_exceptions=True)
-            for (id, _), result in zip(some, found, strict=True):
+        for start in range(0, len(unknown), HEADS_IN_FLIGHT_MAX):
+            chunk = unknown[start : start + HEADS_IN_FLIGHT_MAX]
+            found = await asyncio.gather(*(cache.head(id) for id, cache in chunk), return_exceptions=True)
+            for (id, _), result in zip(chunk, found, strict=True):
                 if isinstance(result, TidebookError):
                     failed[id] = result
                 elif isinstance(result, BaseException):
                     raise result
-            if len(failed) >= start + len(some):  # nothing answers: the rest would wait as long, and in vain
-                error = failed[some[-1][0]]
-                failed.update((id, error) for id, _ in unknown[start + len(some) :])
+            if len(failed) >= start + len(
+                chunk
+            ):  # every head failed so far: the rest would only wait for the same error
+                error = failed[chunk[-1][0]]
+                failed.update((id, error) for id, _ in unknown[start + len(chunk) :])
                 break
         return failed
 
-    def _check(self, appends: Iterable[tuple[Any, ...]], facts: TopicFacts) -> None:
-        """What would be refused is refused, before there is a topic."""
+    def _validate(self, appends: Iterable[tuple[Any, ...]], config: TopicConfig) -> None:
+        """Raise InvalidInput for appends that `append` would reject, before the topic is created."""
         for id, *given in appends:
             journal_id(id)
-            self._record(facts, *given)
+            self._encode(config, *given)
 
-    def _record(
+    def _encode(
         self,
-        facts: TopicFacts,
+        config: TopicConfig,
         events: Sequence[Event],
         expected: int | None = None,
         at: int | None = None,
@@ -194,130 +236,141 @@ class Journal:
         append_id: bytes | None = None,
         retry: OutcomeUnknown | None = None,
     ) -> tuple[Append, bytes]:
-        """Check what was given and make the record of it."""
+        """Validate the arguments of an append; return its action and its encoded record."""
         floor = None
         if retry is not None:
             if append_id is not None or getattr(retry, "append_id", None) is None:
                 raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
-            append_id, floor = retry.append_id, floor_of(retry, facts.epoch)
+            append_id, floor = retry.append_id, retry_floor(retry, config.epoch)
         append_id = self._ids.new() if append_id is None else check_append_id(append_id)
-        action = append_action(events, facts.epoch, append_id, expected, at, expire_after, floor)
-        return action, encode_record(action, limit_bytes=facts.limit_bytes)
+        action = append_action(events, config.epoch, append_id, expected, at, expire_after, floor)
+        return action, encode_record(action, limit_bytes=config.limit_bytes)
 
     async def delete(self, id: str, *, to: int) -> None:
-        """Delete the events up to and including `to`, never future ones; on no journal, it starts one behind `to`."""
+        """Delete the events up to and including `to`, never future ones.
+
+        If there is no journal, an empty one begins whose first event comes after `to`.
+        """
         numbers.seq_nr(to, name="to")
-        key, partition = await self._at(id)
+        key, partition = await self._locate_or_create(id)
         head = await partition.reader.head(key, self._settings.barrier)
         incarnation = head.incarnation if head is not None and head.live else None
-        await partition.cache.write(Delete(partition.cache.facts.epoch, to, incarnation), key.id)
+        await partition.cache.write(Delete(partition.cache.config.epoch, to, incarnation), key.id)
 
     async def purge(self, id: str) -> None:
-        """Remove the journal altogether; the next append begins a new one from 1. Nothing there is nothing to do."""
-        key, partition = await self._at(id)
-        await partition.cache.write(Purge(partition.cache.facts.epoch), key.id)
+        """Remove the journal with all its events, if it exists; the next append starts again at 1."""
+        key, partition = await self._locate(id)
+        if partition is None:
+            return
+        await partition.cache.write(Purge(partition.cache.config.epoch), key.id)
 
     async def purge_expired(self, id: str, head: Head) -> bool:
-        """Purge the journal only if its head still stands where it stood: a fresh append always wins.
+        """Purge the journal if its head is still at the position of `head`; return whether it was purged.
 
-        False where it was seen to have moved already, so that a purge waiting for replication is not repeated.
+        A concurrent append wins. Raise OutcomeUnknown if the purge was sent and its effect could not be determined.
         """
-        key, partition = await self._at(id)
-        now = await partition.cache.head(key.id)
-        if now is None or not now.live or now.position != head.position:
-            return False
-        await partition.cache.write(Purge(partition.cache.facts.epoch, head.position), key.id)
-        return True
+        key, partition = await self._locate(id)
+        return partition is not None and await purge_if_at(partition.cache, key, head.position)
 
     # ---- reading
 
     def read(
         self, id: str, *, start: int = FIRST, end: int = LAST, barrier: BarrierKind | None = None
     ) -> AsyncIterator[ReadEvent]:
-        """The journal's events with start ≤ seq_nr ≤ end, in order, as of a moment after this call began."""
+        """Return the events with start ≤ seq_nr ≤ end, in order, as of a moment after this call."""
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
-        if self._open is None:
-            return self._read(journal_id(id), start, end, self._kind(barrier))
+        if self._open is None or self._open.check_due:  # the check runs in the loop, where the events are read
+            return self._read(journal_id(id), start, end, self._barrier_kind(barrier))
         reader = self._open.partition(journal_id(id)).reader
-        return reader.events(Key(self.topic, id), start=start, to=end, kind=self._kind(barrier))
+        return reader.events(Key(self.topic, id), start=start, to=end, kind=self._barrier_kind(barrier))
 
     async def _read(self, id: str, start: int, end: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
-        key, partition = await self._at(id)
+        key, partition = await self._locate(id)
+        if partition is None:
+            return
         async for event in partition.reader.events(key, start=start, to=end, kind=kind):
             yield event
 
     def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[ReadEvent]:
-        """The journal's events from `start`, then each new one as it is appended; it ends only when it is closed.
+        """Return the events from `start` on, then each new one as it is appended; the iterator never ends by itself.
 
-        After a purge it goes on with the events of the next life.
+        After a purge it continues with the events of the next incarnation.
         """
         numbers.seq_nr(start, name="start")
         return self._tail(journal_id(id), start)
 
     async def _tail(self, id: str, start: int) -> AsyncIterator[ReadEvent]:
-        key, partition = await self._at(id)
-        life = None
+        key, partition = await self._locate(id)
+        while partition is None:  # polled, because there is no log yet to wait on
+            await asyncio.sleep(TOPIC_POLL_S)
+            key, partition = await self._locate(id)
+        incarnation = None
         cursor = start - 1
         kind = self._settings.barrier
         while True:
             view = await partition.reader.view(key, kind)
-            kind = "offset"  # marks of many followers would wake one another for ever
+            kind = "offset"  # the marks of many tails would wake each other forever
             head = view.head
             if head is not None and head.live:
-                if life is not None and head.incarnation != life:
+                if incarnation is not None and head.incarnation != incarnation:
                     cursor = 0
-                life, cursor = head.incarnation, max(cursor, head.delete_to)
+                incarnation, cursor = head.incarnation, max(cursor, head.delete_to)
                 if head.seq_nr > cursor:
-                    new = partition.reader.events(key, start=cursor + 1, to=LAST, kind="offset", life=life)
+                    new = partition.reader.events(
+                        key, start=cursor + 1, to=LAST, kind="offset", incarnation=incarnation
+                    )
                     try:
                         async for event in new:
                             cursor = event.seq_nr
                             yield event
                     except Truncated:
-                        continue  # deleted or purged under it: go on with what is there
+                        continue  # deleted or purged during the read: continue with what is left
             await self._log.wait(self.topic, partition.number, offset=view.as_of + 1)
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
-        """The last seq_nr, or None where there is no journal."""
-        key, partition = await self._at(id)
-        head = await partition.reader.head(key, self._kind(barrier))
+        """Return the last seq_nr, or None if there is no journal."""
+        kind = self._barrier_kind(barrier)
+        key, partition = await self._locate(id)
+        head = None if partition is None else await partition.reader.head(key, kind)
         return head.seq_nr if head is not None and head.live else None
 
     async def ids(self) -> AsyncIterator[str]:
-        """The ids of all journals of the topic, each once, in no order."""
-        topic = await self._opened()
-        touched: set[str] = set()
+        """Return the ids of all journals of the topic, each once, in no particular order."""
+        topic = await self._open_topic()
+        if topic is None:
+            return
+        unreplicated: set[str] = set()
         for partition in topic.partitions:
-            touched |= await self._touched(partition)
+            unreplicated |= await self._unreplicated_ids(partition)
         async for id in self._store.ids(self.topic):
-            if id not in touched:
+            if id not in unreplicated:
                 yield id
-        for id in touched:
+        for id in unreplicated:
             head = await topic.partition(id).cache.head(id)
             if head is not None and head.live:
                 yield id
 
-    async def _touched(self, partition: OpenPartition) -> set[str]:
-        """The ids that the unreplicated tail speaks of."""
+    async def _unreplicated_ids(self, partition: OpenPartition) -> set[str]:
+        """Return the ids of the journals that have unreplicated records."""
         barrier = await partition.barriers.fix(self._settings.barrier)
         await partition.cache.reach(barrier)
         found: set[str] = set()
         start = await partition.cache.replicated() + 1
         while start <= barrier:
             try:
-                batch = await self._log.read(self.topic, partition.number, start=start, stop=barrier + 1)
+                batch = await read_page(self._log, self.topic, partition.number, start=start, stop=barrier + 1)
             except LogLost:
                 replicated = await partition.cache.replicated()
                 if replicated < start:
                     raise
                 start = replicated + 1
                 continue
-            found.update(id for record in batch.records if (id := _named(record.key)) is not None)
+            found.update(id for record in batch.records if (id := journal_of(record)) is not None)
             start = batch.next_offset
         return found
 
-    def _kind(self, barrier: BarrierKind | None) -> BarrierKind:
+    def _barrier_kind(self, barrier: BarrierKind | None) -> BarrierKind:
         if barrier is None:
             return self._settings.barrier
         if barrier not in ("mark", "offset"):
@@ -327,63 +380,57 @@ class Journal:
     # ---- snapshots
 
     async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
-        """Save a state as of `seq_nr`, which must exist; the same number overwrites, and only the newest slots stay."""
+        """Save a state as of `seq_nr`, which must exist; replace one of that number, and keep the newest slots."""
         numbers.seq_nr(seq_nr)
         payload_type, data = encode_payload(payload)
-        key, head = await self._live(id)
+        key, head = await self._live_head(id)
         if seq_nr > head.seq_nr:
-            raise InvalidInput(f"{key}: a snapshot at {seq_nr} lies beyond the journal, which stands at {head.seq_nr}")
+            raise InvalidInput(
+                f"{key}: a snapshot at {seq_nr} is beyond the end of the journal, which is at {head.seq_nr}"
+            )
         limit = (await self.facts()).limit_bytes
         if len(data) > limit:
             raise TooLarge("the snapshot", size_bytes=len(data), limit_bytes=limit)
         await self._store.save_snapshot(
             key,
             head.incarnation,
-            KeptSnapshot(seq_nr, payload_type, data, self._clock.now_ms()),
+            StoredSnapshot(seq_nr, payload_type, data, self._clock.now_ms()),
             slots=self._settings.snapshot_slots,
         )
 
     async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
-        """The newest snapshot at or below `to` of the journal as it lives now, or None."""
+        """Return the newest snapshot at or below `to` of the current incarnation, or None."""
         numbers.seq_nr(to, name="to")
-        key, partition = await self._at(id)
-        head = await partition.reader.head(key, self._settings.barrier)
+        key, partition = await self._locate(id)
+        head = None if partition is None else await partition.reader.head(key, self._settings.barrier)
         if head is None or not head.live:
             return None
-        kept = await self._store.snapshots(key, head.incarnation)
-        return next((read_snapshot(each) for each in kept if each.seq_nr <= to), None)
+        stored = await self._store.snapshots(key, head.incarnation)
+        return next((read_snapshot(each) for each in stored if each.seq_nr <= to), None)
 
     async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
-        """Remove the snapshots at or below `to`."""
+        """Delete the snapshots at or below `to`."""
         numbers.seq_nr(to, name="to")
-        key, head = await self._live(id)
+        key, head = await self._live_head(id)
         await self._store.delete_snapshots(key, head.incarnation, to=to)
 
-    async def _live(self, id: str) -> tuple[Key, Head]:
-        key, partition = await self._at(id)
-        head = await partition.reader.head(key, self._settings.barrier)
+    async def _live_head(self, id: str) -> tuple[Key, Head]:
+        key, partition = await self._locate(id)
+        head = None if partition is None else await partition.reader.head(key, self._settings.barrier)
         if head is None or not head.live:
             raise NotFound(f"{key}: there is no such journal")
         return key, head
 
-    async def adopt(self) -> TopicFacts:
-        """Accept the log as it is after it was re-made or restored: a new epoch begins on what the store has."""
+    async def adopt(self) -> TopicConfig:
+        """Accept the log as it is after it was recreated or restored: a new epoch starts from what the store has."""
         async with self._opening:
-            facts = await adopt_topic(self._log, self._store, self.topic, self._settings)
-            if self._open is not None and self._open.facts != facts:
+            config = await adopt_topic(self._log, self._store, self.topic, self._settings)
+            if self._open is not None and self._open.config != config:
                 await self.close()
-            return facts
+            return config
 
     async def close(self) -> None:
         """Stop following the log."""
         topic, self._open = self._open, None
         if topic is not None:
             await topic.close()
-
-
-def _named(key: bytes | None) -> str | None:
-    """The id that a record's key names, if it can be one: anybody may write to a log."""
-    try:
-        return None if key is None else journal_id(key.decode())
-    except (UnicodeDecodeError, InvalidInput):
-        return None

@@ -1,4 +1,4 @@
-"""What came of an append, as its caller learns it."""
+"""The outcome of an append, as its caller gets it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import msgspec
 
 from tidebook.core.action import Append
 from tidebook.core.errors import Conflict, Fenced, InvalidInput, OutcomeUnknown, TidebookError
-from tidebook.core.fold import Appended as Added
-from tidebook.core.fold import Change, Crowded, Forgotten, Lost, Repeated, Stale, is_crowded, may_be_forgotten
+from tidebook.core.fold import (
+    AppendApplied,
+    AppendRepeated,
+    Change,
+    Rejected,
+    RetryTooLate,
+    Stale,
+    TooManyTags,
+    has_too_many_tags,
+    may_be_evicted,
+)
 from tidebook.core.head import JOURNAL_TAGS_MAX, Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """The events are in the journal as numbers `first` to `last`; both are None where the outcome was not awaited."""
+    """The events are in the journal as numbers `first` to `last`; both are None if the outcome was not awaited."""
 
     first: int | None
     last: int | None
@@ -22,25 +31,25 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-def answer(
+def outcome_of(
     change: Change, topic: str, id: str, action: Append, partition: int, position: Position
 ) -> Appended | TidebookError:
-    """The caller's view of what the fold said."""
+    """Translate the change that the fold computed for an append into its result or its error."""
     match change:
-        case Added():
+        case AppendApplied():
             return Appended(change.first, change.last, partition, position.offset)
-        case Repeated():
+        case AppendRepeated():
             return Appended(change.first, change.last, partition, change.position.offset)
-        case Lost():
+        case Rejected():
             return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=change.found)
-        case Crowded():
-            return crowded(Key(topic, id))
+        case TooManyTags():
+            return too_many_tags(Key(topic, id))
         case Stale():
             return Fenced(
                 f"{topic}/{id}: the topic has moved on from epoch {action.epoch} to {position.epoch}: "
                 "open the book again"
             )
-        case Forgotten():
+        case RetryTooLate():
             return OutcomeUnknown(
                 f"{topic}/{id}: this retry comes too late: more than 16 appends followed, so whether the first attempt "
                 "happened is no longer known; read the journal to see",
@@ -52,33 +61,45 @@ def answer(
             raise AssertionError(f"an append cannot end as {change}")
 
 
-def crowded(key: Key) -> InvalidInput:
-    """What the caller of an append is told that brings too many different tags."""
+def too_many_tags(key: Key) -> InvalidInput:
+    """Return the error for an append that would exceed the number of different tags of a journal."""
     return InvalidInput(
         f"{key}: the events of one journal may carry {JOURNAL_TAGS_MAX:,} different tags, and this append would bring "
         "more: tags name kinds of events; what differs in each event belongs in its payload or metadata"
     )
 
 
-def answer_from_head(
+def outcome_from_head(
     head: Head | None, key: Key, action: Append, partition: int, position: Position
 ) -> Appended | TidebookError:
-    """The outcome of an append that was replicated before this process could fold it."""
+    """Return the outcome of an append that was replicated before this process could fold it."""
     for recent in head.recent if head is not None else ():
         if recent.append_id == action.append_id:
             return Appended(recent.first, recent.last, partition, recent.position.offset)
-    # It is not among those that count. Either it was void, or it is forgotten by now; and a retry may have been void
-    # because its first attempt was forgotten.
-    late = head is not None and action.floor is not None and may_be_forgotten(head, action.floor, position.epoch)
+    # The append is not among the recent ones: it was void, or it was evicted since; and a retry may have been void
+    # because its first attempt had been evicted.
+    late = head is not None and action.floor is not None and may_be_evicted(head, action.floor, position.epoch)
     if not late and (head is None or head.evicted is None or head.evicted < position):
-        if is_crowded(head, action):
-            return crowded(key)
-        return Conflict(
-            key=key, expected=action.expected, at=action.at, found=head.seq_nr if head is not None and head.live else 0
-        )
+        if has_too_many_tags(head, action):
+            return too_many_tags(key)
+        found = _seq_nr_at(head, position)
+        if found == action.expected:  # not a conflict, so the head at that position is no longer known
+            found = None
+        return Conflict(key=key, expected=action.expected, at=action.at, found=found)
     return OutcomeUnknown(
         f"{key}: too many appends followed this one to tell its outcome; read the journal to see",
         append_id=action.append_id,
         partition=partition,
         offset=position.offset,
     )
+
+
+def _seq_nr_at(head: Head | None, position: Position) -> int | None:
+    """Return the last seq_nr before `position`, from a head at or after it; None if that head does not know it."""
+    if head is None:
+        return 0
+    if head.position < position:
+        return head.seq_nr if head.live else 0
+    # The head of a purged journal still has the recent appends of the purged incarnation.
+    before = [each for each in head.recent if head.incarnation <= each.position < position]
+    return before[-1].last if before else None

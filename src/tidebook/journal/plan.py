@@ -1,4 +1,4 @@
-"""What a read does next, decided purely from what it has learned."""
+"""The plan of a read: a pure decision from the store's head and the folded tail."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tidebook.core.position import Position
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """There is no journal, or nothing in the range asked for."""
+    """There is no journal, or no event in the requested range."""
 
 
 class StoreOnly(msgspec.Struct, frozen=True):
-    """Rows above `after` up to `to`, from the store."""
+    """Read the rows after `after` up to `to` from the store."""
 
     after: int
     to: int
 
 
 class StoreThenTail(msgspec.Struct, frozen=True):
-    """Rows above `after` up to `to` from the store, then the tail's events above `to`."""
+    """Read the rows after `after` up to `to` from the store, then the tail's events after `to`."""
 
     after: int
     to: int
 
 
 class TailOnly(msgspec.Struct, frozen=True):
-    """The tail's events above `after`: the store has no journal, or one that the tail purges."""
+    """Read the tail's events after `after`: the store has no journal, a purged one, or no row after `after`."""
 
     after: int
 
@@ -38,9 +38,10 @@ ReadPlan = Nothing | StoreOnly | StoreThenTail | TailOnly
 def plan_read(
     *, stored: Head | None, folded: Head | None, purged: bool, appended: bool, after: int, to: int
 ) -> ReadPlan:
-    """`stored` is the store's head, `folded` the same with the tail up to the barrier on top.
+    """Decide where the events after `after` up to `to` are read from.
 
-    `purged` and `appended` tell whether the tail purges the stored life and adds events to the present one.
+    `stored` is the store's head; `folded` is that head with the tail folded onto it, up to the barrier. `purged` says
+    that the tail purges the stored incarnation, `appended` that it adds events to the current one.
     """
     if folded is None or not folded.live:
         return Nothing()
@@ -56,11 +57,11 @@ def plan_read(
     return StoreOnly(after, min(to, stored.seq_nr))
 
 
-def page_stands(planned: Head, now: Head | None, cursor: int) -> bool:
-    """Whether a page that was read behind `cursor` may be yielded, from the head as it is after the page was read."""
+def page_is_valid(planned: Head, now: Head | None, cursor: int) -> bool:
+    """Return whether a page read after `cursor` may be yielded, given the head `now` that was read after the page."""
     return now is not None and now.live and now.incarnation == planned.incarnation and now.delete_to <= cursor
 
 
-def may_go_on(life: Position, folded: Head | None, cursor: int) -> bool:
-    """Whether a read that has yielded up to `cursor` may go on from a new plan, with no hole and no other life."""
-    return folded is not None and folded.live and folded.incarnation == life and folded.delete_to <= cursor
+def may_continue(incarnation: Position, folded: Head | None, cursor: int) -> bool:
+    """Return whether a read that yielded up to `cursor` may continue: same incarnation, nothing after it deleted."""
+    return folded is not None and folded.live and folded.incarnation == incarnation and folded.delete_to <= cursor

@@ -1,4 +1,4 @@
-"""What a user may set of journals: `[journal]` in tidebook.toml. Facts of a topic count only when it is made."""
+"""The settings of journals: section `[journal]` of tidebook.toml."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 
 BarrierKind = Literal["mark", "offset"]
-#: At least one: with none, a page would look like the end of a journal.
-Some = Annotated[int, msgspec.Meta(ge=1)]
+#: At least 1: with a page size of 0, a page would look like the end of the journal.
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts of new topics, and the bounds of this process."""
+    """Settings of new topics, which are frozen when a topic is created, and the limits of this process."""
 
-    partitions: Some = 4
-    segment_size: Some = 1000
-    segments: Some = 512
-    limit_bytes: Some = 1_000_000
-    #: How a read learns where the log ends: a mark pushed to it (linearizable), or its end offset (no write).
+    partitions: Positive = 4
+    segment_size: Positive = 1000
+    segments: Positive = 512
+    limit_bytes: Positive = 1_000_000
+    #: How a read finds the end of the log: by appending a mark (linearizable), or by its end offset (no write).
     barrier: BarrierKind = "mark"
-    page_events: Some = 1000
-    snapshot_slots: Some = 3
-    #: The head cache, a partition: resolved heads and their bytes, offsets of unreplicated records and their bytes.
-    cached_heads_max: Some = 32_768
-    cached_head_bytes_max: Some = 64_000_000
-    cached_offsets_max: Some = 1_000_000
-    cached_bytes_max: Some = 32_000_000
-    #: An unreplicated tail up to this size is read once; a longer one is streamed a second time.
-    tail_bytes_max: Some = 8_000_000
-    #: A partition is tailed for this long after it was last used.
+    page_events: Positive = 1000
+    snapshot_slots: Positive = 3
+    #: The head cache of each partition: heads and their memory, offsets of unreplicated records (16 bytes each), and
+    #: the memory of those records.
+    cached_heads_max: Positive = 32_768
+    cached_head_bytes_max: Positive = 64_000_000
+    cached_offsets_max: Positive = 1_000_000
+    cached_bytes_max: Positive = 32_000_000
+    #: An unreplicated tail up to this size is kept in memory by a read; a longer one is read from the log twice.
+    tail_bytes_max: Positive = 8_000_000
+    #: A partition is followed for this long after its last use.
     follow_s: Seconds = 60.0
 
-    def facts(self, topic_id: str, partitions: int) -> TopicFacts:
-        """The facts of a topic that is made now."""
-        return TopicFacts(
+    def facts(self, topic_id: str, partitions: int) -> TopicConfig:
+        """Return the configuration of a topic that is created now."""
+        return TopicConfig(
             topic_id=topic_id,
             partitions=partitions,
             segment_size=self.segment_size,

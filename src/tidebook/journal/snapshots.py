@@ -1,4 +1,4 @@
-"""Snapshots: states that an app saves of its journals, in a few slots, each bound to one life of a journal."""
+"""A snapshot as the application reads it, decoded from the stored one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from tidebook.core.payload import decode_payload
-from tidebook.store.port import Snapshot as Kept
+from tidebook.store.port import StoredSnapshot
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A saved state, as of `seq_nr`."""
+    """An application state as of `seq_nr`."""
 
     seq_nr: int
     payload: Any
@@ -20,10 +20,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def timestamp(self) -> datetime:
-        """When it was saved, by the clock of who saved it."""
+        """Return when it was saved, by the clock of the process that saved it."""
         return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
 
 
-def read_snapshot(kept: Kept) -> Snapshot:
-    """A kept snapshot with its payload decoded."""
-    return Snapshot(kept.seq_nr, decode_payload(kept.payload_type, kept.payload), kept.timestamp_ms)
+def read_snapshot(stored: StoredSnapshot) -> Snapshot:
+    """Return a stored snapshot with its payload decoded."""
+    return Snapshot(stored.seq_nr, decode_payload(stored.payload_type, stored.payload), stored.timestamp_ms)

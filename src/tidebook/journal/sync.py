@@ -7,25 +7,31 @@ from datetime import timedelta
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError
 from tidebook.core.event import Event, ReadEvent
-from tidebook.core.portal import Portal
 from tidebook.core.seq_nr import FIRST, LAST
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import BarrierKind
 from tidebook.journal.snapshots import Snapshot
+from tidebook.runtime.blocking_portal import BlockingPortal
 
 
 class SyncJournal:
     """All journals of a topic; see `Journal` for what each name does."""
 
-    def __init__(self, portal: Portal, journal: Journal) -> None:
+    def __init__(self, portal: BlockingPortal, journal: Journal) -> None:
         self._portal = portal
         self._journal = journal
         self.topic = journal.topic
 
-    def facts(self) -> TopicFacts:
+    def facts(self) -> TopicConfig:
         return self._portal.run(self._journal.facts())
+
+    def exists(self) -> bool:
+        return self._portal.run(self._journal.exists())
+
+    def create(self) -> TopicConfig:
+        return self._portal.run(self._journal.create())
 
     def append(
         self,
@@ -86,5 +92,5 @@ class SyncJournal:
     def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
         self._portal.run(self._journal.delete_snapshots(id, to=to))
 
-    def adopt(self) -> TopicFacts:
+    def adopt(self) -> TopicConfig:
         return self._portal.run(self._journal.adopt())

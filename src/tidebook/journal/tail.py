@@ -1,4 +1,4 @@
-"""The unreplicated tail of one journal, folded onto the head that the store has."""
+"""The unreplicated tail of one journal, folded onto the store's head."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterator
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
-from tidebook.core.errors import Fenced
+from tidebook.core.errors import Fenced, InvalidInput
 from tidebook.core.event import ReadEvent, read_event, unpack_events
-from tidebook.core.fold import Appended, Change, Purged, fold
+from tidebook.core.fold import AppendApplied, Change, PurgeApplied, fold
 from tidebook.core.head import Head
+from tidebook.core.key import journal_id
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 
 
 class TailAppend(msgspec.Struct, frozen=True, gc=False):
-    """A valid append of the tail."""
+    """An append in the tail that took effect."""
 
     first: int
     body: bytes
@@ -26,44 +27,60 @@ class TailAppend(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
     def events(self, partition: int, *, after: int, to: int) -> Iterator[ReadEvent]:
-        """Its events with after < seq_nr ≤ to."""
+        """Return the events with after < seq_nr ≤ to."""
         number = self.first
-        for kept in unpack_events(self.body):
+        for encoded in unpack_events(self.body):
             if after < number <= to:
-                yield read_event(kept, number, self.timestamp_ms, partition, self.offset)
+                yield read_event(encoded, number, self.timestamp_ms, partition, self.offset)
             number += 1
 
 
-def read_action(record: Record, facts: TopicFacts) -> Action | Damaged:
-    """What a record says. One of a newer epoch says that these facts are old: whoever holds them stops here."""
-    action = read_record(record.value, limit_bytes=facts.limit_bytes)
-    if not isinstance(action, Damaged) and action.epoch > facts.epoch:
-        raise Fenced(f"the topic has moved on from epoch {facts.epoch} to {action.epoch}: open the book again")
+def journal_of(record: Record) -> str | None:
+    """Return the id of the journal that a record belongs to, or None if it belongs to none.
+
+    A mark has no key. Any client may write to a log, so a key need not be a valid id; replication sets such records
+    aside, and readers skip them.
+
+    >>> journal_of(Record(0, 0, b"o-1", b"")), journal_of(Record(0, 0, None, b"")), journal_of(Record(0, 0, b"", b""))
+    ('o-1', None, None)
+    """
+    try:
+        return None if record.key is None else journal_id(record.key.decode())
+    except (UnicodeDecodeError, InvalidInput):
+        return None
+
+
+def read_action(record: Record, config: TopicConfig) -> Action | Damaged:
+    """Decode the action of a record; raise Fenced if it is of a newer epoch, because `config` is then outdated."""
+    action = read_record(record.value, limit_bytes=config.limit_bytes)
+    if not isinstance(action, Damaged) and action.epoch > config.epoch:
+        raise Fenced(f"the topic has moved on from epoch {config.epoch} to {action.epoch}: open the book again")
     return action
 
 
-class Tail:
-    """Folds a key's records in offset order; keeps the appends of the present life up to a bound of bytes."""
+class JournalTail:
+    """Folds a journal's records in offset order, and keeps the appends of the current incarnation up to `bytes_max`."""
 
-    def __init__(self, head: Head | None, facts: TopicFacts, *, bytes_max: int) -> None:
+    def __init__(self, head: Head | None, config: TopicConfig, *, bytes_max: int) -> None:
         self.head = head
         self.purged = False
+        #: None once they exceed `bytes_max`: they must then be read a second time.
         self.appends: list[TailAppend] | None = []
-        #: From here a second pass begins: the head, and the offset of the last record before.
+        #: Where that second pass starts: the head, and the offset of the last record that it includes.
         self.restart: tuple[Head | None, int | None] = (head, None)
         self.appended = False
-        #: The action of the record taken last.
+        #: The action of the last record.
         self.action: Action | Damaged | None = None
-        self._facts = facts
+        self._facts = config
         self._bytes = 0
         self._bytes_max = bytes_max
 
     def take(self, record: Record) -> Change:
-        """Fold one record."""
+        """Fold the next record and return its change."""
         self.action = action = read_action(record, self._facts)
         position = Position(self._facts.epoch, record.offset)
         self.head, change = fold(self.head, action, position, record.timestamp_ms, self._facts)
-        if type(change) is Appended:
+        if type(change) is AppendApplied:
             assert type(action) is Append
             self.appended = True
             if self.appends is not None:
@@ -72,7 +89,7 @@ class Tail:
                     self.appends = None
                 else:
                     self.appends.append(TailAppend(change.first, action.body, record.timestamp_ms, record.offset))
-        elif type(change) is Purged:
+        elif type(change) is PurgeApplied:
             self.purged, self.appended = True, False
             self.appends, self._bytes = [], 0
             self.restart = (self.head, record.offset)

@@ -1,35 +1,38 @@
-"""Opening a topic: its facts, checked against the log, and its partitions."""
+"""Open a topic: check its configuration against the log, and set up its partitions."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from tidebook.core.action import Mark
-from tidebook.core.errors import Corrupt, Fenced, TidebookError
+from tidebook.core.bounds import TICK_AHEAD_MS_MAX
+from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.key import journal_id, partition_of
-from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.record import encode_record
-from tidebook.core.replication import Pointer, SliceWrites
-from tidebook.core.topic import TopicFacts
+from tidebook.core.record import encode_record, is_record
+from tidebook.core.replication_plan import Pointer, SliceWrites
+from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
+from tidebook.journal.log_identity import adopt_hint, different_log
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
-from tidebook.log.port import Log, Outgoing
+from tidebook.log.port import Log, Outgoing, TopicState, last_record
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 
-#: Journals whose address is remembered, a topic.
+#: Journals whose address is cached, for each topic.
 ADDRESSES_MAX = 8192
-#: How often one that appends without confirming looks whether the topic has a new epoch.
-LOOK_EVERY_S = 3.0
+#: How often a topic in use is checked: it may have a new epoch, or have been recreated in the log.
+CHECK_INTERVAL_S = 3.0
 
 
 class OpenPartition:
-    """One partition in use."""
+    """One partition in use: its cache, barriers and reader."""
 
     __slots__ = ("barriers", "cache", "number", "reader")
 
@@ -39,55 +42,63 @@ class OpenPartition:
         store: StoreWriter,
         topic: str,
         number: int,
-        facts: TopicFacts,
+        config: TopicConfig,
         settings: JournalSettings,
         metrics: Metrics,
+        *,
+        end: int,
     ) -> None:
         self.number = number
-        self.cache = HeadCache(log, store, topic, number, facts, settings, metrics)
+        self.cache = HeadCache(log, store, topic, number, config, settings, metrics)
+        self.cache.seen = end - 1
         self.barriers = Barriers(log, self.cache)
         self.reader = Reader(log, store, self.cache, self.barriers, settings, metrics)
 
 
-#: A journal's partition, and its id as the key of records.
+#: The partition of a journal, and its id as the key of its records.
 Address = tuple[OpenPartition, bytes]
 
 
 class OpenTopic:
-    """A topic whose facts are known, with its partitions."""
+    """An open topic: its configuration and its partitions."""
 
     def __init__(
         self,
         log: Log,
         store: StoreWriter,
         topic: str,
-        facts: TopicFacts,
+        config: TopicConfig,
         settings: JournalSettings,
         metrics: Metrics,
+        *,
+        ends: Sequence[int],
     ) -> None:
-        self.facts = facts
+        """`ends` are the end offsets of the partitions when the topic was checked."""
+        self.config = config
+        self._log = log
         self._store = store
         self._topic = topic
-        #: It is time for `check_epoch`. A timer sets it: asking for the time would cost every append.
-        self.due = False
-        #: Asking for it costs every append a system call, up to Python 3.11.
+        #: Whether `check_epoch` must be called. A timer sets it, because reading the clock would slow down every
+        #: append.
+        self.check_due = False
+        #: Cached, because up to Python 3.11 getting the loop costs every append a system call.
         self.loop = asyncio.get_running_loop()
-        self._timer = self.loop.call_later(LOOK_EVERY_S, self._be_due)
-        self._looking: asyncio.Task[None] | None = None
-        #: The epoch that the topic has moved on to, if it was seen to.
-        self._moved_to: int | None = None
+        self._timer = self.loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
+        self._check_task: asyncio.Task[None] | None = None
+        #: The error that says why this topic can no longer be used, once that was detected.
+        self._superseded: TidebookError | None = None
         self.partitions = [
-            OpenPartition(log, store, topic, number, facts, settings, metrics) for number in range(facts.partitions)
+            OpenPartition(log, store, topic, number, config, settings, metrics, end=end)
+            for number, end in zip(range(config.partitions), ends, strict=True)
         ]
-
         self._addresses: dict[str, Address] = {}
 
     def partition(self, id: str) -> OpenPartition:
-        """The partition that holds this journal: by the frozen count, never by what the log says today."""
-        return self.partitions[partition_of(id, self.facts.partitions)]
+        """Return the partition of a journal, by the frozen partition count and not by the log's current one."""
+        return self.partitions[partition_of(id, self.config.partitions)]
 
     def address(self, id: str) -> Address:
-        """Where records of a journal go, its id checked: an id in use is checked and hashed once."""
+        """Return the address of a journal; an id in use is validated and hashed only once."""
         address = self._addresses.get(id) if type(id) is str else None
         if address is None:
             address = self.partition(journal_id(id)), id.encode()
@@ -97,167 +108,220 @@ class OpenTopic:
         return address
 
     def addresses(self, ids: Sequence[str]) -> list[Address]:
-        """The addresses of many, most of them known."""
+        """Return the addresses of many journals, most of them cached."""
         known = self._addresses.get
         try:
             return [known(id) or self.address(id) for id in ids]
-        except TypeError:  # one that no dict could have: it is told by name
+        except TypeError:  # an id that is not hashable: `address` raises an error that names it
             return list(map(self.address, ids))
 
     def check_epoch(self) -> None:
-        """Fenced where the topic has moved on to another epoch, as far as was learned in the last seconds.
+        """Raise Fenced if the topic has a newer epoch, Corrupt if the log was recreated; else start the next check.
 
-        Who confirms meets the new epoch's mark. Who does not reads nothing, and would be told of success for ever.
+        It raises what an earlier check found. This is needed because an appender that does not confirm reads nothing,
+        and would report success forever; and because a recreated log that has grown past what this process saw differs
+        from the old one only by its id.
         """
-        if self._moved_to is not None:
-            raise Fenced(
-                f"topic {self._topic} has moved on from epoch {self.facts.epoch} to {self._moved_to}: "
+        if self._superseded is not None:
+            raise self._superseded.with_traceback(None)
+        self.check_due = False
+        self._check_task = asyncio.create_task(self._run_check())
+
+    def _set_check_due(self) -> None:
+        self.check_due = True
+
+    async def _run_check(self) -> None:
+        try:
+            self._superseded = await self._find_change()
+        except TidebookError:
+            pass  # appends work without the store; the next check tries again
+        if self._superseded is not None:
+            self.check_due = True
+        else:
+            self._timer = self.loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
+
+    async def _find_change(self) -> TidebookError | None:
+        config = await self._store.facts(self._topic)
+        if config is not None and config.epoch > self.config.epoch:
+            return Fenced(
+                f"topic {self._topic} has moved on from epoch {self.config.epoch} to {config.epoch}: "
                 "open the book again"
             )
-        self.due = False
-        self._looking = asyncio.create_task(self._look())
-
-    def _be_due(self) -> None:
-        self.due = True
-
-    async def _look(self) -> None:
-        try:
-            facts = await self._store.facts(self._topic)
-        except TidebookError:
-            facts = None  # appends go on without the store; it is asked again in a while
-        if facts is not None and facts.epoch > self.facts.epoch:
-            self._moved_to, self.due = facts.epoch, True
-        else:
-            self._timer = self.loop.call_later(LOOK_EVERY_S, self._be_due)
+        state = await self._log.topic(self._topic)
+        if state is not None and state.topic_id != self.config.topic_id:
+            return different_log(self._topic, found=state.topic_id, known=self.config.topic_id)
+        return None
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._check_task is not None:
+            self._check_task.cancel()
+            await asyncio.gather(self._check_task, return_exceptions=True)
         self._timer.cancel()
         for partition in self.partitions:
             await partition.cache.close()
 
 
 async def open_topic(
-    log: Log, store: StoreWriter, topic: str, facts: TopicFacts | None, settings: JournalSettings, metrics: Metrics
+    log: Log, store: StoreWriter, topic: str, config: TopicConfig | None, settings: JournalSettings, metrics: Metrics
 ) -> OpenTopic:
-    """Open a topic, made where it has no facts yet; a log that is not the one of the facts stops here, loudly."""
-    if facts is None:
+    """Open a topic, and create it if it has no configuration yet; raise Corrupt if the log does not match it."""
+    if config is None:
         state = await log.topic(topic)
         if state is None:
             state = await log.create_topic(topic, settings.partitions, limit_bytes=settings.limit_bytes)
-        facts = await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
-    await check_topic(log, store, topic, facts)
-    if not facts.admitted:
-        facts = await _admit(log, store, topic, facts)
-    await begin_epoch(store, topic, facts)
-    return OpenTopic(log, store, topic, facts, settings, metrics)
+        else:
+            await _refuse_messages(log, state)
+        config = await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
+    ends = await check_topic(log, store, topic, config)
+    if not config.admitted:
+        config = await _admit(log, store, topic, config)
+    await begin_epoch(store, topic, config)
+    return OpenTopic(log, store, topic, config, settings, metrics, ends=ends)
 
 
-async def _admit(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> TopicFacts:
-    """Raise the time of a new topic to the greatest one of the book before anything is appended to it.
+async def _refuse_messages(log: Log, state: TopicState) -> None:
+    """Raise InvalidInput for a topic with other messages: each side would treat the other's records as damaged."""
+    found = await last_record(log, state)
+    if found is not None and not is_record(found.value):
+        raise InvalidInput(
+            f"topic {state.topic} is in the log already and holds messages that no journal wrote (an outbox's, or "
+            "another program's): give the journals another topic, or publish to another one"
+        )
 
-    It is registered by now, and holds the horizon of tag queries back. One that did not see it registered has read
-    its pointers before this does, so nothing appended from here on can lie below what it delivered.
+
+async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> TopicConfig:
+    """Raise the time of a new topic to the greatest time of the book, before anything is appended to it.
+
+    The topic is registered by now, so it holds back the watermark of tag queries. A query that did not see it
+    registered has read its pointers before this function does, so no later append can be below what that query
+    delivered.
     """
     pointers = [await store.pointers(each) for each in await store.topics()]
-    most_ms = max((pointer.time_ms for of_topic in pointers for pointer in of_topic.values()), default=0)
-    if most_ms:
-        value = encode_record(Mark(facts.epoch, most_ms), limit_bytes=facts.limit_bytes)
-        numbers = range(facts.partitions)
-        await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
-    return await store.set_facts(topic, msgspec.structs.replace(facts, admitted=True), expected=facts)
+    book_ms = max((pointer.time_ms for of_topic in pointers for pointer in of_topic.values()), default=0)
+    # On a log that can be reached without the store, the first record identifies a topic of journals.
+    if book_ms or not log.end_is_linearizable:
+        value = encode_record(Mark(config.epoch, book_ms), limit_bytes=config.limit_bytes)
+        numbers = range(config.partitions)
+        try:
+            marks = await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
+        except OutcomeUnknown as error:  # an extra mark is harmless, and the caller has written nothing
+            raise Unavailable(f"topic {topic}: it could not be opened: {error}") from error
+        if (now_ms := min(mark.timestamp_ms for mark in marks)) + TICK_AHEAD_MS_MAX < book_ms:
+            # Readers ignore a tick so far ahead, so appends would be ordered below what was delivered.
+            raise Unavailable(
+                f"topic {topic}: the log's clock says {now_ms} ms and the book's time is {book_ms} ms: set the clock "
+                "that is wrong and open the topic again"
+            )
+    return await store.set_facts(topic, msgspec.structs.replace(config, admitted=True), expected=config)
 
 
-async def check_topic(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
-    """Check that the log holds the very life of the topic that the facts speak of."""
-    remedy = f"if the log is right, run 'tidebook journal adopt {topic}': it begins a new epoch on what the store has"
+async def check_topic(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> list[int]:
+    """Raise Corrupt if the log does not have the configured topic; return the end offsets of its partitions."""
+    hint = adopt_hint(topic)
     state = await log.topic(topic)
     if state is None:
-        raise Corrupt(f"topic {topic}: the store knows it and the log does not: restore the log, or {remedy}")
-    if state.topic_id != facts.topic_id:
-        raise Corrupt(
-            f"topic {topic}: the log holds another life of it ({state.topic_id}) than the store was filled from "
-            f"({facts.topic_id}): {remedy}"
-        )
-    if state.partitions < facts.partitions:
-        raise Corrupt(f"topic {topic}: it was made with {facts.partitions} partitions and has {state.partitions} now")
-    numbers = range(facts.partitions)
+        raise Corrupt(f"topic {topic}: the store knows it and the log does not: restore the log, or {hint}")
+    if state.topic_id != config.topic_id:
+        raise different_log(topic, found=state.topic_id, known=config.topic_id)
+    if state.partitions < config.partitions:
+        raise Corrupt(f"topic {topic}: it was made with {config.partitions} partitions and has {state.partitions} now")
+    numbers = range(config.partitions)
     pointers = await asyncio.gather(*(store.pointer(topic, number) for number in numbers))
     ends = await asyncio.gather(*(log.end(topic, number) for number in numbers))
     for number, pointer, end in zip(numbers, pointers, ends, strict=True):
-        if pointer is not None and pointer.position.epoch == facts.epoch and end <= pointer.position.offset:
+        if pointer is not None and pointer.position.epoch == config.epoch and end <= pointer.position.offset:
             raise Corrupt(
                 f"topic {topic}, partition {number}: the log ends at {end}, but the store was replicated through "
-                f"{pointer.position.offset}: {remedy}"
+                f"{pointer.position.offset}: {hint}"
             )
+    return ends
 
 
-async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: JournalSettings) -> TopicFacts:
-    """Begin a new epoch on the log as it is: what the store has stays, records of older epochs count no more.
+async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: JournalSettings) -> TopicConfig:
+    """Start a new epoch on the log as it is: the store keeps its state, and records of older epochs become void.
 
-    Where log and facts fit together there is nothing to adopt: a new epoch would void what is not replicated yet.
+    If the log matches the configuration nothing is adopted, because a new epoch would void unreplicated records.
     """
-    facts = await store.facts(topic)
+    config = await store.facts(topic)
     state = await log.topic(topic)
     if state is None:
-        partitions = facts.partitions if facts is not None else settings.partitions
-        limit_bytes = facts.limit_bytes if facts is not None else settings.limit_bytes
+        partitions = config.partitions if config is not None else settings.partitions
+        limit_bytes = config.limit_bytes if config is not None else settings.limit_bytes
         state = await log.create_topic(topic, partitions, limit_bytes=limit_bytes)
-    if facts is None:
+    if config is None:
         return await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
-    if state.partitions < facts.partitions:
-        raise Corrupt(f"topic {topic}: {facts.partitions} partitions are needed and the log has {state.partitions}")
-    if not await _fits(log, store, topic, facts):
-        facts = await _new_epoch(log, store, topic, facts, state.topic_id)
-    await begin_epoch(store, topic, facts)
-    return facts
+    if state.partitions < config.partitions:
+        raise Corrupt(f"topic {topic}: {config.partitions} partitions are needed and the log has {state.partitions}")
+    if not await _matches_log(log, store, topic, config):
+        config = await _start_epoch(log, store, topic, config, state.topic_id)
+    await begin_epoch(store, topic, config)
+    return config
 
 
-async def _new_epoch(log: Log, store: StoreWriter, topic: str, facts: TopicFacts, topic_id: str) -> TopicFacts:
-    """Set facts of a new epoch, or learn those that another has set meanwhile.
+async def _start_epoch(log: Log, store: StoreWriter, topic: str, config: TopicConfig, topic_id: str) -> TopicConfig:
+    """Set the configuration of a new epoch, and return it, or the one that a concurrent process has set.
 
-    A mark of the new epoch comes first: whoever still holds the old facts stops at it, and is told of no success.
-    The facts name the marks of whoever set them. All records of the epoch lie behind those; before the mark of one who
-    came second, there may be appends that were acknowledged.
+    A mark of the new epoch is written first: a process with the old configuration stops at it and reports no success.
+    The configuration names the marks of the process that set it. All records of the epoch come after those marks; a
+    process that came second may have written its marks after acknowledged appends.
     """
-    # Its tick lies above all of the old epoch: offsets begin anew, and at the same time they would order tagged events.
+    # The tick is above all times of the old epoch: offsets start again, and at equal times they would order tagged
+    # events.
     known = await store.pointers(topic)
     tick_ms = max((pointer.time_ms for pointer in known.values()), default=-1) + 1
-    epoch = facts.epoch + 1
-    value = encode_record(Mark(epoch, tick_ms), limit_bytes=facts.limit_bytes)
-    numbers = range(facts.partitions)
+    epoch = config.epoch + 1
+    value = encode_record(Mark(epoch, tick_ms), limit_bytes=config.limit_bytes)
+    numbers = range(config.partitions)
     marks = await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
     began = tuple((mark.offset, max(mark.timestamp_ms, tick_ms)) for mark in marks)
-    wanted = msgspec.structs.replace(facts, topic_id=topic_id, epoch=epoch, began=began)
-    return await store.set_facts(topic, wanted, expected=facts)
+    proposed = msgspec.structs.replace(config, topic_id=topic_id, epoch=epoch, began=began)
+    return await store.set_facts(topic, proposed, expected=config)
 
 
-async def _fits(log: Log, store: StoreWriter, topic: str, facts: TopicFacts) -> bool:
+async def _matches_log(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> bool:
     try:
-        await check_topic(log, store, topic, facts)
+        await check_topic(log, store, topic, config)
     except Corrupt:
         return False
     return True
 
 
-async def begin_epoch(store: StoreWriter, topic: str, facts: TopicFacts) -> None:
-    """Let the epoch begin at its marks: what lies before is void, and may be gone from the log already.
+async def begin_epoch(store: StoreWriter, topic: str, config: TopicConfig) -> None:
+    """Move the pointers to the marks of the epoch: what comes before them is void, and may be gone from the log.
 
-    Harmless to repeat, at any time and by anybody: whoever set the facts may have died before this.
+    This is idempotent, and any process may do it: the one that set the configuration may have crashed before this.
     """
-    if not facts.began:
+    if not config.began:
         return
     known = await store.pointers(topic)
-    for number, (offset, time_ms) in enumerate(facts.began):
+    numbers = range(len(config.began))
+    if all(number in known and known[number].position.epoch >= config.epoch for number in numbers):
+        return
+    times_ms = await _epoch_start_times(store, topic, config, known)
+    for number, time_ms in enumerate(times_ms):
+        begun = Pointer(Position(config.epoch, config.began[number][0]), time_ms)
         pointer = known.get(number)
-        if pointer is not None:
-            if pointer.position.epoch >= facts.epoch:
-                continue
-            time_ms = max(time_ms, pointer.time_ms + 1)
-        begun = Pointer(Position(facts.epoch, offset), time_ms)
-        try:
-            await store.apply(SliceWrites(topic, number, pointer, begun, ()))
-        except Fenced:
-            pass  # another has begun it meanwhile
+        while pointer is None or pointer.position.epoch < config.epoch:
+            with contextlib.suppress(Fenced):  # a replicator of the old epoch, or another process that begins this one
+                await store.apply(SliceWrites(topic, number, pointer, begun, ()))
+                break
+            pointer = await store.pointer(topic, number)
+
+
+async def _epoch_start_times(
+    store: StoreWriter, topic: str, config: TopicConfig, known: Mapping[int, Pointer]
+) -> Sequence[int]:
+    """Return the log time at which the epoch begins in each partition, above all times of the old epoch.
+
+    The times are fixed by compare-and-set: replicators that start from pointers with different times would give the
+    same tagged events different times.
+    """
+    name = f"began/{topic}/{config.topic_id}/{config.epoch}"
+    while (stored := await store.setting(name)) is None:
+        times_ms = [
+            max(time_ms, known[number].time_ms + 1 if number in known else 0)
+            for number, (_, time_ms) in enumerate(config.began)
+        ]
+        with contextlib.suppress(OutcomeUnknown):
+            await store.set_setting(name, msgspec.json.encode(times_ms).decode(), expected=None)
+    return msgspec.json.decode(stored, type=list[int])

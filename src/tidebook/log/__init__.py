@@ -1,1 +1,1 @@
-"""The log: where every action lands first, in order, per partition."""
+"""The log: every action is appended here first. It is ordered within each partition."""

@@ -1,4 +1,7 @@
-"""What a log must do. Its adapters stand beside it; `tidebook.testing.conformance` says what each must pass."""
+"""The port of the log: topics, partitions and records, as the journal, the WAL and the pipeline use them.
+
+`tidebook.log.kafka` and `tidebook.log.sqlite` implement it; `tidebook.testing.conformance.log` tests its contract.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from typing import Protocol, overload
 
 import msgspec
 
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import LogLost, TidebookError
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record as the log holds it. Offsets of a partition grow; a hole between two is no loss."""
+    """A stored record. The offsets of a partition increase, but need not be consecutive: a gap is not a loss.
+
+    `timestamp_ms` is the time that the log gave to the record, in milliseconds since the epoch.
+    """
 
     offset: int
     timestamp_ms: int
@@ -21,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way to a partition."""
+    """A record to append to a partition."""
 
     topic: str
     partition: int
@@ -30,52 +36,55 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-class Many(msgspec.Struct, frozen=True):
-    """Records of one topic, in three columns: thousands of them are made and checked faster so."""
+class RecordColumns(msgspec.Struct, frozen=True):
+    """Records of one topic as three columns of equal length, which is cheaper than thousands of `Outgoing` objects."""
 
     topic: str
     partitions: list[int]
     keys: list[bytes]
     values: list[bytes]
 
-    def record(self, place: int) -> Outgoing:
-        """One of them."""
-        return Outgoing(self.topic, self.partitions[place], self.keys[place], self.values[place])
+    def record(self, index: int) -> Outgoing:
+        """Return the record at `index`."""
+        return Outgoing(self.topic, self.partitions[index], self.keys[index], self.values[index])
 
 
-class InOrder(msgspec.Struct, frozen=True):
-    """Records of one topic; those of one chain (None: of no chain) must not pass by one another."""
+class OrderedBatch(msgspec.Struct, frozen=True):
+    """Records of one topic, each with the chain it belongs to, or None.
+
+    The records of a chain are appended in this order, and none is appended after one of its chain that was rejected.
+    """
 
     topic: str
     records: Sequence[Outgoing]
     chains: Sequence[bytes | None]
 
 
-class Sent(msgspec.Struct, frozen=True, gc=False):
-    """The log has it, durably, at this offset. `first_offset` etc. of neighbours tell nothing: read them."""
+class Acknowledged(msgspec.Struct, frozen=True, gc=False):
+    """The log has stored a record durably at this offset. It says nothing about the offsets before and after."""
 
     partition: int
     offset: int
     timestamp_ms: int
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Records in offset order, and how far they reach: the read goes on at `next_offset`."""
+class RecordPage(msgspec.Struct, frozen=True, gc=False):
+    """Records in offset order. `next_offset` is the offset at which the next read continues."""
 
     records: tuple[Record, ...]
     next_offset: int
 
 
 class TopicState(msgspec.Struct, frozen=True, gc=False):
-    """A topic as the log has it. `topic_id` tells the lives of a topic apart."""
+    """A topic as it is now. A topic that is deleted and created again has another `topic_id`."""
 
     topic: str
     topic_id: str
     partitions: int
 
 
-class SentTogether(Sequence[Sent]):
-    """Records of one partition that were all taken. What is told of a single one is made when it is asked for."""
+class AcknowledgedBatch(Sequence[Acknowledged]):
+    """The acknowledgements of many records of one partition. Each `Acknowledged` is only created when it is read."""
 
     __slots__ = ("_timestamps_ms", "offsets", "partition")
 
@@ -88,66 +97,87 @@ class SentTogether(Sequence[Sent]):
         return len(self.offsets)
 
     @overload
-    def __getitem__(self, index: int) -> Sent: ...
+    def __getitem__(self, index: int) -> Acknowledged: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Sent]: ...
-    def __getitem__(self, index: int | slice) -> Sent | list[Sent]:
+    def __getitem__(self, index: slice) -> list[Acknowledged]: ...
+    def __getitem__(self, index: int | slice) -> Acknowledged | list[Acknowledged]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return Sent(self.partition, self.offsets[index], self._timestamps_ms[index])
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return Acknowledged(self.partition, self.offsets[index], self._timestamps_ms[index])
 
 
-#: Called in the event loop's thread, in offset order per partition.
-OnSent = Callable[[Sent | TidebookError], None]
-#: The same for some of many: their places among them, all of one partition, and what came of each.
-OnSentMany = Callable[[Sequence[int], Sequence[Sent | TidebookError]], None]
+#: Receives the result of one `send`, once, in the event loop's thread, in offset order per partition.
+OnSent = Callable[[Acknowledged | TidebookError], None]
+#: Receives results of a `send_many`: indexes into its columns, all of one partition, and the result of each. Every
+#: index is reported once, over one or more calls.
+OnSentMany = Callable[[Sequence[int], Sequence[Acknowledged | TidebookError]], None]
 
 
-def one_of(on_sent: OnSentMany, place: int) -> OnSent:
-    """The callback of one of many that is sent for itself."""
-    return lambda result: on_sent((place,), (result,))
+def one_of(on_sent: OnSentMany, index: int) -> OnSent:
+    """Return a callback for a single `send` that reports its result to `on_sent` under `index`."""
+    return lambda result: on_sent((index,), (result,))
 
 
 class Log(Protocol):
-    """A set of topics, each with partitions, each an ordered run of records.
+    """Topics with numbered partitions; a partition is an append-only sequence of records, ordered by offset.
 
-    Every failure is a TidebookError: Unavailable (nothing was written), OutcomeUnknown (it may have been),
-    LogLost (the offset asked for is gone), NotFound (no such topic).
+    Every failure is a TidebookError:
+
+    - `Unavailable`: the call failed and wrote nothing; it can be retried.
+    - `OutcomeUnknown`: a write failed, and may or may not have taken effect.
+    - `TooLarge`: a record exceeds the topic's `limit_bytes`; it was not written.
+    - `LogLost`: records that the call needs are no longer in the log.
+    - `NotFound`: there is no such topic or partition.
+    - `InvalidInput`: an argument is wrong, or the log was opened before this process forked.
     """
 
-    #: Whether `read(key=…)` finds a key's records without passing over those of others.
+    #: Whether `read(key=…)` uses an index. Without one it scans the records of all keys.
     indexed_by_key: bool
-    #: Whether `end` alone is a barrier: no acknowledged record can lie at or behind it unseen.
+    #: Whether `end` is a read barrier: every record acknowledged before the call has an offset below the result.
     end_is_linearizable: bool
 
     async def create_topic(
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:
-        """Make a topic, or return it as it is. `keep_forever`: no retention by time or size, only `truncate`."""
+        """Create a topic, or return the existing one unchanged, even if it has another number of partitions.
+
+        Records over `limit_bytes` are rejected with TooLarge. With `keep_forever` the topic has no retention by time
+        or size: only `truncate` and `delete_topic` remove records. Raise InvalidInput if the settings of an existing
+        topic on the server contradict `limit_bytes` or `keep_forever`.
+        """
         ...
 
     async def topic(self, topic: str) -> TopicState | None:
-        """The topic as it is now, or None."""
+        """Return the topic as it is now, or None if there is none."""
         ...
 
     async def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         ...
 
     async def delete_topic(self, topic: str) -> None:
-        """Remove a topic and all it holds."""
+        """Delete a topic and its records; raise NotFound if there is none."""
         ...
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
-        """Append a record and call back once it is durable. Records sent in the same breath share the cost."""
+        """Append a record; call `on_sent` with its Acknowledged once it is durable, or with the error.
+
+        Errors are only reported through `on_sent`, which is not called before `send` has returned (in a forked child
+        it may be, since the event loop may not run there). Records that are sent to a partition one after another get
+        increasing offsets. A record that fails does not affect the others. Records that are sent in the same iteration
+        of the event loop may share a round trip or a commit.
+        """
         ...
 
-    def send_many(self, many: Many, on_sent: OnSentMany) -> None:
-        """`send` for many, in this order."""
+    def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
+        """Do the same as `send` for each record, in this order."""
         ...
 
-    async def append(self, record: Outgoing) -> Sent:
-        """`send`, awaited."""
+    async def append(self, record: Outgoing) -> Acknowledged:
+        """Append a record; return once it is durable, or raise the error.
+
+        Cancelling the call does not withdraw the record.
+        """
         ...
 
     async def read(
@@ -160,41 +190,89 @@ class Log(Protocol):
         key: bytes | None = None,
         limit: int = 1000,
         limit_bytes: int = 4_000_000,
-    ) -> Batch:
-        """Records of offsets `start` ≤ offset < `stop`, at most `limit` of them (at least one where there is one).
+    ) -> RecordPage:
+        """Return records with `start` ≤ offset < `stop`, in offset order; with `key`, only those of this key.
 
-        Ends when `next_offset` is `stop`. Raises LogLost where `start` lies below the log's start.
+        A page has at most `limit` records, and exceeds `limit_bytes` of values only if it has a single record. To read
+        the whole range, call again with `start=next_offset` until that is `stop`. A page may be empty although
+        `next_offset` has advanced, if the offsets in between belong to other keys or are gaps.
+
+        A read does not wait for records: if the partition ends before `stop`, the range ends there, and a page at the
+        end is empty with `next_offset == start`. Raise LogLost if `start` is below the partition's start: truncated
+        records are never skipped silently. An adapter may also raise LogLost if `start` is after the partition's end.
         """
         ...
 
     async def start(self, topic: str, partition: int) -> int:
-        """The first offset that is still there."""
+        """Return the first offset of the partition that was not truncated; in an empty partition it equals the end."""
         ...
 
     async def end(self, topic: str, partition: int) -> int:
-        """The offset that the next record gets, or a later one."""
+        """Return the partition's end: the next record gets this offset or a later one.
+
+        If `end_is_linearizable` is False, the result may be lower than the offset of a record that was acknowledged
+        before the call. Truncation does not lower the end.
+        """
         ...
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
-        """Remove the records below `before`."""
+        """Remove the records below `before`, or below the end if that is lower, and move the partition's start there.
+
+        Do nothing if the start is at or above `before` already.
+        """
         ...
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
-        """Wait until `end` is above `offset`; False when the time ran out first."""
+        """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
         ...
 
     async def close(self) -> None:
-        """Finish what was sent, then let go."""
+        """Wait for the records that were sent, then release all resources. A second call does nothing."""
         ...
+
+
+async def read_page(
+    log: Log, topic: str, partition: int, *, start: int, stop: int, key: bytes | None = None, limit: int = 1000
+) -> RecordPage:
+    """Call `log.read` for a range that is known to have been in the log; raise LogLost if the page makes no progress.
+
+    If the log has become shorter since, it ends at or before `start`, and a caller that reads page after page up to
+    `stop` would never finish.
+    """
+    page = await log.read(topic, partition, start=start, stop=stop, key=key, limit=limit)
+    if page.next_offset <= start < stop:
+        raise LogLost(
+            topic=topic,
+            partition=partition,
+            first=start,
+            last=stop - 1,
+            when="that it held before",
+            remedy="its topic was made again, or it lost acknowledged records",
+        )
+    return page
 
 
 async def read_all(
     log: Log, topic: str, partition: int, *, start: int, stop: int, key: bytes | None = None
 ) -> Sequence[Record]:
-    """All records of a range, for ranges known to be small."""
+    """Return all records of a range, which must be small; raise LogLost if the log no longer has all of it."""
     records: list[Record] = []
     while start < stop:
-        batch = await log.read(topic, partition, start=start, stop=stop, key=key)
-        records += batch.records
-        start = batch.next_offset
+        page = await read_page(log, topic, partition, start=start, stop=stop, key=key)
+        records += page.records
+        start = page.next_offset
     return records
+
+
+async def last_record(log: Log, state: TopicState) -> Record | None:
+    """Return the last record of the first partition that has any, to infer what the topic is used for; else None."""
+    for partition in range(state.partitions):
+        end = await log.end(state.topic, partition)
+        start = await log.start(state.topic, partition)
+        for back in (1, 100, end - start):  # the last offsets may be gaps
+            first = max(start, end - back)
+            if first < end:
+                page = await log.read(state.topic, partition, start=first, stop=end, limit=100)
+                if page.records:
+                    return page.records[-1]
+    return None

@@ -1,4 +1,4 @@
-"""Messages written in the application's SQL transaction and relayed to Kafka, in order and once.
+"""Publish messages in the application's SQL transaction; a relay sends them to Kafka, in order and once.
 
 from tidebook import outbox
 

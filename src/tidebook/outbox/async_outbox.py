@@ -1,4 +1,4 @@
-"""`book.outbox` of an async book: the blocking one, in threads. The relay's own work is done by threads in any case."""
+"""The outbox of an async book: `Outbox` run in threads."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 from tidebook.core.event import Event
 from tidebook.outbox.backend import BackendName
-from tidebook.outbox.message import Message, all_checked
+from tidebook.outbox.message import Message, validate_messages
 from tidebook.outbox.outbox import COUNT_MAX, LIST_MAX, Outbox
+from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
 from tidebook.outbox.publish import Pairs, Payload, Value
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.port.outbox import ParkedMessage, TopicStatus
 
 
 class AsyncOutbox:
-    """The same names as `Outbox`, awaited."""
+    """The async form of `Outbox`, with the same names."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.blocking = outbox
 
     @property
     def settings(self) -> OutboxSettings:
-        """The `[outbox]` section."""
+        """The `[outbox]` section of the book's settings."""
         return self.blocking.settings
 
     @property
     def url(self) -> str:
-        """The database that holds the outbox, as SQLAlchemy takes it; a password in it is not hidden."""
+        """The URL of the outbox's database, as SQLAlchemy takes it; a password in it is not hidden."""
         return self.blocking.url
 
     def publish(
@@ -45,16 +45,16 @@ class AsyncOutbox:
         headers: Pairs | None = None,
         ordered: bool = False,
     ) -> Any:
-        """`outbox.publish`, through the backend of a `with` block, or the one that the book's settings choose.
+        """Publish as `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings.
 
-        Await it where `target` is async.
+        Await the result if `target` is async.
         """
         return self.blocking.publish(
             target, topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers, ordered=ordered
         )
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-        """`outbox.publish_list`, through the backend of a `with` block, or the one that the book's settings choose."""
+        """Publish as `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
         return self.blocking.publish_list(target, messages, ordered=ordered)
 
     def append(
@@ -68,21 +68,21 @@ class AsyncOutbox:
         expire_after: timedelta | int | None = None,
         ordered: bool = False,
     ) -> Any:
-        """Append to a journal when the transaction of `target` commits; await it where `target` is async."""
+        """Append to a journal when the transaction of `target` commits; await the result if `target` is async."""
         return self.blocking.append(
             target, topic, id, events, expected=expected, expire_after=expire_after, ordered=ordered
         )
 
     async def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
-        """Publish in a transaction of their own, where there is nothing else to commit with them."""
-        await asyncio.to_thread(self.blocking.publish_alone, all_checked(messages), ordered=ordered)
+        """Publish the messages in a separate transaction, for callers that have none."""
+        await asyncio.to_thread(self.blocking.publish_alone, validate_messages(messages), ordered=ordered)
 
     def use(self, name: BackendName) -> AbstractContextManager[Any]:
         """Publish through this book's backend of that name inside a `with` block, in this thread or task only."""
         return self.blocking.use(name)
 
     async def relay(self, *, threads: int | None = None, once: bool = False) -> int:
-        """Relay until `once` all that can be sent was sent, or until cancelled; how many messages went."""
+        """Relay until cancelled or, with `once`, until nothing is left that can be sent; return how many were sent."""
         relay = await asyncio.to_thread(self.blocking.new_relay, threads=threads)
         running = asyncio.ensure_future(asyncio.to_thread(relay.run, once=once))
         try:
@@ -94,7 +94,7 @@ class AsyncOutbox:
 
     @asynccontextmanager
     async def relaying(self, *, threads: int | None = None) -> AsyncIterator[Relay]:
-        """A relay in the background of an `async with` block."""
+        """Run a relay in the background of an `async with` block."""
         relay = await asyncio.to_thread(self.blocking.new_relay, threads=threads)
         running = asyncio.ensure_future(asyncio.to_thread(relay.run))
         try:
@@ -104,25 +104,25 @@ class AsyncOutbox:
             await running
 
     async def create_tables(self) -> None:
-        """Make the tables where they are missing."""
+        """Create the missing tables."""
         await asyncio.to_thread(self.blocking.create_tables)
 
-    async def status(self, *, count_max: int = COUNT_MAX) -> list[TopicStatus]:
-        """Every topic: how many messages wait, the age of the oldest, who holds it, what went wrong."""
+    async def status(self, *, count_max: int = COUNT_MAX) -> list[OutboxTopicStatus]:
+        """Return the status of every topic: how many messages wait, the age of the oldest, the lock, and errors."""
         return await asyncio.to_thread(self.blocking.status, count_max=count_max)
 
     async def parked(self, topic: str | None = None, *, limit: int = LIST_MAX) -> list[ParkedMessage]:
-        """Messages that lie aside: parked, to be tried again, or held behind one of those."""
+        """Return the messages in `kafka_parked`: parked, retrying, or held by one of those."""
         return await asyncio.to_thread(self.blocking.parked, topic, limit=limit)
 
     async def parked_retry(self, topic: str, id: int | None = None) -> int:
-        """Send parked messages again (all of the topic's, or one), each in its place; how many."""
+        """Retry parked messages, all of the topic or one, in their old order; return how many."""
         return await asyncio.to_thread(self.blocking.parked_retry, topic, id)
 
     async def parked_drop(self, topic: str, id: int | None = None) -> int:
-        """Delete parked messages and let go on what they held; how many were deleted."""
+        """Delete parked messages, all of the topic or one, and send those held by them; return how many."""
         return await asyncio.to_thread(self.blocking.parked_drop, topic, id)
 
     async def close(self) -> None:
-        """Let go of what was opened."""
+        """Close what was opened."""
         await asyncio.to_thread(self.blocking.close)

@@ -1,4 +1,4 @@
-"""Where `publish` puts messages: the database (the outbox), Kafka itself, or a list for a test."""
+"""The backends of `publish`: the outbox in the database, Kafka itself, or a list for tests."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy, session_of
 from tidebook.outbox.message import Message
-from tidebook.outbox.wake import nudge
-from tidebook.sql.queries.outbox_publish import publish_statements
+from tidebook.outbox.relay_wakeup import nudge
+from tidebook.outbox.sql_publish import publish_statements
+from tidebook.outbox.transaction_adapter import adapt_transaction, is_async_driver, is_async_sqlalchemy, session_of
 
 BackendName = Literal["db", "kafka", "kafka_async", "test"]
 
 
 class Backend(Protocol):
-    """What takes published messages."""
+    """Takes published messages."""
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
-        """Take them; the result is awaitable where `target` is async."""
+        """Take the messages; return an awaitable if `target` is async."""
         ...
 
 
 class DatabaseBackend:
-    """Writes the messages into `kafka_messages` in the caller's transaction."""
+    """Inserts the messages into `kafka_messages` in the caller's transaction."""
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
         target = session_of(target)
         if is_async_sqlalchemy(target):
             return target.run_sync(lambda inner: self.publish(inner, messages, ordered=ordered))
-        to = caller(target)
-        statements = publish_statements(to.dialect, to.style, messages, ordered=ordered)
+        adapter = adapt_transaction(target)
+        statements = publish_statements(adapter.dialect, adapter.style, messages, ordered=ordered)
         if is_async_driver(target):
-            return to.run_async(statements)
-        to.run(statements)
+            return adapter.run_async(statements)
+        adapter.run(statements)
         nudge()
         return None
 
 
 class TestBackend:
-    """Collects the messages; the caller's transaction is neither asked for nor touched."""
+    """Collects the messages in a list and ignores the caller's transaction."""
 
     __test__ = False
 
@@ -51,19 +51,19 @@ class TestBackend:
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
         self.messages += messages
-        return _done() if _is_async(target) else None
+        return _no_op() if _is_async(target) else None
 
 
 class Sender(Protocol):
-    """Sends to Kafka at once."""
+    """Sends messages to Kafka immediately."""
 
     def send(self, messages: Sequence[Message], *, wait: bool) -> None:
-        """Send them in order; `wait` for every acknowledgement, else only for room in the queue."""
+        """Send the messages in order; with `wait`, return once all are acknowledged, else once all are queued."""
         ...
 
 
 class KafkaBackend:
-    """Sends past the database: when the caller's transaction rolls back, the messages are out all the same."""
+    """Sends to Kafka without the outbox: the messages are sent even if the caller's transaction rolls back."""
 
     def __init__(self, sender: Sender, *, wait: bool) -> None:
         self._sender = sender
@@ -71,7 +71,7 @@ class KafkaBackend:
 
     def publish(self, target: Any, messages: Sequence[Message], *, ordered: bool) -> Any:
         if _is_async(target):
-            return _in_thread(self._sender, messages, wait=self._wait)
+            return _send_in_thread(self._sender, messages, wait=self._wait)
         self._sender.send(messages, wait=self._wait)
         return None
 
@@ -81,11 +81,11 @@ def _is_async(target: Any) -> bool:
     return is_async_sqlalchemy(target) or is_async_driver(target)
 
 
-async def _done() -> None:
+async def _no_op() -> None:
     return None
 
 
-async def _in_thread(sender: Sender, messages: Sequence[Message], *, wait: bool) -> None:
+async def _send_in_thread(sender: Sender, messages: Sequence[Message], *, wait: bool) -> None:
     await asyncio.to_thread(sender.send, messages, wait=wait)
 
 
@@ -94,17 +94,17 @@ _chosen: ContextVar[Backend | None] = ContextVar("tidebook_outbox_backend", defa
 
 
 def current() -> Backend:
-    """The backend of this `with` block, or the process's."""
+    """Return the backend of the enclosing `use` block, or the process's default."""
     return of_block() or _default
 
 
 def of_block() -> Backend | None:
-    """The backend of this `with` block, if there is one."""
+    """Return the backend of the enclosing `use` block, if any."""
     return _chosen.get()
 
 
 def backend(name: BackendName, sender: Sender | None = None) -> Backend:
-    """A backend by its name; the two that send to Kafka need a sender, which a book has."""
+    """Return a new backend by name; the two that send to Kafka need a sender, which a book provides."""
     match name:
         case "db":
             return DatabaseBackend()
@@ -115,7 +115,7 @@ def backend(name: BackendName, sender: Sender | None = None) -> Backend:
                 raise InvalidInput(f"backend {name!r} needs a book with a Kafka log: use book.outbox.use({name!r})")
             return KafkaBackend(sender, wait=name == "kafka")
         case _:
-            raise InvalidInput(f"{name!r} is no backend: there are db, kafka, kafka_async and test")
+            raise InvalidInput(f"{name!r} is not a backend: use db, kafka, kafka_async or test")
 
 
 @contextmanager
@@ -126,23 +126,23 @@ def use(choice: BackendName | Backend) -> Iterator[Any]:
     ...     len(sent.messages)
     0
     """
-    made = _made(choice)
-    token = _chosen.set(made)
+    selected = _as_backend(choice)
+    token = _chosen.set(selected)
     try:
-        yield made
+        yield selected
     finally:
         _chosen.reset(token)
 
 
 def configure(choice: BackendName | Backend) -> None:
-    """Choose the backend of the whole process, as settings do at its start."""
+    """Set the backend of the whole process; call it once at startup."""
     global _default
-    _default = _made(choice)
+    _default = _as_backend(choice)
 
 
-def _made(choice: BackendName | Backend) -> Backend:
+def _as_backend(choice: BackendName | Backend) -> Backend:
     if isinstance(choice, str):
         return backend(choice)
     if not callable(getattr(choice, "publish", None)):
-        raise InvalidInput(f"{choice!r} is no backend: give its name, or one that a book made")
+        raise InvalidInput(f"{choice!r} is not a backend: give a name, or a backend of a book")
     return choice

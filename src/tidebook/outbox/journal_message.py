@@ -1,4 +1,4 @@
-"""An append to a journal, as a message of the outbox."""
+"""Encode an append to a journal as a message of the outbox."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from hashlib import blake2b
 
 import msgspec
 
-from tidebook.core.action import NEVER
+from tidebook.core.action import NEVER, expiry_ms
+from tidebook.core.bounds import DECODE_ERRORS, EVENTS_MAX
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event, decode_event, encode_event
 from tidebook.core.key import journal_id, topic_name
-from tidebook.core.payload import decode_json, decode_payload
+from tidebook.core.payload import JSON, decode_payload
+from tidebook.core.seq_nr import seq_nr
 from tidebook.outbox.message import Message
 
-#: What the name of a journal's topic begins with in the outbox; no Kafka topic can have it.
+#: The prefix of a journal's topic in the outbox; no Kafka topic name can contain it.
 PREFIX = "journal:"
-EVENTS_MAX = 10_000
 
 
 class JournalAppend(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be appended; events are encoded as the journal keeps them."""
+    """The append to make; its events are encoded as the journal stores them."""
 
     id: str
     events: tuple[bytes, ...]
@@ -30,11 +31,11 @@ class JournalAppend(msgspec.Struct, frozen=True, array_like=True):
     expire_after: int | None = None
 
     def decoded_events(self) -> list[Event]:
-        """The events as they were given."""
+        """Return the events as the caller gave them."""
         return [_event(each) for each in self.events]
 
     def expiry(self) -> timedelta | int | None:
-        """The expiry as `Journal.append` takes it."""
+        """Return the expiry in the form that `Journal.append` takes."""
         if self.expire_after is None or self.expire_after == NEVER:
             return self.expire_after
         return timedelta(milliseconds=self.expire_after)
@@ -52,33 +53,33 @@ def journal_message(
     expected: int | None = None,
     expire_after: timedelta | int | None = None,
 ) -> Message:
-    """Check an append and make a message of it, keyed by the journal's id."""
+    """Validate an append and return it as a message, keyed by the journal's id."""
     given: object = events
     if isinstance(given, Event | str | bytes) or not isinstance(given, Sequence) or not given:
         raise InvalidInput("events are a list of at least one tidebook.Event object")
     if len(events) > EVENTS_MAX:
         raise InvalidInput(f"an append takes at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
-    if expected is not None and (type(expected) is not int or expected < 0):
-        raise InvalidInput(f"expected is a number from 0, not {expected!r}")
-    expiry = expire_after // timedelta(milliseconds=1) if isinstance(expire_after, timedelta) else expire_after
-    append = JournalAppend(journal_id(id), tuple(encode_event(event) for event in events), expected, expiry)
+    if expected is not None:
+        seq_nr(expected, name="expected", least=0)
+    encoded = tuple(encode_event(event) for event in events)
+    append = JournalAppend(journal_id(id), encoded, expected, expiry_ms(expire_after))
     return Message(PREFIX + topic_name(topic), _encode(append), key=id.encode())
 
 
 def read_journal_message(payload: bytes | None) -> JournalAppend:
-    """Undo `journal_message`."""
+    """Return the append of a payload; raise Corrupt if it is not one. The inverse of `journal_message`."""
     try:
         return _decode(payload or b"")
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"this is no append to a journal: {error}") from error
+    except DECODE_ERRORS as error:
+        raise Corrupt(f"the payload is not an append to a journal: {error}") from error
 
 
 def append_id(outbox: bytes, id: int) -> bytes:
-    """The same 16 bytes for the same row of the same outbox, however often it is relayed."""
+    """Return the append id of a row: the same 16 bytes each time the row is relayed."""
     return blake2b(outbox + id.to_bytes(8, "big"), digest_size=16, person=b"tidebook-outbox").digest()
 
 
-def _event(kept: bytes) -> Event:
-    event = decode_event(kept)
-    metadata = None if event.metadata is None else decode_json(event.metadata)
+def _event(encoded: bytes) -> Event:
+    event = decode_event(encoded)
+    metadata = None if event.metadata is None else decode_payload(JSON, event.metadata)
     return Event(decode_payload(event.payload_type, event.payload), tags=event.tags, metadata=metadata)

@@ -1,4 +1,4 @@
-"""A message as it will stand in Kafka: raw bytes, encoded upstream."""
+"""The outbox's messages: bytes that the application has encoded, validated before they are published."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
-from tidebook.sql.port.outbox import Headers
+from tidebook.outbox.port import Headers
 
-#: Header names that the relay writes itself.
+#: The prefix of header names that the relay writes itself.
 RESERVED_PREFIX = "tidebook-"
 HEADERS_MAX = 1000
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """What is to be sent. `payload=None` is a tombstone; `partition_key` chooses the partition in the key's place.
+    """A message to publish. `payload=None` is a tombstone; `partition_key` replaces the key in choosing the partition.
 
     >>> Message("orders", b"...", key=b"1").topic
     'orders'
@@ -38,7 +38,7 @@ def message(
     partition_key: bytes | str | None = None,
     headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None = None,
 ) -> Message:
-    """Check what the caller gave and make a message of it; texts are written as UTF-8."""
+    """Validate the arguments and return a message; text is encoded as UTF-8."""
     return Message(
         topic_name(topic),
         _payload(payload),
@@ -48,19 +48,19 @@ def message(
     )
 
 
-def all_checked(given: Iterable[object]) -> list[Message]:
-    """The messages of a list, each checked."""
+def validate_messages(given: Iterable[object]) -> list[Message]:
+    """Return the messages of an iterable, each validated."""
     try:
         each = iter(given)
     except TypeError as error:
         raise InvalidInput(
             f"publish_list takes a list of outbox.Message objects, not {type(given).__name__}"
         ) from error
-    return [checked(one) for one in each]
+    return [validate_message(one) for one in each]
 
 
-def checked(given: object) -> Message:
-    """A `Message` that somebody made by hand, checked."""
+def validate_message(given: object) -> Message:
+    """Return a validated copy of a `Message` that was constructed directly."""
     if not isinstance(given, Message):
         raise InvalidInput(f"publish_list takes outbox.Message objects, not {type(given).__name__}")
     return message(
@@ -89,25 +89,27 @@ def _bytes(value: Any, name: str) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInput(f"{name} is text that UTF-8 cannot write: {error}") from error
+            raise InvalidInput(f"{name} is text that cannot be encoded as UTF-8: {error}") from error
     raise InvalidInput(f"{name} is bytes, text or None, not {type(value).__name__}")
 
 
 def _headers(headers: Any) -> Headers:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    checked: list[tuple[str, bytes | None]] = []
+    validated: list[tuple[str, bytes | None]] = []
     try:
         for name, value in pairs:
             if type(name) is not str or not name or "\x00" in name:
                 raise InvalidInput(f"a header's name is text without NUL that is not empty, not {name!r}")
             if name.startswith(RESERVED_PREFIX):
-                raise InvalidInput(f"header {name!r}: names that begin with {RESERVED_PREFIX!r} are the relay's own")
+                raise InvalidInput(
+                    f"header {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved for the relay"
+                )
             _bytes(name, "a header's name")
-            checked.append((name, _bytes(value, f"header {name!r}")))
+            validated.append((name, _bytes(value, f"header {name!r}")))
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput("headers are a mapping of names to bytes, or a list of such pairs") from error
-    if len(checked) > HEADERS_MAX:
-        raise InvalidInput(f"a message takes at most {HEADERS_MAX:,} headers, not {len(checked):,}")
-    return tuple(checked)
+    if len(validated) > HEADERS_MAX:
+        raise InvalidInput(f"a message takes at most {HEADERS_MAX:,} headers, not {len(validated):,}")
+    return tuple(validated)

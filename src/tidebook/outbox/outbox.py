@@ -1,4 +1,4 @@
-"""A book's outbox: publish, relay, look, decide over what is parked. It blocks; `AsyncOutbox` has the same names."""
+"""A book's outbox: publish, relay, report status, and decide on parked messages. `AsyncOutbox` is its async form."""
 
 from __future__ import annotations
 
@@ -10,51 +10,56 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidebook.core.clock import Ids, RandomIds
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
-from tidebook.core.metrics import Metrics
-from tidebook.log.relay_port import RelayTarget
 from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, of_block, use
 from tidebook.outbox.journal_message import journal_message
-from tidebook.outbox.message import Message, all_checked, message
+from tidebook.outbox.message import Message, message, validate_messages
+from tidebook.outbox.port import OutboxDatabase, OutboxStore, OutboxTopicStatus, ParkedMessage
 from tidebook.outbox.publish import Pairs, Payload, Value
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.port.outbox import OutboxDatabase, OutboxStore, ParkedMessage, TopicStatus
+from tidebook.outbox.target_port import RelayTarget
+from tidebook.runtime.clock import Ids, RandomIds
+from tidebook.runtime.metrics import Metrics
 
 COUNT_MAX = 100_000
 LIST_MAX = 1_000
-NUMBER_MAX = 2**31 - 1
+INT_MAX = 2**31 - 1
 
 
-class Parts(Protocol):
-    """What a book's settings say the outbox is made of."""
+class OutboxParts(Protocol):
+    """The database and targets of an outbox, made from a book's settings."""
 
-    #: The database, as SQLAlchemy takes it.
+    #: The database's URL, as SQLAlchemy takes it.
     url: str
-    #: Whether that is a file of the book's own.
+    #: Whether that is a file in the book's folder.
     embedded: bool
     settings: OutboxSettings
     database: OutboxDatabase
 
+    @property
+    def missing(self) -> bool:
+        """Whether the outbox is a file of the book that does not exist: reading must not create it."""
+        ...
+
     def target(self, outbox: bytes) -> RelayTarget:
-        """Where the relay sends to, for the outbox of this uuid."""
+        """Return the target of the relay, for the outbox with this uuid."""
         ...
 
     def sender(self) -> Sender:
-        """What sends at once."""
+        """Return the sender that sends to Kafka without the outbox."""
         ...
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close what was opened."""
         ...
 
 
 class Outbox:
-    """Use it as `book.outbox`."""
+    """The outbox of a book, as `book.outbox`."""
 
-    def __init__(self, parts: Parts, *, ids: Ids | None = None, metrics: Metrics | None = None) -> None:
+    def __init__(self, parts: OutboxParts, *, ids: Ids | None = None, metrics: Metrics | None = None) -> None:
         self._parts = parts
         self._ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
@@ -63,12 +68,12 @@ class Outbox:
 
     @property
     def settings(self) -> OutboxSettings:
-        """The `[outbox]` section."""
+        """The `[outbox]` section of the book's settings."""
         return self._parts.settings
 
     @property
     def url(self) -> str:
-        """The database that holds the outbox, as SQLAlchemy takes it; a password in it is not hidden."""
+        """The URL of the outbox's database, as SQLAlchemy takes it; a password in it is not hidden."""
         if self._parts.embedded:
             self.ready()
         return self._parts.url
@@ -86,19 +91,19 @@ class Outbox:
         headers: Pairs | None = None,
         ordered: bool = False,
     ) -> Any:
-        """`outbox.publish`, through the backend of a `with` block, or the one that the book's settings choose."""
-        made = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
-        return self.backend().publish(target, [made], ordered=ordered)
+        """Publish as `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings."""
+        new_message = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
+        return self.backend().publish(target, [new_message], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-        """`outbox.publish_list`, through the backend of a `with` block, or the one that the book's settings choose."""
-        return self.backend().publish(target, all_checked(messages), ordered=ordered)
+        """Publish as `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
+        return self.backend().publish(target, validate_messages(messages), ordered=ordered)
 
     def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
-        """Publish in a transaction of their own, where there is nothing else to commit with them."""
+        """Publish the messages in a separate transaction, for callers that have none."""
         self.ready()
         with self._store() as store:
-            store.publish(all_checked(messages), ordered=ordered)
+            store.publish(validate_messages(messages), ordered=ordered)
 
     def append(
         self,
@@ -113,49 +118,49 @@ class Outbox:
     ) -> Any:
         """Append to a journal when the transaction of `target` commits; see `Journal.append`.
 
-        It is relayed in the order of its journal and counts once. An append whose `expected` is not met is parked.
+        Appends to one journal are relayed in order, each is applied once. If `expected` is not met, it is parked.
         """
-        made = journal_message(topic, id, events, expected=expected, expire_after=expire_after)
+        new_message = journal_message(topic, id, events, expected=expected, expire_after=expire_after)
         chosen = self.backend()
         if isinstance(chosen, KafkaBackend):
             raise InvalidInput("an append to a journal goes through the backend 'db': Kafka itself keeps no journals")
-        return chosen.publish(target, [made], ordered=ordered)
+        return chosen.publish(target, [new_message], ordered=ordered)
 
     def backend(self, name: BackendName | None = None) -> Backend:
-        """A backend of this book by name; else that of the `with` block, or the one that its settings choose."""
+        """Return the book's backend of this name; without one, that of the `use` block or of the settings."""
         if name is not None:
-            return self._make(name)
+            return self._new_backend(name)
         if (chosen := of_block()) is not None:
             return chosen
         if self._chosen is None:
-            self._chosen = self._make(self.settings.backend)
+            self._chosen = self._new_backend(self.settings.backend)
         return self._chosen
 
     def use(self, name: BackendName) -> AbstractContextManager[Any]:
         """Publish through this book's backend of that name inside a `with` block, in this thread or task only."""
-        return use(self._make(name))
+        return use(self._new_backend(name))
 
-    def _make(self, name: BackendName) -> Backend:
+    def _new_backend(self, name: BackendName) -> Backend:
         return backend(name, self._parts.sender() if name in {"kafka", "kafka_async"} else None)
 
     # ---- relaying
 
     def relay(self, *, threads: int | None = None, once: bool = False) -> int:
-        """Relay until `once` all that can be sent was sent, or for ever; how many messages went."""
+        """Relay for ever or, with `once`, until nothing is left that can be sent now; return how many were sent."""
         return self.new_relay(threads=threads).run(once=once)
 
     def new_relay(self, *, threads: int | None = None) -> Relay:
-        """A relay that is not running yet: `run` it, and `stop` it from another thread or a signal handler."""
+        """Return a relay that is not running: call `run`, and `stop` from another thread or a signal handler."""
         settings = self.settings
         if threads is not None:
-            _at_least_one(threads, "a relay's threads")
+            _check_positive(threads, "a relay's threads")
             settings = msgspec.structs.replace(settings, threads=threads)
         self.ready()
         return Relay(self._parts.database, self._parts.target, settings, ids=self._ids, metrics=self.metrics)
 
     @contextmanager
     def relaying(self, *, threads: int | None = None) -> Iterator[Relay]:
-        """A relay in the background of a `with` block; what ended it early is raised at the block's end."""
+        """Run a relay in the background of a `with` block; an error that ended it is raised at the block's end."""
         relay = self.new_relay(threads=threads)
         with ThreadPoolExecutor(1, "tidebook-outbox-relay") as pool:
             running = pool.submit(relay.run)
@@ -165,22 +170,24 @@ class Outbox:
                 relay.stop()
                 running.result()
 
-    # ---- operating
+    # ---- operation
 
     def create_tables(self) -> None:
-        """Make the tables where they are missing."""
+        """Create the missing tables."""
         with self._store() as store:
             store.create_tables()
 
     def ready(self) -> None:
-        """Make the tables once, unless the settings leave that to migrations."""
+        """Create the missing tables on the first call, unless the settings leave that to migrations."""
         if not self._ready and self.settings.create_tables:
             self.create_tables()
         self._ready = True
 
-    def status(self, *, count_max: int = COUNT_MAX) -> list[TopicStatus]:
-        """Every topic: how many messages wait, the age of the oldest, who holds it, what went wrong."""
-        _at_least_one(count_max, "count_max")
+    def status(self, *, count_max: int = COUNT_MAX) -> list[OutboxTopicStatus]:
+        """Return the status of every topic: how many messages wait, the age of the oldest, the lock, and errors."""
+        _check_positive(count_max, "count_max")
+        if self._parts.missing:
+            return []
         self.ready()
         with self._store() as store:
             found = store.status(count_max=count_max)
@@ -191,28 +198,34 @@ class Outbox:
         return found
 
     def parked(self, topic: str | None = None, *, limit: int = LIST_MAX) -> list[ParkedMessage]:
-        """Messages that lie aside: parked, to be tried again, or held behind one of those."""
-        _at_least_one(limit, "limit")
+        """Return the messages in `kafka_parked`: parked, retrying, or held by one of those."""
+        _check_positive(limit, "limit")
         if topic is not None:
-            _named(topic)
+            _check_topic(topic)
+        if self._parts.missing:
+            return []
         self.ready()
         with self._store() as store:
             return store.parked(topic, limit=limit)
 
     def parked_retry(self, topic: str, id: int | None = None) -> int:
-        """Send parked messages again (all of the topic's, or one), each in its place; how many."""
-        _named(topic)
+        """Retry parked messages, all of the topic or one, in their old order; return how many."""
+        _check_topic(topic)
+        if self._parts.missing:
+            return 0
         with self._store() as store:
             return store.parked_retry(topic, id)
 
     def parked_drop(self, topic: str, id: int | None = None) -> int:
-        """Delete parked messages and let go on what they held; how many were deleted."""
-        _named(topic)
+        """Delete parked messages, all of the topic or one, and send those held by them; return how many."""
+        _check_topic(topic)
+        if self._parts.missing:
+            return 0
         with self._store() as store:
             return store.parked_drop(topic, id)
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close what was opened."""
         self._parts.close()
 
     @contextmanager
@@ -224,12 +237,12 @@ class Outbox:
             store.close()
 
 
-def _at_least_one(value: object, name: str) -> None:
-    if type(value) is not int or not 1 <= value <= NUMBER_MAX:
-        raise InvalidInput(f"{name} must be a number from 1 to {NUMBER_MAX:,}, not {value!r}")
+def _check_positive(value: object, name: str) -> None:
+    if type(value) is not int or not 1 <= value <= INT_MAX:
+        raise InvalidInput(f"{name} must be a number from 1 to {INT_MAX:,}, not {value!r}")
 
 
-def _named(topic: object) -> None:
-    """Not whether there is such a topic: those of journals have names of their own."""
+def _check_topic(topic: object) -> None:
+    """Raise InvalidInput unless the topic is text. Whether it exists is not checked: journals' topics have a prefix."""
     if not isinstance(topic, str) or "\x00" in topic:
         raise InvalidInput(f"a topic is text, not {topic!r}")

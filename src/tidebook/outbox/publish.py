@@ -1,4 +1,4 @@
-"""Publishing inside the caller's transaction: the messages exist when, and only when, it commits."""
+"""Publish in the caller's transaction: the messages exist if and only if it commits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Protocol, overload
 
 from tidebook.outbox.backend import current
-from tidebook.outbox.caller import caller, is_async_driver, is_async_sqlalchemy, session_of
-from tidebook.outbox.message import Message, all_checked, message
-from tidebook.sql.migrate.outbox import create_statements
-from tidebook.sql.queries.outbox_publish import Statement
+from tidebook.outbox.message import Message, message, validate_messages
+from tidebook.outbox.migrations.tables import create_statements
+from tidebook.outbox.sql_publish import SqlStatement
+from tidebook.outbox.transaction_adapter import adapt_transaction, is_async_driver, is_async_sqlalchemy, session_of
 
 Value = bytes | str | None
 Payload = bytes | bytearray | memoryview | None
@@ -17,7 +17,7 @@ Pairs = Mapping[str, Value] | Iterable[tuple[str, Value]]
 
 
 class AsyncSession(Protocol):
-    """SQLAlchemy's AsyncSession and AsyncConnection, by their shape."""
+    """The method by which SQLAlchemy's AsyncSession and AsyncConnection are recognised."""
 
     def run_sync(self, fn: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
 
@@ -54,31 +54,31 @@ def publish(
     headers: Pairs | None = None,
     ordered: bool = False,
 ) -> Any:
-    """Publish one message in the transaction of `target`; with an async session or connection, await the result.
+    """Publish one message in the transaction of `target`; await the result if `target` is async.
 
     >>> with use("test") as sent:
     ...     publish(None, topic="orders", key=b"1", payload=b"...", headers={"kind": b"paid"})
     >>> sent.messages[0].headers
     (('kind', b'paid'),)
     """
-    made = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
-    return current().publish(target, [made], ordered=ordered)
+    new_message = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
+    return current().publish(target, [new_message], ordered=ordered)
 
 
 def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
-    """Publish many messages in one or few statements, in their order; see `publish`.
+    """Publish many messages, in order, in as few statements as possible; see `publish`.
 
-    `ordered=True` makes the order of ids the order of commits for each topic and key: a second transaction that
-    publishes for the same key waits until the first one has ended.
+    With `ordered=True`, messages of the same topic and key are relayed in the order of their commits: a second
+    transaction that publishes for the same key waits until the first one ends.
     """
-    return current().publish(target, all_checked(messages), ordered=ordered)
+    return current().publish(target, validate_messages(messages), ordered=ordered)
 
 
 def create_tables(target: Any) -> Any:
-    """Make the outbox's tables where they are missing, in the transaction of `target`; await it when that is async."""
+    """Create the missing outbox tables in the transaction of `target`; await the result if `target` is async."""
     target = session_of(target)
     if is_async_sqlalchemy(target):
         return target.run_sync(create_tables)
-    to = caller(target, transaction=False)
-    statements = [Statement(sql, ()) for sql in create_statements(to.dialect)]
-    return to.run_async(statements) if is_async_driver(target) else to.run(statements)
+    adapter = adapt_transaction(target, transaction=False)
+    statements = [SqlStatement(sql, ()) for sql in create_statements(adapter.dialect)]
+    return adapter.run_async(statements) if is_async_driver(target) else adapter.run(statements)

@@ -1,4 +1,4 @@
-"""The relay: one thread looks for topics with work, N threads relay one topic each."""
+"""The relay: one thread finds topics with waiting messages, worker threads relay one topic each."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tidebook.core.clock import Ids, RandomIds
 from tidebook.core.errors import Fenced, TidebookError, Unavailable
-from tidebook.core.metrics import Metrics
-from tidebook.log.relay_port import RelayTarget
-from tidebook.outbox.hold import Held
+from tidebook.outbox.port import Notice, OutboxDatabase, OutboxListener, OutboxStore
+from tidebook.outbox.relay_wakeup import RelayWakeup
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.stop import Stop
-from tidebook.outbox.wake import Wake
-from tidebook.sql.port.outbox import Listener, OutboxDatabase, OutboxStore
+from tidebook.outbox.shutdown import RelayShutdown
+from tidebook.outbox.target_port import RelayTarget
+from tidebook.outbox.topic_relay import TopicRelay
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.clock import Ids, RandomIds
+from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
 
-#: How long a relay waits before it asks a database again that did not answer.
-AGAIN_S = 1.0
-#: How often it looks after a nudge, which may come before the commit that it tells of.
-SOON_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
-#: How long publishers are asked to call, and how often that is renewed.
-ASLEEP_S = 60.0
-LISTEN_S = 1.0
-BUSY_LOOKS = 3
-#: How often a worker looks after its producers.
-TEND_S = 1.0
-#: What threads may take to end past `stop_s`: a request to Kafka or the database may be under way.
+#: The pause before a database that failed is asked again.
+RETRY_S = 1.0
+#: After a nudge, which may precede the publisher's commit, the relay polls so often with a growing pause.
+NUDGE_POLLS_MAX = 7
+NUDGE_PAUSE_S = 0.0025
+NUDGE_PAUSE_S_MAX = 0.16
+#: For how long publishers are asked to notify, and how often that request is renewed.
+NOTIFY_S = 60.0
+NOTIFY_RENEW_S = 1.0
+#: Notifications are no longer requested after all workers were busy for so many rounds.
+BUSY_ROUNDS_MAX = 3
+#: How often a worker serves its idle producers.
+MAINTAIN_S = 1.0
+#: How long threads may take to end after `stop_s`: a request to Kafka or the database may be in flight.
 JOIN_S = 30.0
 
 
 class Relay:
-    """Relays until it is asked to stop. `target` makes the log's side, given the outbox's uuid."""
+    """Relays messages until it is stopped. `target` makes the log's side, given the outbox's uuid."""
 
     def __init__(
         self,
@@ -54,28 +58,29 @@ class Relay:
         self._ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
         self._uuid = self._ids.new()
-        self._stop = Stop()
-        self._wake = Wake()
-        self._work: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._shutdown = RelayShutdown()
+        self._wakeup = RelayWakeup()
+        self._nudge_backoff = Backoff(first_s=NUDGE_PAUSE_S, max_s=NUDGE_PAUSE_S_MAX)
+        self._topics: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._busy: set[str] = set()
-        self._lost: dict[str, bytes] = {}
-        self._suspects: set[str] = set()
-        self._said: dict[str, str] = {}
+        self._unconfirmed_locks: dict[str, bytes] = {}
+        self._suspect_topics: set[str] = set()
+        self._reported_notices: dict[str, Notice] = {}
         self._sent = 0
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Ask it to end: the batches in hand are finished, or let go of. Safe in a signal handler."""
-        # The handler may have interrupted the very thread that holds an event's lock.
-        threading.Thread(target=self._ask, name="tidebook-outbox-stop", daemon=True).start()
+        """Ask the relay to stop: batches in flight are completed, or dropped after `stop_s`. Signal-safe."""
+        # A signal handler may have interrupted the thread that holds an event's lock.
+        threading.Thread(target=self._request_stop, name="tidebook-outbox-stop", daemon=True).start()
 
-    def _ask(self) -> None:
-        self._stop.ask(self._settings.stop_s)
-        self._wake.set()
+    def _request_stop(self) -> None:
+        self._shutdown.request(self._settings.stop_s)
+        self._wakeup.set()
 
     def run(self, *, once: bool = False) -> int:
-        """Relay until `stop`, or, `once`, until nothing is left that can be sent now; how many messages went."""
+        """Relay until `stop` or, with `once`, until nothing is left that can be sent now; return how many were sent."""
         store = self._connect()
         if store is None:
             return 0
@@ -95,11 +100,11 @@ class Relay:
         if not once:
             listening.start()
         try:
-            self._watch(store, once)
+            self._find_work(store, once)
         finally:
-            self._ask()
+            self._request_stop()
             for _ in workers:
-                self._work.put(None)
+                self._topics.put(None)
             self._join([*workers, *(() if once else (listening,))])
             target.close()
         if self._failure is not None:
@@ -107,174 +112,178 @@ class Relay:
         return self._sent
 
     def _join(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for threads that were asked to end, but not for ever: a database may not answer and not fail."""
-        by = time.monotonic() + self._settings.stop_s + JOIN_S
+        """Wait a bounded time for threads that were asked to end: a database may hang without failing."""
+        deadline = time.monotonic() + self._settings.stop_s + JOIN_S
         for thread in threads:
-            thread.join(max(0.0, by - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         if left := [thread.name for thread in threads if thread.is_alive()]:
-            LOGGER.error("outbox: %s did not end in time and are left behind: their locks run out", ", ".join(left))
+            LOGGER.error(
+                "outbox: threads %s did not end in time and are abandoned: their locks expire", ", ".join(left)
+            )
 
-    # ---- looking for work
+    # ---- finding work
 
-    def _watch(self, store: OutboxStore | None, once: bool) -> None:
-        looks = 0
+    def _find_work(self, store: OutboxStore | None, once: bool) -> None:
+        polls = 0
         try:
-            while not self._stop.asked():
+            while not self._shutdown.requested():
                 try:
                     store = store or self._connect()
                     if store is None:
                         break
-                    idle = not self._busy  # before the look: who is done only after it may have left rows
-                    offered = self._offer(store.topics_waiting())
+                    idle = not self._busy  # read first: a worker that ends after the query may have left rows
+                    dispatched = self._dispatch(store.topics_waiting())
                 except TidebookError as error:
                     if once:
                         raise
-                    self._again(store, error)
+                    self._pause_after_failure(store, error)
                     store = None
                     continue
-                if once and not offered and idle:
+                if once and not dispatched and idle:
                     break
-                looks = self._sleep(0 if offered else looks)
+                polls = self._sleep(0 if dispatched else polls)
         finally:
             if store is not None:
                 store.close()
 
-    def _offer(self, topics: list[str]) -> int:
-        """Give topics to the workers, each to one at a time."""
+    def _dispatch(self, topics: list[str]) -> int:
+        """Queue topics for the workers, each topic at most once at a time."""
         with self._lock:
-            fresh = [topic for topic in topics if topic not in self._busy]
-            self._busy.update(fresh)
-        for topic in fresh:
-            self._work.put(topic)
-        return len(fresh)
+            idle = [topic for topic in topics if topic not in self._busy]
+            self._busy.update(idle)
+        for topic in idle:
+            self._topics.put(topic)
+        return len(idle)
 
-    def _sleep(self, looks: int) -> int:
-        """Sleep until something is published or done; after a nudge, look several times in short order."""
-        if self._wake.nudged and looks < len(SOON_S):
-            self._wake.wait(SOON_S[looks])
-            return looks + 1
-        self._wake.nudged = False
-        self._wake.wait(self._settings.poll_s)
+    def _sleep(self, polls: int) -> int:
+        """Sleep until something is published or a worker is done; after a nudge, poll with short pauses first."""
+        if polls == 0:
+            self._nudge_backoff.reset()
+        if self._wakeup.nudged and polls < NUDGE_POLLS_MAX:
+            self._wakeup.wait(self._nudge_backoff.next_s())
+            return polls + 1
+        self._wakeup.nudged = False
+        self._wakeup.wait(self._settings.poll_s)
         return 0
 
     def _connect(self) -> OutboxStore | None:
-        """A connection, however long it takes; None if the relay is asked to stop first."""
+        """Return a connection, retrying until it succeeds; None if the relay is asked to stop first."""
         first = True
-        while not self._stop.asked():
+        while not self._shutdown.requested():
             try:
                 return self._database.connect()
             except Unavailable as error:
                 if first:
                     LOGGER.warning("outbox: %s", error)
                 first = False
-                self._stop.wait(AGAIN_S)
+                self._shutdown.wait(RETRY_S)
         return None
 
-    def _again(self, store: OutboxStore | None, error: TidebookError) -> None:
+    def _pause_after_failure(self, store: OutboxStore | None, error: TidebookError) -> None:
         LOGGER.warning("outbox: %s", error)
         self.metrics.count("outbox_database_failures")
         if store is not None:
             store.close()
-        self._stop.wait(AGAIN_S)
+        self._shutdown.wait(RETRY_S)
 
     def _listen(self) -> None:
-        """Be called by the database where it can call; else the relay looks every `poll_s`."""
-        while not self._stop.asked():
+        """Wake the relay on notifications, if the database has them; without them it polls every `poll_s`."""
+        while not self._shutdown.requested():
             try:
                 listener = self._database.listen()
                 if listener is None:
                     return
                 try:
-                    self._answer(listener)
+                    self._serve_notifications(listener)
                 finally:
                     listener.close()
             except TidebookError as error:
                 LOGGER.info("outbox: not listening: %s", error)
-                self._stop.wait(AGAIN_S)
+                self._shutdown.wait(RETRY_S)
 
-    def _answer(self, listener: Listener) -> None:
-        """Publishers call only while a worker is free now and then: under load nobody pays for calls."""
-        busy_looks = 0
-        while not self._stop.asked():
-            busy_looks = busy_looks + 1 if len(self._busy) >= self._settings.threads else 0
-            listener.asleep(self._uuid, ASLEEP_S if busy_looks < BUSY_LOOKS else 0)
-            if listener.wait(LISTEN_S):
-                self._wake.set()
+    def _serve_notifications(self, listener: OutboxListener) -> None:
+        """Ask for notifications only while some worker is idle: publishers do not pay for them under load."""
+        busy_rounds = 0
+        while not self._shutdown.requested():
+            busy_rounds = busy_rounds + 1 if len(self._busy) >= self._settings.threads else 0
+            listener.asleep(self._uuid, NOTIFY_S if busy_rounds < BUSY_ROUNDS_MAX else 0)
+            if listener.wait(NOTIFY_RENEW_S):
+                self._wakeup.set()
         listener.asleep(self._uuid, 0)
 
-    # ---- working
+    # ---- workers
 
     def _worker(self, number: int, outbox: bytes, target: RelayTarget) -> None:
         owner = f"{socket.gethostname()}:{os.getpid()}:{number}:{self._uuid.hex()[:8]}"
         store: OutboxStore | None = None
-        tend_at = time.monotonic() + TEND_S
+        maintain_at = time.monotonic() + MAINTAIN_S
         try:
-            while (topic := self._next()) is not None:
-                if time.monotonic() >= tend_at:
-                    target.tend()
-                    tend_at = time.monotonic() + TEND_S
+            while (topic := self._next_topic()) is not None:
+                if time.monotonic() >= maintain_at:
+                    target.maintain()
+                    maintain_at = time.monotonic() + MAINTAIN_S
                 if not topic:
                     continue
-                if not self._stop.asked():
+                if not self._shutdown.requested():
                     store = store or self._connect()
                     if store is not None:
                         store = self._relay(store, topic, owner, outbox, target)
                 with self._lock:
                     self._busy.discard(topic)
-                self._wake.set()
+                self._wakeup.set()
         except BaseException as error:
-            LOGGER.exception("outbox: a relay thread ended")
+            LOGGER.exception("outbox: a relay thread failed")
             self._failure = error
-            self._ask()
+            self._request_stop()
         finally:
             if store is not None:
                 store.close()
 
-    def _next(self) -> str | None:
-        """A topic to relay; an empty one where there is none for a while; None at the end."""
+    def _next_topic(self) -> str | None:
+        """Return the next topic; an empty string after a timeout, None at the end."""
         try:
-            return self._work.get(timeout=TEND_S)
+            return self._topics.get(timeout=MAINTAIN_S)
         except queue.Empty:
             return ""
 
     def _relay(
         self, store: OutboxStore, topic: str, owner: str, outbox: bytes, target: RelayTarget
     ) -> OutboxStore | None:
-        """Hold a topic once; the store to go on with, or None where its connection is broken."""
-        uuid = self._ids.new()
-        held: Held | None = None
+        """Lock a topic and relay it; return the store to continue with, or None if its connection is broken."""
+        lock_id = self._ids.new()
+        topic_relay: TopicRelay | None = None
         try:
-            hold = store.try_lock(topic, hold=uuid, owner=owner, again=self._lost.get(topic))
-            if hold is None:
+            lock = store.try_lock(topic, lock_id=lock_id, owner=owner, retake=self._unconfirmed_locks.get(topic))
+            if lock is None:
                 return store
-            self._lost.pop(topic, None)
-            held = Held(
-                hold,
+            self._unconfirmed_locks.pop(topic, None)
+            topic_relay = TopicRelay(
+                lock,
                 store,
                 target,
                 self._settings,
                 outbox=outbox,
                 ids=self._ids,
                 metrics=self.metrics,
-                stop=self._stop,
-                suspects=self._suspects,
-                said=self._said,
+                shutdown=self._shutdown,
+                suspect_topics=self._suspect_topics,
+                reported_notices=self._reported_notices,
             )
-            sent = held.relay()
+            sent = topic_relay.relay()
             with self._lock:
                 self._sent += sent
         except Fenced as error:
             LOGGER.warning("outbox: %s", error)
             self.metrics.count("outbox_locks_lost", topic=topic)
         except Unavailable as error:
-            if held is not None:
-                self._lost[topic] = uuid
-            else:  # the lock may have been taken nonetheless; one that was lost sight of before is the likelier
-                self._lost.setdefault(topic, uuid)
-            self._again(store, error)
+            if topic_relay is not None:
+                self._unconfirmed_locks[topic] = lock_id
+            else:  # the lock may have been taken nonetheless; an earlier unconfirmed one is more likely
+                self._unconfirmed_locks.setdefault(topic, lock_id)
+            self._pause_after_failure(store, error)
             return None
-        except TidebookError as error:  # its row cannot be read: the others go on
+        except TidebookError as error:  # the topic's row cannot be read: continue with the others
             LOGGER.error("outbox: topic %r: %s", topic, error)
             self.metrics.count("outbox_rests", topic=topic)
-            self._stop.wait(AGAIN_S)
+            self._shutdown.wait(RETRY_S)
         return store

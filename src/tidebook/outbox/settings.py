@@ -9,7 +9,7 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox.backend import BackendName
 
-FENCE_S_LEAST = 0.01
+FENCE_S_MIN = 0.01
 DAY_S = 86_400
 
 
@@ -20,44 +20,46 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     20000
     """
 
-    #: Where `book.outbox.publish` puts messages: `db`, `kafka`, `kafka_async` or `test`.
+    #: The backend of `book.outbox.publish`: `db`, `kafka`, `kafka_async` or `test`.
     backend: BackendName = "db"
 
-    #: How Kafka keeps out a relay that was stopped and comes back late.
+    #: How Kafka fences a relay that was stopped and continues too late.
     fence: Literal["timestamp", "transaction", "none"] = "timestamp"
-    #: A relay that has given no sign for so long has lost its topic.
+    #: A relay loses its topic after so long without a heartbeat.
     lock_limit_s: float = 60.0
-    #: How old a batch may be when Kafka takes it (`timestamp`); None: a third of the lock limit. What lies between
-    #: the two is how far the clocks of database and brokers may differ.
+    #: `timestamp`: how old a batch may be when Kafka accepts it; None is a third of the lock limit. The difference
+    #: of the two is how far the clocks of database and brokers may differ.
     fence_s: float | None = None
     #: Whether the relay may set `message.timestamp.before.max.ms` of the topics it sends to.
     configure_topics: bool = True
+    #: Whether the relay creates a missing topic; otherwise its messages wait until the topic exists.
+    create_topics: bool = True
 
     threads: int = 1
     batch_rows: int = 1000
     batch_bytes: int = 16_000_000
-    #: After so many full batches a topic lets others have their turn.
+    #: After so many full batches the relay releases a topic, so that others are relayed too.
     hold_batches_max: int = 100
     #: How long a topic rests after an error.
     rest_s: float = 60.0
-    #: How often a relay looks where nothing wakes it.
+    #: How often a relay polls the database when nothing wakes it.
     poll_s: float = 0.5
-    #: How long a relay that is asked to stop may take to finish the batch in hand.
+    #: How long a relay that is asked to stop may take to complete the batch in flight.
     stop_s: float = 15.0
 
-    #: How often a message that Kafka can never take is tried before it is parked.
+    #: How often a message that Kafka refuses is tried before it is parked.
     park_after_tries: int = 1
-    #: Whether later messages of a parked message's key wait for it, or pass.
+    #: Whether later messages of a parked message's key are held, or sent.
     parked: Literal["hold_key", "skip"] = "hold_key"
-    #: Whether tables that are missing are made when a book's outbox is opened.
+    #: Whether missing tables are created when a book's outbox is first used.
     create_tables: bool = True
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
-            if not least <= getattr(self, name) <= most:  # nor anything that is no number
+            if not least <= getattr(self, name) <= most:  # NaN is refused too
                 raise InvalidInput(f"[outbox] {name} must be from {least:,} to {most:,}")
-        if self.fence_s is not None and not FENCE_S_LEAST <= self.fence_s <= self.lock_limit_s / 2:
-            raise InvalidInput(f"[outbox] fence_s must be from {FENCE_S_LEAST:g} to half of lock_limit_s")
+        if self.fence_s is not None and not FENCE_S_MIN <= self.fence_s <= self.lock_limit_s / 2:
+            raise InvalidInput(f"[outbox] fence_s must be from {FENCE_S_MIN:g} to half of lock_limit_s")
 
     @property
     def lock_limit_ms(self) -> int:
@@ -68,7 +70,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return round((self.fence_s or self.lock_limit_s / 3) * 1000)
 
 
-#: What a setting may be: a relay that lost its topics within a round trip would never finish a batch.
+#: The bounds of each setting: with a lock limit below a round trip, a relay would never complete a batch.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "lock_limit_s": (0.1, DAY_S),
     "threads": (1, 1_000),

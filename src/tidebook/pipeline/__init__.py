@@ -1,1 +1,1 @@
-"""The data pipeline, on Spark through PySpark."""
+"""The data pipeline on Spark, through PySpark: replication, verification, export, and data sources."""

@@ -1,4 +1,4 @@
-"""Maven artifacts through the Ivy that ships inside PySpark: no build tool, no repository address of our own."""
+"""Resolve Maven artifacts with the Ivy that ships inside PySpark and its default repositories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG_CHARS_MAX = 4000
 
 @dataclass(frozen=True)
 class Artifact:
-    """One Maven module at one version, by default with all that it needs at run time."""
+    """One Maven module at one version, by default with its runtime dependencies."""
 
     organisation: str
     name: str
@@ -30,7 +30,7 @@ class Artifact:
     transitive: bool = True
 
     def as_ivy(self) -> str:
-        """The dependency as a line of an ivy.xml."""
+        """Return the dependency element for an ivy.xml."""
         configuration = "default->runtime(*),master(*)" if self.transitive else "default->master(*)"
         attributes = {
             "org": self.organisation,
@@ -43,12 +43,12 @@ class Artifact:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept, outside any work tree."""
+    """Return the user's cache folder for downloads."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidebook"
 
 
 def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
-    """Return the jars of a set of artifacts; download them where the cache has no set of that name yet."""
+    """Return the jars of a set of artifacts; download them if the cache has no set of that name."""
     folder = cache_folder() / "jars" / name
     if not folder.exists():
         with locked(folder.with_name(f"{name}.lock")):
@@ -58,7 +58,7 @@ def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
 
 
 def find_java() -> Path:
-    """The java to run: JAVA_HOME's, else the one on PATH."""
+    """Return the java executable of JAVA_HOME, else the one on PATH; raise `InvalidInput` if there is none."""
     if home := os.environ.get("JAVA_HOME"):
         java = Path(home) / "bin" / "java"
         if os.access(java, os.X_OK):
@@ -71,7 +71,7 @@ def find_java() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, so that two processes never fill the same part of the cache."""
+    """Hold a file lock, so that two processes do not fill the same cache folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

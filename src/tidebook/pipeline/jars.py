@@ -1,4 +1,4 @@
-"""The Java parts that Spark does not bring itself: its Kafka source, and Delta Lake."""
+"""The jars that PySpark does not ship: Spark's Kafka source, and Delta Lake."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ DELTA = "4.4.0"
 
 
 def kafka_source_jars() -> list[Path]:
-    """What Spark's Kafka source and sink need, for the setting spark.jars.
+    """Return the jars of Spark's Kafka source and sink, for the setting spark.jars.
 
-    The token provider is published up to 4.0.0 only, and serves. The broker's newer client must not come along.
+    The newest published token provider is 4.0.0, and it works with this Spark. The Kafka client must stay at the
+    version that the source was built for, hence no transitive dependencies.
     """
     return resolve(
         f"spark-kafka-{SPARK}",
@@ -28,6 +29,6 @@ def kafka_source_jars() -> list[Path]:
 
 
 def delta_jars() -> list[Path]:
-    """Delta Lake for the same Spark, for the setting spark.jars; the rest of what it needs, Spark brings."""
+    """Return the jars of Delta Lake, for the setting spark.jars; Spark ships its other dependencies."""
     modules = ("delta-spark_4.2_2.13", "delta-storage", "delta-kernel-api", "delta-kernel-defaults")
     return resolve(f"delta-{DELTA}", [Artifact("io.delta", module, DELTA, transitive=False) for module in modules])

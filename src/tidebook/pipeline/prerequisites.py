@@ -1,4 +1,4 @@
-"""What Spark needs on a machine, told before it fails for want of it."""
+"""Check that PySpark and a recent Java are installed before a job starts Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.M)
 
 
 def missing_for_spark() -> str | None:
-    """Why Spark cannot run here, and what to do; None where it can."""
+    """Return why Spark cannot run on this machine and how to fix it, or None if it can."""
     if find_spec("pyspark") is None:
         return f"PySpark is not installed: pip install 'tidebook[spark]' (it needs Java {JAVA_MIN} or newer)"
     try:
@@ -28,10 +28,10 @@ def missing_for_spark() -> str | None:
 
 
 def java_version(java: Path) -> int | None:
-    """The major version of a java, by the file that lies beside every one of them; None where it does not."""
+    """Return the major version of a java from its `release` file, or None if there is no such file."""
     try:
-        told = (java.resolve().parent.parent / "release").read_text(errors="replace")
+        release = (java.resolve().parent.parent / "release").read_text(errors="replace")
     except OSError:
         return None
-    found = _VERSION.search(told)
+    found = _VERSION.search(release)
     return None if found is None else int(found[1])

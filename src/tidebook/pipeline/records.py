@@ -1,4 +1,4 @@
-"""Records of the log as Arrow: the columns that every source of records has, and the way back to records."""
+"""Convert log records to Arrow batches and back; the schema is shared by all record sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidebook.log.port import Record
 
 SCHEMA = "topic string, partition int, offset long, timestamp_ms long, key binary, value binary"
-#: As long as one Arrow batch, which a session bounds likewise.
+#: The limits of one slice; the Spark session limits its Arrow batches to the same sizes.
 SLICE_RECORDS_MAX = 100_000
 SLICE_VALUE_BYTES_MAX = 32 * 1024 * 1024
 COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value")
@@ -26,7 +26,7 @@ ARROW = pa.schema(
 
 
 def to_arrow(topic: str, partition: int, records: Sequence[Record]) -> pa.RecordBatch:
-    """Records of one log partition as one batch."""
+    """Return records of one log partition as one Arrow batch."""
     n = len(records)
     return pa.RecordBatch.from_arrays(
         [
@@ -41,8 +41,8 @@ def to_arrow(topic: str, partition: int, records: Sequence[Record]) -> pa.Record
     )
 
 
-def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[Record]]]:
-    """The records of a batch, by runs of one log partition; a task's batches have one run each."""
+def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[Record]]]:
+    """Yield the records of a batch as runs of consecutive rows of the same log partition."""
     topics, partitions = batch.column("topic"), batch.column("partition")
     records = [
         Record(offset, timestamp_ms, key, value)
@@ -51,19 +51,19 @@ def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[Record]]]:
         )
     ]
     start = 0
-    for end in _borders(topics, partitions, len(records)):
+    for end in _run_ends(topics, partitions, len(records)):
         yield topics[start].as_py(), partitions[start].as_py(), records[start:end]
         start = end
 
 
-def slices_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, list[Record]]]:
-    """The slices of a task's batches. Where a task has several log partitions, a batch may end in the midst of one.
+def merge_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, list[Record]]]:
+    """Yield the slices of a task's batches, merging runs of one partition that a batch boundary has cut in two.
 
-    What the next batch has of it goes with it, up to a slice's bounds: two slices would write each head twice.
+    Two slices would write each head twice. A merged slice stays within the limits above.
     """
     held: tuple[str, int, list[Record]] | None = None
     for batch in batches:
-        for run in runs_of(batch):
+        for run in partition_runs(batch):
             if held is not None and held[:2] == run[:2] and _fit_together(held[2], run[2]):
                 held = (*held[:2], held[2] + run[2])
                 continue
@@ -81,12 +81,12 @@ def _fit_together(records: Sequence[Record], more: Sequence[Record]) -> bool:
 
 
 def value_bytes(records: Iterable[Record]) -> int:
-    """What the values of records take."""
+    """Return the total size of the records' values."""
     return sum(len(each.value or b"") for each in records)
 
 
-def _borders(topics: pa.Array, partitions: pa.Array, n: int) -> Iterator[int]:
-    """Behind which rows another partition begins, the end included."""
+def _run_ends(topics: pa.Array, partitions: pa.Array, n: int) -> Iterator[int]:
+    """Yield the end index of each run of rows of the same partition."""
     if n == 0:
         return
     numbers, names = partitions.to_pylist(), topics.to_pylist()

@@ -1,4 +1,4 @@
-"""Spark sessions for the jobs: on this machine by default, or on the cluster that `spark-submit` was given."""
+"""Create Spark sessions for the jobs: local by default, or on the cluster of `spark-submit`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from tidebook.pipeline.records import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.wiring.settings import Settings
 
-#: What every job wants, wherever it runs.
+#: Settings of every job, local or on a cluster.
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # One Arrow batch is one slice of a partition: as many records as make the store's round trips cheap, and never
-    # more bytes than a worker can hold.
+    # One Arrow batch is one slice: large enough for few store round trips, small enough for a worker.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(SLICE_RECORDS_MAX),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(SLICE_VALUE_BYTES_MAX),
-    # A second copy of a slow task would be a second replicator: harmless, and useless.
+    # A speculative copy of a task would be a second replicator: harmless, but useless.
     "spark.speculation": "false",
     "spark.sql.streaming.stopTimeout": "60s",
-    # Batches are never replayed from it: each run begins from the store's pointers.
+    # The checkpoint is never read: each run starts from the store's pointers.
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # Nobody looks at Spark's own page: what it would show need not be brought up to date ten times a second.
+    # The Spark UI is off, so its data need not be updated ten times a second.
     "spark.ui.liveUpdate.period": "60s",
 }
 LOCAL = {
@@ -40,24 +39,24 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "4",
-    # The other kind asks `readlink` of the shell for every file it renames.
+    # The default manager forks a shell (`readlink`) for every rename.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
 
 
-#: Secrets that may come from the environment: the executors need them as well. Spark redacts such names.
+#: Secrets from the environment that the executors need too. Spark redacts settings with such names.
 PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
 
 
 def submitted() -> bool:
-    """Whether `spark-submit` has set Spark up already."""
+    """Return whether this process was started by `spark-submit`."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
-    """A session that can read the log of these settings."""
+    """Return a session that can read the log of these settings."""
     own = pipeline_settings(settings)
     wanted = {f"spark.executorEnv.{each}": os.environ[each] for each in PASSWORDS if each in os.environ}
     wanted |= more or {}
@@ -68,7 +67,7 @@ def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = 
 
 
 def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str] | None = None) -> SparkSession:
-    """The running session, or a new one: on the cluster that was submitted to, else on the master of the settings."""
+    """Return the running session or create one, on the submitted cluster, else on the master of the settings."""
     wanted = dict(DEFAULTS)
     if not submitted():
         wanted["spark.master"] = settings.master
@@ -81,7 +80,7 @@ def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str]
     builder = SparkSession.builder.appName(name)
     for key, value in wanted.items():
         builder = builder.config(key, value)
-    # What it logs it raises as well; and a JVM that was ended together with us is not worth a page of traces.
+    # py4j raises what it logs, and a JVM that is terminated together with this process is not an error.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -89,13 +88,13 @@ def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str]
 
 
 def local_uri(path: Path) -> str:
-    """A folder of this machine for Spark, whatever its default file system is. Not `as_uri`: Hadoop decodes no %20."""
+    """Return a local folder as a URI for Spark. `Path.as_uri` does not work: Hadoop does not decode %20."""
     return f"file://{path.absolute()}"
 
 
 @contextmanager
 def unless_spark_is_gone() -> Iterator[None]:
-    """For what tidies up in Spark: service managers end a whole group of processes, and the JVM may be the first."""
+    """Ignore connection errors of clean-up calls: a service manager may have terminated the JVM before this process."""
     try:
         yield
     except (Py4JError, ConnectionError, EOFError):

@@ -1,4 +1,4 @@
-"""What a user may set of the pipeline: `[pipeline]` in tidebook.toml."""
+"""The settings of the pipeline: `[pipeline]` in tidebook.toml."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from tidebook.wiring.settings import Settings, options_as
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the jobs run, and their bounds."""
+    """Where the jobs run, and their intervals and limits."""
 
-    #: Spark's master, where `spark-submit` has not said it.
+    #: Spark's master, unless the job was started by `spark-submit`.
     master: str = "local[*]"
-    #: More of Spark's own settings, by their full names.
+    #: Additional Spark settings, by their full names.
     spark: dict[str, str] = {}
-    #: The jars of Spark's Kafka source; without them they are resolved, and kept in the user's cache folder.
+    #: The jars of Spark's Kafka source; by default they are downloaded to the user's cache folder.
     jars: tuple[str, ...] | None = None
-    #: How often a running replication looks for new records.
+    #: How often a running replication starts a micro-batch.
     trigger_s: float = 0.2
-    #: How many records one micro-batch takes from the log, over all partitions: a full slice of each of eight.
+    #: The most records of one micro-batch over all partitions; the default is a full slice for each of eight.
     records_max: int = 800_000
-    #: How often a running replication looks for new topics, and tells how far it is.
+    #: How often a running replication checks for new topics and reports its progress.
     look_every_s: float = 2.0
-    #: How long one task waits for a store or log that does not answer before its query starts anew.
+    #: How long a task retries while the store or log is unavailable before its query restarts.
     wait_s: float = 30.0
-    #: How often `tidebook up` purges what has expired.
+    #: How often `tidebook up` purges expired journals.
     purge_every_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -37,6 +37,6 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def pipeline_settings(settings: Settings) -> PipelineSettings:
-    """The `[pipeline]` section of a book's settings."""
+    """Return the `[pipeline]` section of a book's settings."""
     found: PipelineSettings = options_as(settings.section("pipeline"), "pipeline", PipelineSettings)
     return found

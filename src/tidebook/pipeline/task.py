@@ -1,8 +1,9 @@
-"""A task of the replication: the slice of one log partition, as Arrow batches, in a Python worker."""
+"""The Spark task that replicates records of log partitions, given as Arrow batches, to the store."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -11,48 +12,68 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, Unavailable, UnknownVersion
-from tidebook.core.replication import Pointer
-from tidebook.core.topic import TopicFacts
+from tidebook.core.errors import Corrupt, Fenced, LogLost, OutcomeUnknown, Unavailable, UnknownVersion
+from tidebook.core.replication_plan import Pointer
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.pipeline.records import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX, slices_of, value_bytes
-from tidebook.pipeline.slice import next_offset, plan_slice
-from tidebook.pipeline.ticking import clears_tags
-from tidebook.pipeline.worker import OpenStore, Worker, open_settings_store
+from tidebook.pipeline.records import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX, merge_slices, value_bytes
+from tidebook.pipeline.tick_thread import clears_tags
+from tidebook.pipeline.worker import OpenStore, SparkWorker, open_settings_store
+from tidebook.replication.slice import first_unreplicated_offset, plan_slice
+from tidebook.runtime.backoff import Backoff
 from tidebook.store.port import StoreWriter
 
-#: How often a slice is planned again because another replicator was faster.
+LOGGER = logging.getLogger("tidebook.pipeline")
+REASON_CHARS_MAX = 500
+#: How often a slice is planned again after another replicator has moved the pointer.
 FENCED_MAX = 50
 FENCED_WAIT_S = 0.02
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
-#: Records that Spark did not bring are read from the log in pages of this size.
+#: The page size for records that are read from the log because Spark did not deliver them.
 PAGE_RECORDS = 5_000
-#: Of all partitions of a task together: twice what a slice may hold, so that one is planned while another is written.
-RECORDS_AT_ONCE_MAX = 2 * SLICE_RECORDS_MAX
-VALUE_BYTES_AT_ONCE_MAX = 2 * SLICE_VALUE_BYTES_MAX
+#: Limits over all partitions of a task: two full slices, so that one is planned while another is written.
+RECORDS_IN_FLIGHT_MAX = 2 * SLICE_RECORDS_MAX
+VALUE_BYTES_IN_FLIGHT_MAX = 2 * SLICE_VALUE_BYTES_MAX
 
 
-class Done(msgspec.Struct, frozen=True):
-    """What a task came to."""
+#: Errors that fail the whole query, which restarts from the pointers; any other error stops one partition.
+QUERY_FAILURES = (Unavailable, OutcomeUnknown, Fenced, LogLost)
+
+
+def unexpected_failure(error: Exception, start: int, stop: int) -> str:
+    """Return the reason why a partition is stopped by an unexpected error in a range of offsets."""
+    return f"replicating offsets {start} to {stop - 1} failed: {type(error).__name__}: {str(error)[:REASON_CHARS_MAX]}"
+
+
+def log_too_short(topic: str, partition: int, wanted: int, end: int) -> Corrupt:
+    """Return the error for a log that ends before an offset that was read earlier, so it was replaced."""
+    return Corrupt(
+        f"{topic}/{partition}: the log ends at {end}, and offsets up to {wanted - 1} were read from it before: "
+        f"restore the log, or run 'tidebook journal adopt {topic}'"
+    )
+
+
+class TaskResult(msgspec.Struct, frozen=True):
+    """The result of one partition in one task."""
 
     topic: str
     partition: int
-    #: How many records it was given, and how many of them are kept aside now.
+    #: How many records it received, and how many of them it parked.
     records: int
     parked: int
-    #: How far the partition is replicated now; None: not at all.
+    #: The pointer's offset and time; None if nothing is replicated.
     offset: int | None
     time_ms: int | None
     seconds: float
-    #: Why the partition stops here, if it does.
+    #: Why the partition is stopped, if it is.
     stopped: str | None
 
 
-DONE = (
+TASK_RESULT_SCHEMA = (
     "topic string, partition int, records long, parked long, offset long, time_ms long, seconds double, stopped string"
 )
-_DONE_ARROW = pa.schema(
+_TASK_RESULT_ARROW = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -69,18 +90,18 @@ Batches = Iterable[pa.RecordBatch]
 
 
 def replicate_task(
-    settings: str, facts: dict[str, TopicFacts], *, wait_s: float, opening: OpenStore = open_settings_store
+    settings: str, configs: dict[str, TopicConfig], *, wait_s: float, opening: OpenStore = open_settings_store
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """A function for `mapInArrow`: replicates what it is given, in order, and yields one row a partition."""
-    kept = msgspec.json.encode(facts)
+    """Return a function for `mapInArrow` that replicates its records in order and yields one row per partition."""
+    encoded = msgspec.json.encode(configs)
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        known = msgspec.json.decode(kept, type=dict[str, TopicFacts])
-        at_once = PartitionsAtOnce(Worker.of(settings, opening), known, wait_s=wait_s)
-        for topic, partition, records in slices_of(batches):
-            at_once.begin(topic, partition, records)
-        rows = [msgspec.to_builtins(done) for done in at_once.finish()]
-        yield pa.RecordBatch.from_pylist(rows, schema=_DONE_ARROW)
+        decoded = msgspec.json.decode(encoded, type=dict[str, TopicConfig])
+        partitions = ConcurrentPartitions(SparkWorker.of(settings, opening), decoded, wait_s=wait_s)
+        for topic, partition, records in merge_slices(batches):
+            partitions.begin(topic, partition, records)
+        rows = [msgspec.to_builtins(done) for done in partitions.finish()]
+        yield pa.RecordBatch.from_pylist(rows, schema=_TASK_RESULT_ARROW)
 
     return run
 
@@ -91,22 +112,22 @@ class _Running(NamedTuple):
     size_bytes: int
 
 
-class PartitionsAtOnce:
-    """The log partitions of one task: each in its own order, and beside each other."""
+class ConcurrentPartitions:
+    """Replicates the log partitions of one task concurrently, each partition in offset order."""
 
-    def __init__(self, worker: Worker, facts: dict[str, TopicFacts], *, wait_s: float) -> None:
+    def __init__(self, worker: SparkWorker, configs: dict[str, TopicConfig], *, wait_s: float) -> None:
         self._worker = worker
-        self._facts = facts
+        self._configs = configs
         self._wait_s = wait_s
         self._tasks: dict[tuple[str, int], PartitionTask] = {}
-        #: What is on its way, the oldest first.
+        #: Slices in flight, the oldest first.
         self._running: dict[tuple[str, int], _Running] = {}
 
     def begin(self, topic: str, partition: int, records: Sequence[Record]) -> None:
-        """Begin with a partition's next records, as soon as those before them are done and there is room."""
+        """Start a partition's next records; block until its previous ones are done and the limits allow it."""
         at = (topic, partition)
         if at not in self._tasks:
-            self._tasks[at] = PartitionTask(self._worker, topic, partition, self._facts[topic], wait_s=self._wait_s)
+            self._tasks[at] = PartitionTask(self._worker, topic, partition, self._configs[topic], wait_s=self._wait_s)
         if at in self._running:
             self._wait_for(at)
         size_bytes = value_bytes(records)
@@ -118,12 +139,12 @@ class PartitionsAtOnce:
     def _has_room(self, records: int, size_bytes: int) -> bool:
         running = self._running.values()
         return (
-            sum(each.records for each in running) + records <= RECORDS_AT_ONCE_MAX
-            and sum(each.size_bytes for each in running) + size_bytes <= VALUE_BYTES_AT_ONCE_MAX
+            sum(each.records for each in running) + records <= RECORDS_IN_FLIGHT_MAX
+            and sum(each.size_bytes for each in running) + size_bytes <= VALUE_BYTES_IN_FLIGHT_MAX
         )
 
-    def finish(self) -> list[Done]:
-        """Wait for all of them; returns what each came to."""
+    def finish(self) -> list[TaskResult]:
+        """Wait for all slices in flight; return the result of each partition."""
         while self._running:
             self._wait_for(next(iter(self._running)))
         return [task.done() for task in self._tasks.values()]
@@ -133,19 +154,19 @@ class PartitionsAtOnce:
         try:
             running.future.result()
         except BaseException:
-            # The others may finish what they have begun: it need not be done again.
+            # Let the other slices finish, so that their work is not repeated.
             wait([each.future for each in self._running.values()])
             raise
 
 
 class PartitionTask:
-    """One log partition within one task."""
+    """Replicates one log partition within one task."""
 
-    def __init__(self, worker: Worker, topic: str, partition: int, facts: TopicFacts, *, wait_s: float) -> None:
+    def __init__(self, worker: SparkWorker, topic: str, partition: int, config: TopicConfig, *, wait_s: float) -> None:
         self._worker = worker
         self._topic = topic
         self._partition = partition
-        self._facts = facts
+        self._config = config
         self._wait_s = wait_s
         self._clear_tags = clears_tags(worker.settings)
         self._records = self._parked = 0
@@ -154,10 +175,10 @@ class PartitionTask:
         self._stopped: str | None = None
         self._began = time.monotonic()
 
-    def done(self) -> Done:
-        """What it came to."""
+    def done(self) -> TaskResult:
+        """Return the result so far."""
         at = self._pointer
-        return Done(
+        return TaskResult(
             topic=self._topic,
             partition=self._partition,
             records=self._records,
@@ -169,24 +190,35 @@ class PartitionTask:
         )
 
     async def replicate(self, records: Sequence[Record]) -> None:
-        """Replicate the next records; behind one of an unknown version nothing of this partition is."""
+        """Replicate the next records, unless this partition is stopped.
+
+        A record of an unknown version, or an unexpected error, stops this partition only; the next micro-batch retries
+        it from its pointer. Errors in `QUERY_FAILURES` are raised and fail the query.
+        """
         self._records += len(records)
         if self._stopped is not None:
             return
-        # Within a task one batch follows the other, so a gap between them is a hole in the log.
+        # Spark reads a task's offsets in one pass, so a gap between two batches is a hole in the log.
         start = records[0].offset if self._next is None else self._next
         first = self._next is None
         self._next = records[-1].offset + 1
         try:
-            await self._persevere(start, self._next, records, check=first)
+            await self._retry(start, self._next, records, check=first)
+        except QUERY_FAILURES:
+            raise
         except UnknownVersion as error:
             self._stopped = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        except Exception as error:
+            self._stopped = unexpected_failure(error, start, self._next)
+            LOGGER.exception("%s/%d is stopped: %s", self._topic, self._partition, self._stopped)
+        if self._stopped is not None:
             self._pointer = await (await self._worker.store()).pointer(self._topic, self._partition)
 
-    async def _persevere(self, start: int, stop: int, records: Sequence[Record], *, check: bool) -> None:
-        """Try until it is done: a store that is away comes back, and another replicator may have been faster."""
+    async def _retry(self, start: int, stop: int, records: Sequence[Record], *, check: bool) -> None:
+        """Replicate a slice; retry while the store or log is unavailable, and after another replicator's write."""
         deadline = time.monotonic() + self._wait_s
-        wait_s, fenced, fetch = RETRY_FIRST_S, 0, False
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        fenced, fetch = 0, False
         while True:
             try:
                 store = await self._worker.store()
@@ -197,36 +229,39 @@ class PartitionTask:
             except LogLost:
                 if fetch or not check:
                     raise
-                fetch = True  # the slice begins behind the next record that the store waits for
+                fetch = True  # the slice begins after the first unreplicated offset
             except Fenced:
                 fenced += 1
                 if fenced > FENCED_MAX:
                     raise
                 await asyncio.sleep(FENCED_WAIT_S)
             except (Unavailable, OutcomeUnknown):
-                if time.monotonic() + wait_s > deadline:
+                pause_s = backoff.next_s()
+                if time.monotonic() + pause_s > deadline:
                     raise
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, RETRY_MAX_S)
+                await asyncio.sleep(pause_s)
 
     async def _fetch_before(self, store: StoreWriter, start: int) -> None:
-        """Replicate what lies between the pointer and what Spark brought: holes mostly, or what a checkpoint left out.
+        """Replicate the records between the pointer and `start`, reading them from the log.
 
-        Where the log no longer has it, it is lost, and this says so.
+        Such a gap is a hole in the log, or records that an old checkpoint skipped. Raise `LogLost` if the log no
+        longer has them.
         """
         pointer = await store.pointer(self._topic, self._partition)
-        wanted = next_offset(pointer, self._topic, self._partition, self._facts)
+        wanted = first_unreplicated_offset(pointer, self._topic, self._partition, self._config)
         if wanted >= start:
             return
         log = await self._worker.log()
         while wanted < start:
             page = await log.read(self._topic, self._partition, start=wanted, stop=start, limit=PAGE_RECORDS)
+            if page.next_offset <= wanted:
+                raise log_too_short(self._topic, self._partition, start, page.next_offset)
             self._pointer = await self._slice(store, page.records, wanted, page.next_offset)
             wanted = page.next_offset
 
     async def _slice(self, store: StoreWriter, records: Sequence[Record], start: int, stop: int) -> Pointer | None:
         plan = await plan_slice(
-            store, self._topic, self._partition, records, self._facts,
+            store, self._topic, self._partition, records, self._config,
             start=start, stop=stop, clear_tags=self._clear_tags,
         )  # fmt: skip
         if plan.writes is not None:

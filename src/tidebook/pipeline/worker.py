@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers: a book's log and store, opened once a process, on a loop of its own."""
+"""A book's log and store inside a Spark Python worker, opened once per process on their own event loop."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
-from tidebook.core.clock import SystemClock
-from tidebook.core.metrics import Metrics
-from tidebook.core.portal import Portal
+from tidebook.core.errors import TidebookError
 from tidebook.log.port import Log
+from tidebook.pipeline.errors import attach_report
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.clock import SystemClock
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.adapters import open_log, open_store
 from tidebook.wiring.settings import Settings, settings_from_json
 
 T = TypeVar("T")
 
-#: How a worker gets its store: an argument, so that a test can stand between a task and its writes.
+#: Opens a worker's store; a parameter so that a test can intercept the writes of a task.
 OpenStore = Callable[[Settings], Awaitable[StoreWriter]]
 
 
 async def open_settings_store(settings: Settings) -> StoreWriter:
-    """The store that the settings name."""
+    """Open the store that the settings name."""
     return await open_store(settings, metrics=Metrics())
 
 
-class Worker:
-    """The open adapters of one process, for one book. They are opened after the fork, when they are first wanted."""
+class SparkWorker:
+    """The log and store of one book in one process, opened on first use, which is after the fork."""
 
-    _open: ClassVar[dict[tuple[int, str, OpenStore], Worker]] = {}
+    _open: ClassVar[dict[tuple[int, str, OpenStore], SparkWorker]] = {}
 
     def __init__(self, settings: Settings, opening: OpenStore) -> None:
         self.settings = settings
         self._opening = opening
-        self._portal = Portal()
+        self._portal = BlockingPortal()
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._lock = asyncio.Lock()
 
     @classmethod
-    def of(cls, settings: str, opening: OpenStore = open_settings_store) -> Worker:
-        """The worker of this process for settings that were sent as JSON; a fork begins anew."""
+    def of(cls, settings: str, opening: OpenStore = open_settings_store) -> SparkWorker:
+        """Return this process's worker for settings that were sent as JSON; a forked process gets a new one."""
         at = (os.getpid(), settings, opening)
         found = cls._open.get(at)
         if found is None:
@@ -51,39 +53,48 @@ class Worker:
         return found
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on this worker's loop."""
-        return self._portal.run(coroutine)
+        """Run a coroutine on this worker's loop and return its result."""
+        return self._portal.run(_reporting(coroutine))
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin a coroutine on this worker's loop."""
-        return self._portal.submit(coroutine)
+        """Start a coroutine on this worker's loop and return its future."""
+        return self._portal.submit(_reporting(coroutine))
 
     def iterate(self, pages: AsyncIterator[T]) -> Iterator[T]:
-        """Pages for a thread, the next one read while one is used."""
+        """Yield pages to a thread, prefetching the next page while the caller uses one."""
 
         async def following() -> T | None:
             return await anext(pages, None)
 
-        ahead = self._portal.submit(following())
+        prefetched = self.submit(following())
         try:
-            while (page := ahead.result()) is not None:
-                ahead = self._portal.submit(following())
+            while (page := prefetched.result()) is not None:
+                prefetched = self.submit(following())
                 yield page
         finally:
-            ahead.cancel()
+            prefetched.cancel()
 
     async def store(self) -> StoreWriter:
-        """The store, opened when it is first wanted."""
+        """Return the store; open it on first use."""
         async with self._lock:
             if self._store is None:
                 self._store = await self._opening(self.settings)
-                # Spark's daemon collects garbage after every task. What is loaded and open by now stays anyway.
+                # Spark's daemon runs the garbage collector after every task; objects loaded so far live on anyway.
                 gc.freeze()
             return self._store
 
     async def log(self) -> Log:
-        """The log, likewise."""
+        """Return the log; open it on first use."""
         async with self._lock:
             if self._log is None:
                 self._log = await open_log(self.settings, clock=SystemClock(), metrics=Metrics())
             return self._log
+
+
+async def _reporting(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine; attach a report to its error, from which the driver rebuilds it."""
+    try:
+        return await coroutine
+    except TidebookError as error:
+        attach_report(error)
+        raise

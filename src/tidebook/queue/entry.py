@@ -1,4 +1,4 @@
-"""Entries on their way in, checked and with their key's hash."""
+"""Entries on their way into a queue: checked, encoded, and identified by the hash of their key."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.core.clock import Ids
 from tidebook.core.errors import InvalidInput, TooLarge
 from tidebook.core.payload import encode_payload
+from tidebook.queue.port import ENTRIES_MAX, LEASE_MS_MAX, NEVER_MS, PRIORITY_MAX, PUT_BYTES_MAX, NewEntry
 from tidebook.queue.priority import DEFAULT
-from tidebook.sql.port.queue import ENTRIES_MAX, LEASE_MS_MAX, NEVER_MS, PRIORITY_MAX, PUT_BYTES_MAX, NewEntry
+from tidebook.runtime.clock import Ids
 
 KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
-#: The last date that is still one, year 9999.
+#: The last millisecond of the year 9999, the latest that a datetime can hold.
 DATE_MS_MAX: Final = 253_402_300_799_999
 
 Date = datetime | int | None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `put_many`; the names are those of `put`."""
+    """One entry of `put_many`; the fields are the arguments of `put`."""
 
     data: Any
     key: str | None = None
@@ -34,13 +34,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Date = None
 
 
-def key_hash(key: str) -> bytes:
-    """128 bits that stand for a key in the index."""
-    return blake2b(key.encode(), digest_size=16).digest()
-
-
-def encoded_data(data: Any) -> tuple[int, bytes]:
-    """User data as it is kept, its type and bytes."""
+def encode_data(data: Any) -> tuple[int, bytes]:
+    """Return the kind and bytes of user data; raise TooLarge if there are too many bytes."""
     kind, encoded = encode_payload(data)
     if len(encoded) > DATA_BYTES_MAX:
         raise TooLarge("an entry's data", size_bytes=len(encoded), limit_bytes=DATA_BYTES_MAX)
@@ -48,20 +43,23 @@ def encoded_data(data: Any) -> tuple[int, bytes]:
 
 
 def new_entry(entry: Entry, data: Any, ids: Ids) -> NewEntry:
-    """Check an entry, whose data was checked against the declaration; without a key it gets a hash of its own."""
+    """Return the checked and encoded entry; `data` is its data after the check against the declared fields.
+
+    An entry without a key gets a unique hash, so that it is never merged.
+    """
     priority = entry.priority
     if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
         raise InvalidInput(f"a priority is a number from 0 (first) to {PRIORITY_MAX} (last), not {priority!r}")
-    kind, encoded = encoded_data(data)
+    kind, encoded = encode_data(data)
     process_at = None if entry.process_at is None else milliseconds(entry.process_at, "process_at")
     expires_at = NEVER_MS if entry.expires_at is None else milliseconds(entry.expires_at, "expires_at")
     if entry.key is None:
         return NewEntry(ids.new(), kind, encoded, None, priority, process_at, expires_at)
-    return NewEntry(_checked_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at)
+    return NewEntry(_hash_checked_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at)
 
 
-def merged(entries: Iterable[NewEntry]) -> list[NewEntry]:
-    """Entries of one call with the same key become one, by the rule by which a put merges into a waiting one."""
+def merge_same_keys(entries: Iterable[NewEntry]) -> list[NewEntry]:
+    """Merge entries of one call that have the same key, by the rule that merges a put into a waiting entry."""
     by_hash: dict[bytes, NewEntry] = {}
     for new in entries:
         old = by_hash.get(new.keyhash)
@@ -70,21 +68,21 @@ def merged(entries: Iterable[NewEntry]) -> list[NewEntry]:
 
 
 def chunks(entries: list[NewEntry]) -> Iterator[list[NewEntry]]:
-    """Entries in as many lists as it takes for each to go into one transaction."""
+    """Split entries into lists that each fit into one transaction."""
     if len(entries) * DATA_BYTES_MAX <= PUT_BYTES_MAX:
         yield from [entries] if entries else []
         return
     begin = size_bytes = 0
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         size_bytes += len(entry.data)
-        if place - begin == ENTRIES_MAX or (size_bytes > PUT_BYTES_MAX and place > begin):
-            yield entries[begin:place]
-            begin, size_bytes = place, len(entry.data)
+        if index - begin == ENTRIES_MAX or (size_bytes > PUT_BYTES_MAX and index > begin):
+            yield entries[begin:index]
+            begin, size_bytes = index, len(entry.data)
     yield entries[begin:]
 
 
 def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
-    # None is now, which is before any date that is not past; a past one counts as now.
+    # None means now, which is before any future date; a past date is treated as now.
     dates = [date for date in (old.process_at, new.process_at) if date is not None]
     return NewEntry(
         new.keyhash,
@@ -98,8 +96,10 @@ def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
 
 
 def milliseconds(date: datetime | int, name: str) -> int:
-    """A date as milliseconds since 1970; a datetime without a zone is in local time, as everywhere in Python."""
+    """Return a date as milliseconds since 1970; raise InvalidInput for a datetime without a time zone."""
     if isinstance(date, datetime):
+        if date.tzinfo is None:
+            raise InvalidInput(f"{name}: {date!r} has no time zone: give one, as datetime.now(UTC) does")
         try:
             value = round(date.timestamp() * 1000)
         except (OverflowError, OSError, ValueError) as error:
@@ -109,12 +109,12 @@ def milliseconds(date: datetime | int, name: str) -> int:
     else:
         raise InvalidInput(f"{name} is a datetime, or milliseconds since 1970, not {type(date).__name__}")
     if not 0 <= value <= DATE_MS_MAX:
-        raise InvalidInput(f"{name} must lie between 1970 and 9999: {date!r} does not")
+        raise InvalidInput(f"{name} must be between 1970 and 9999, not {date!r}")
     return value
 
 
 def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> int:
-    """A timedelta, or seconds, as milliseconds."""
+    """Return a timedelta, or a number of seconds, as milliseconds."""
     if isinstance(value, timedelta):
         ms = round(value.total_seconds() * 1000)
     elif type(value) in (int, float) and math.isfinite(value):
@@ -126,7 +126,7 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
     return ms
 
 
-def _checked_key(key: object) -> bytes:
+def _hash_checked_key(key: object) -> bytes:
     if type(key) is not str:
         raise InvalidInput(f"a key is text, not {type(key).__name__}")
     if not key or "\x00" in key:

@@ -1,4 +1,4 @@
-"""The declaration of a queue's user fields: from a dataclass, a msgspec Struct, TOML or XML."""
+"""A queue's declared user fields, from a dataclass, a msgspec Struct, a mapping, TOML or XML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidebook.queue.fields_xml import read_xml
 
 FIELDS_MAX: Final = 200
 
-#: What a field may be declared as in TOML and XML. A date is text in ISO 8601, with its time.
+#: The types of fields in TOML, XML and mappings. A date is text in ISO 8601, with its time.
 TYPES: Final[Mapping[str, Any]] = {
     "text": str,
     "integer": int,
@@ -31,21 +31,22 @@ TYPES: Final[Mapping[str, Any]] = {
 
 
 class Fields:
-    """Checks data before it is put, and gives it back as it was declared."""
+    """Validates data before it is put, and converts claimed data to the declared type."""
 
     def __init__(self, type_: type[Any], *, as_type: bool) -> None:
         self._type = type_
         self._as_type = as_type
-        self._names = _names(type_)
+        self._field_names = _field_names(type_)
         self.schema = _schema(type_)
 
     def check(self, data: Any) -> Any:
-        """The data as plain JSON values; InvalidInput where it is not what was declared."""
+        """Return the data as plain JSON values; raise InvalidInput if it does not match the declaration."""
         try:
             if isinstance(data, self._type):
                 data = msgspec.to_builtins(data)
-            if isinstance(data, Mapping) and not self._names.issuperset(data):  # a class would drop it silently
-                unknown = ", ".join(sorted(repr(name) for name in data if name not in self._names))
+            # Converting to a class would drop unknown fields silently.
+            if isinstance(data, Mapping) and not self._field_names.issuperset(data):
+                unknown = ", ".join(sorted(repr(name) for name in data if name not in self._field_names))
                 raise InvalidInput(f"the data is not as declared: it has no field {unknown}")
             return msgspec.to_builtins(msgspec.convert(data, self._type))
         except (msgspec.ValidationError, TypeError) as error:
@@ -54,7 +55,7 @@ class Fields:
             raise InvalidInput("the data is nested too deeply, or contains itself") from error
 
     def read(self, data: Any) -> Any:
-        """What was checked, as the declared type; what an older declaration let in stays as it is."""
+        """Return stored data as the declared type, or unchanged if it was put under an incompatible declaration."""
         if not self._as_type:
             return data
         try:
@@ -64,7 +65,7 @@ class Fields:
 
 
 def fields_of(declared: object) -> Fields:
-    """The fields of a dataclass, a Struct, a `.toml` or `.xml` file, or a mapping of names to types."""
+    """Return the fields that a class, a `.toml` or `.xml` file, or a mapping of names to types declares."""
     if isinstance(declared, type):
         if is_dataclass(declared) or issubclass(declared, msgspec.Struct):
             return Fields(declared, as_type=True)
@@ -73,43 +74,43 @@ def fields_of(declared: object) -> Fields:
         path = Path(declared)
         match path.suffix:
             case ".toml":
-                return _from_rows(_read_toml(path))
+                return _fields_from_rows(_read_toml(path))
             case ".xml":
-                return _from_rows(read_xml(_bytes_of(path), str(path)))
+                return _fields_from_rows(read_xml(_read_bytes(path), str(path)))
             case _:
                 raise InvalidInput(f"{path} is neither a .toml nor an .xml file")
     if isinstance(declared, Mapping):
-        return _from_rows([(str(name), value) for name, value in declared.items()])
+        return _fields_from_rows([(str(name), value) for name, value in declared.items()])
     raise InvalidInput(f"{type(declared).__name__} declares no fields: give a class, a file or a mapping")
 
 
-def _from_rows(rows: list[tuple[str, Any]]) -> Fields:
-    """Rows of a name and either a type's name, with `?` behind it where the field may be left out, or a table."""
+def _fields_from_rows(rows: list[tuple[str, Any]]) -> Fields:
+    """Build fields from pairs of a name and a type name (`text`, or `text?` if optional) or a table."""
     if not 1 <= len(rows) <= FIELDS_MAX:
         raise InvalidInput(f"a queue declares 1 to {FIELDS_MAX} fields, not {len(rows)}")
-    made: list[Any] = []
+    definitions: list[Any] = []
     for name, value in rows:
-        kind, optional = _kind_of(name, value)
+        kind, optional = _parse_type(name, value)
         if not name.isidentifier():
-            raise InvalidInput(f"{name!r} is no name for a field")
+            raise InvalidInput(f"{name!r} is not a valid name for a field")
         if optional:
-            made.append((name, kind | None if kind is not Any else Any, None))
+            definitions.append((name, kind | None if kind is not Any else Any, None))
         else:
-            made.append((name, kind))
-    made.sort(key=len)  # those that may be left out come last
+            definitions.append((name, kind))
+    definitions.sort(key=len)  # required fields first
     try:
-        struct = msgspec.defstruct("Declared", made, forbid_unknown_fields=True, kw_only=True)
+        struct = msgspec.defstruct("Declared", definitions, forbid_unknown_fields=True, kw_only=True)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"the declaration cannot be used: {error}") from error
     return Fields(struct, as_type=False)
 
 
-def _kind_of(name: str, value: Any) -> tuple[Any, bool]:
+def _parse_type(name: str, value: Any) -> tuple[Any, bool]:
     optional = False
     if isinstance(value, Mapping):
         unknown = set(value) - {"type", "required"}
         if unknown:
-            raise InvalidInput(f"field {name!r}: {', '.join(sorted(unknown))} is unknown; there are type and required")
+            raise InvalidInput(f"field {name!r}: {', '.join(sorted(unknown))} is unknown; use type and required")
         required = value.get("required", True)
         if type(required) is not bool:
             raise InvalidInput(f"field {name!r}: required is true or false, not {required!r}")
@@ -118,13 +119,13 @@ def _kind_of(name: str, value: Any) -> tuple[Any, bool]:
     if isinstance(value, str) and value.endswith("?"):
         value, optional = value[:-1], True
     if not isinstance(value, str) or value not in TYPES:
-        raise InvalidInput(f"field {name!r}: {value!r} is no type; there are {', '.join(TYPES)}")
+        raise InvalidInput(f"field {name!r}: {value!r} is not a type; the types are {', '.join(TYPES)}")
     return TYPES[value], optional
 
 
 def _read_toml(path: Path) -> list[tuple[str, Any]]:
     try:
-        tree = tomllib.loads(_bytes_of(path).decode())
+        tree = tomllib.loads(_read_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: cannot be read as TOML: {error}") from error
     fields = tree.get("fields")
@@ -133,15 +134,15 @@ def _read_toml(path: Path) -> list[tuple[str, Any]]:
     return list(fields.items())
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from error
 
 
-def _names(type_: type[Any]) -> frozenset[str]:
-    """The fields of a class as they are named in data."""
+def _field_names(type_: type[Any]) -> frozenset[str]:
+    """Return the names of a class's fields as they appear in data."""
     if not issubclass(type_, msgspec.Struct):
         return frozenset(field.name for field in dataclass_fields(type_))
     tag = type_.__struct_config__.tag_field
@@ -149,8 +150,8 @@ def _names(type_: type[Any]) -> frozenset[str]:
 
 
 def _schema(type_: type[Any]) -> bytes:
-    """The declaration as canonical bytes: two that are equal are the same declaration."""
+    """Return the declaration as canonical JSON Schema bytes: equal bytes mean equal declarations."""
     try:
         return msgspec.json.encode(msgspec.json.schema(type_), order="sorted")
     except (TypeError, NameError) as error:
-        raise InvalidInput(f"the fields of {type_.__name__} cannot be kept as JSON: {error}") from error
+        raise InvalidInput(f"the fields of {type_.__name__} cannot be encoded as JSON: {error}") from error

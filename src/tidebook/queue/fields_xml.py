@@ -1,4 +1,4 @@
-"""The XML form of a declaration: a table of type journal and its columns. Nothing but elements and attributes is read.
+"""Declared fields in XML: a table of type journal and its columns. Only elements and attributes are accepted.
 
 <table name="mail" type="journal">
   <column name="to" type="text"/>
@@ -18,26 +18,26 @@ _WRAPPERS: Final = {"tables", "schema"}
 
 
 class _Refused(Exception):
-    """Something that a declaration has no use for, and an attacker has."""
+    """The document contains something that a declaration may not contain, such as an entity."""
 
 
 class _Reader:
     def __init__(self) -> None:
         self.rows: list[tuple[str, Any]] = []
-        self._inside: list[str] = []
+        self._open_elements: list[str] = []
         self._tables = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        parent = self._inside[-1] if self._inside else ""
-        self._inside.append(name)
+        parent = self._open_elements[-1] if self._open_elements else ""
+        self._open_elements.append(name)
         match name:
             case "table" if parent in {"", "tables"}:
                 if attributes.get("type", "journal").lower() != "journal":
-                    raise _Refused(f"a table of type {attributes['type']!r} is no journal")
+                    raise _Refused(f"a table of type {attributes['type']!r} is not a journal")
                 self._tables += 1
                 if self._tables > 1:
-                    raise _Refused("more than one table is declared, and a queue is one")
-            case "column" | "field" if "table" in self._inside and parent in {"table", "schema"}:
+                    raise _Refused("more than one table is declared, but a queue has one")
+            case "column" | "field" if "table" in self._open_elements and parent in {"table", "schema"}:
                 row = _row(attributes)
                 if row[0] in dict(self.rows):
                     raise _Refused(f"{row[0]!r} is declared twice")
@@ -50,13 +50,13 @@ class _Reader:
                 raise _Refused(f"<{name}> is unknown")
 
     def end(self, name: str) -> None:
-        self._inside.pop()
+        self._open_elements.pop()
 
 
 def _row(attributes: dict[str, str]) -> tuple[str, Any]:
     unknown = set(attributes) - {"name", "type", "required"}
     if unknown:
-        raise _Refused(f"a column has no {', '.join(sorted(unknown))}")
+        raise _Refused(f"a column has no attribute {', '.join(sorted(unknown))}")
     if "name" not in attributes:
         raise _Refused("a column has no name")
     required = attributes.get("required", "true").lower()
@@ -66,7 +66,7 @@ def _row(attributes: dict[str, str]) -> tuple[str, Any]:
 
 
 def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
-    """The columns of a declaration; document types, entities and processing instructions are refused."""
+    """Return the columns of a declaration; reject document types, entities and processing instructions."""
     if len(text) > XML_BYTES_MAX:
         raise InvalidInput(f"{name} takes {len(text):,} bytes and a declaration may take {XML_BYTES_MAX:,}")
     reader = _Reader()
@@ -79,7 +79,7 @@ def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
     parser.ProcessingInstructionHandler = _refuse("a processing instruction")
     try:
         parser.Parse(text, True)
-    except (expat.ExpatError, LookupError, ValueError) as error:  # the latter two: an encoding that it does not know
+    except (expat.ExpatError, LookupError, ValueError) as error:  # LookupError, ValueError: an unknown encoding
         raise InvalidInput(f"{name}: cannot be read as XML: {error}") from error
     except _Refused as error:
         raise InvalidInput(f"{name}: {error}") from error
@@ -88,6 +88,6 @@ def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
 
 def _refuse(what: str) -> Any:
     def refuse(*_: object) -> None:
-        raise _Refused(f"{what} has no place in a declaration")
+        raise _Refused(f"a declaration must not contain {what}")
 
     return refuse

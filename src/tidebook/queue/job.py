@@ -1,4 +1,4 @@
-"""An entry in a worker's hands."""
+"""A claimed entry, as its handler sees it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.sql.port.queue import NEVER_MS, Claimed, Held
+from tidebook.queue.port import NEVER_MS, Claimed, LeasedEntry
 
-#: Makes user data of what the store holds.
-Read = Callable[[Claimed], Any]
-_UNREAD: Final = object()
+#: Decodes the user data of a claimed entry.
+Decode = Callable[[Claimed], Any]
+_NOT_DECODED: Final = object()
 
 
 class Job(msgspec.Struct, eq=False, gc=False):
-    """What a claim hands out. It is yours until `lease_until`, and `heartbeat` extends that."""
+    """A claimed entry. Its worker holds it until `lease_until`; `heartbeat` extends the lease."""
 
     queue: str
     _claimed: Claimed
     _token: bytes
-    _read: Read
-    _data: Any = _UNREAD
-    #: What a heartbeat has made of it.
-    _extended: int | None = None
+    _decode: Decode
+    _data: Any = _NOT_DECODED
+    #: The end of the lease after the last heartbeat.
+    _extended_until: int | None = None
 
     @property
-    def held(self) -> Held:
-        """What proves that one holds it."""
+    def held(self) -> LeasedEntry:
+        """Return the hash and token that prove the lease to the store."""
         claimed = self._claimed
-        return Held(claimed.keyhash, self._token, claimed.slot, claimed.together)
+        return LeasedEntry(claimed.keyhash, self._token, claimed.slot, claimed.together)
 
     @property
     def id(self) -> int:
-        """A number that grows with the age of an entry; merged entries keep it."""
+        """Return the entry's id, which grows with its age; a merged entry keeps the older id."""
         return self._claimed.id
 
     @property
@@ -43,9 +43,9 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     @property
     def data(self) -> Any:
-        """The user data, of the type that went in."""
-        if self._data is _UNREAD:
-            self._data = self._read(self._claimed)
+        """Return the user data, of the type that was put."""
+        if self._data is _NOT_DECODED:
+            self._data = self._decode(self._claimed)
         return self._data
 
     @property
@@ -54,38 +54,38 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     @property
     def timeouts(self) -> int:
-        """How often it was given back, or not finished in time, since it was last put."""
+        """Return how often the entry failed or its lease expired since it was last put."""
         return self._claimed.timeouts
 
     @property
     def inserted_at(self) -> datetime:
-        """When it was put, by the clock of who put it."""
-        return date(self._claimed.inserted_at)
+        """Return when the entry was put, by the clock of the process that put it."""
+        return utc_datetime(self._claimed.inserted_at)
 
     @property
     def process_at(self) -> datetime:
-        return date(self._claimed.process_at)
+        return utc_datetime(self._claimed.process_at)
 
     @property
     def expires_at(self) -> datetime | None:
-        return None if self._claimed.expires_at == NEVER_MS else date(self._claimed.expires_at)
+        return None if self._claimed.expires_at == NEVER_MS else utc_datetime(self._claimed.expires_at)
 
     @property
     def started_at(self) -> datetime:
-        return date(self._claimed.started_at)
+        return utc_datetime(self._claimed.started_at)
 
     @property
     def lease_until(self) -> datetime:
-        return date(self._claimed.lease_until if self._extended is None else self._extended)
+        return utc_datetime(self._claimed.lease_until if self._extended_until is None else self._extended_until)
 
     def extended(self, lease_until: int) -> None:
-        """A heartbeat came through."""
-        self._extended = lease_until
+        """Record the new end of the lease after a heartbeat."""
+        self._extended_until = lease_until
 
     def __repr__(self) -> str:
         return f"Job({self.queue!r}, key={self.key!r}, priority={self.priority}, timeouts={self.timeouts})"
 
 
-def date(ms: int) -> datetime:
-    """Milliseconds since 1970 as a date in UTC."""
+def utc_datetime(ms: int) -> datetime:
+    """Return milliseconds since 1970 as a datetime in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC)

@@ -1,26 +1,26 @@
-"""Priorities: the smallest first."""
+"""Named priorities; smaller numbers are processed first."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: The first on the list.
+#: Before everything else.
 NOW: Final = 0
-#: Somebody says that it should be worked on as soon as possible.
+#: A user asked for it to be processed as soon as possible.
 IMPORTANT: Final = 10
 #: Something that was just created.
 NEW_PAGE: Final = 20
-#: A manual reset of many.
+#: A manual reset of many entries.
 RESET: Final = 50
-#: What a put takes where it does not say.
+#: The priority of a put that names none.
 DEFAULT: Final = 100
-#: Updates from elsewhere.
+#: Updates from other systems.
 UPDATES: Final = 180
-#: From here up, only when nothing else was processed in this round.
+#: From here on, claimed only when nothing more urgent is due.
 SLOW: Final = 200
-#: Once in a while, all are reviewed.
+#: The occasional review of all entries.
 REVIEW: Final = 230
-#: The last on the list.
+#: After everything else.
 TIME_ALLOWS: Final = 255
 
 NAMES: Final = {

@@ -7,43 +7,45 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError, TooLarge
-from tidebook.core.gather import Gather
-from tidebook.queue.entry import Date, Entry, chunks, duration_ms, encoded_data
-from tidebook.queue.flag import DeadLetter
+from tidebook.queue.dead_letter import DeadLetter
+from tidebook.queue.entry import Date, Entry, chunks, duration_ms, encode_data
+from tidebook.queue.feed_marks import check_source_name, check_steps
 from tidebook.queue.job import Job
-from tidebook.queue.listed import Listed, Status, list_limit
-from tidebook.queue.priority import DEFAULT
-from tidebook.queue.service import Service
-from tidebook.queue.source import checked_steps, source_name
-from tidebook.sql.port.queue import (
+from tidebook.queue.port import (
     ENTRIES_MAX,
     PUT_BYTES_MAX,
     Failure,
-    Held,
+    LeasedEntry,
     NewEntry,
     Outcome,
     Put,
     QueueRef,
     Step,
 )
+from tidebook.queue.priority import DEFAULT
+from tidebook.queue.runtime import QueueRuntime
+from tidebook.queue.shared_claims import share_claims
+from tidebook.queue.views import EntryView, QueueStatus, check_list_limit
+from tidebook.runtime.micro_batcher import MicroBatcher
 
 CLAIM_MAX: Final = 10_000
-#: Claims of at most this many entries are gathered with those that come at the same time.
+#: Claims of at most this many entries share a call with concurrent ones.
 SMALL_CLAIM: Final = 10
 _FINISHES_MAX: Final = 500
 
 
 class Queue:
-    """One queue of a book; it is made when it is first used."""
+    """One queue of a book; it is created when it is first used."""
 
-    def __init__(self, name: str, service: Service) -> None:
+    def __init__(self, name: str, runtime: QueueRuntime) -> None:
         self.name = name
-        self._service = service
-        self._finish: Gather[Held, bool] = Gather(self._finish_group, group_max=_FINISHES_MAX)
-        self._claim: Gather[tuple[int, int], list[Job]] = Gather(
+        self._runtime = runtime
+        self._finish: MicroBatcher[LeasedEntry, bool] = MicroBatcher(self._finish_group, group_max=_FINISHES_MAX)
+        self._claim: MicroBatcher[tuple[int, int], list[Job]] = MicroBatcher(
             self._claim_group, group_max=100, unwanted=self._release
         )
         self._releasing: set[asyncio.Task[None]] = set()
@@ -58,210 +60,219 @@ class Queue:
         expires_at: Date = None,
         transaction: object = None,
     ) -> Put:
-        """Add an entry. While one of the same key waits, it is merged into that one.
+        """Add an entry. If an entry of the same key is waiting, the new one is merged into it.
 
-        `transaction` is a session or connection of yours on the same PostgreSQL: the entry is put with what you commit
-        there. Await it with a sync one, too: nothing is put before, and the loop waits meanwhile. Or call `put_in`.
+        `transaction` is your session or connection on the same PostgreSQL: the entry is put when you commit. Await the
+        call with a sync transaction too: nothing is put before, and the event loop blocks meanwhile. Or call `put_in`.
         """
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return await self.put_many([entry], transaction=transaction)
 
     async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
-        """Add entries, a thousand or 16 MB of them in one transaction; entries of the same key are merged.
+        """Add entries, up to a thousand or 16 MB in one transaction; entries of the same key are merged.
 
-        What is no `Entry` is the data of one without a key.
+        An item that is not an `Entry` is the data of an entry without a key.
         """
         ref = await self._ref()
-        store = await self._service.store()
-        inserted_at = self._service.clock.now_ms()
-        new = self._service.new_entries(self.name, entries)
+        store = await self._runtime.store()
+        inserted_at = self._runtime.clock.now_ms()
+        new = self._runtime.new_entries(self.name, entries)
         put = Put(0, 0, 0)
         for chunk in chunks(new):
             if transaction is not None:
-                put = _sum(put, await _awaited(store.put_within(transaction, ref, chunk, inserted_at=inserted_at)))
+                put = _add(
+                    put, await _await_if_needed(store.put_within(transaction, ref, chunk, inserted_at=inserted_at))
+                )
                 continue
             asked_at = time.monotonic()
             result = await store.put(ref, chunk, inserted_at=inserted_at)
-            self._service.told(ref, _first(chunk, result.now_ms), result.now_ms, asked_at)
-            put = _sum(put, result)
-        self._service.metrics.count("queue_put", len(new), queue=self.name)
+            self._runtime.entries_put(ref, _earliest_date(chunk, result.now_ms), result.now_ms, asked_at)
+            put = _add(put, result)
+        self._runtime.metrics.count("queue_put", len(new), queue=self.name)
         return put
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
-        """Add entries, a thousand and 16 MB at most, and move the marks of their source in the same transaction.
+        """Add entries, at most a thousand and 16 MB, and move the marks of their source in the same transaction.
 
-        None where a mark stands elsewhere: somebody has put what comes next, and nothing was put here.
+        Return None, and put nothing, if a mark has moved: another process has put these entries.
         """
-        name, moves = source_name(source), checked_steps(steps)
+        name, moves = check_source_name(source), check_steps(steps)
         ref = await self._ref()
-        new = self._service.new_entries(self.name, entries)
+        new = self._runtime.new_entries(self.name, entries)
         if len(new) > ENTRIES_MAX:
-            raise InvalidInput(f"{len(new):,} entries do not go into one transaction: {ENTRIES_MAX:,} do")
+            raise InvalidInput(f"{len(new):,} entries are too many for one transaction: the limit is {ENTRIES_MAX:,}")
         size_bytes = sum(len(entry.data) for entry in new)
         if size_bytes > PUT_BYTES_MAX and len(new) > 1:
-            raise TooLarge("what goes into one transaction", size_bytes=size_bytes, limit_bytes=PUT_BYTES_MAX)
-        asked_at, inserted_at = time.monotonic(), self._service.clock.now_ms()
-        store = await self._service.store()
+            raise TooLarge("the data of one transaction", size_bytes=size_bytes, limit_bytes=PUT_BYTES_MAX)
+        asked_at, inserted_at = time.monotonic(), self._runtime.clock.now_ms()
+        store = await self._runtime.store()
         put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
         if put is not None and new:
-            self._service.told(ref, _first(new, put.now_ms), put.now_ms, asked_at)
-            self._service.metrics.count("queue_put", len(new), queue=self.name)
+            self._runtime.entries_put(ref, _earliest_date(new, put.now_ms), put.now_ms, asked_at)
+            self._runtime.metrics.count("queue_put", len(new), queue=self.name)
         return put
 
     async def marks(self, source: str) -> dict[int, str]:
-        """How far each part of a source was put."""
-        name, ref = source_name(source), await self._ref()
-        return await (await self._service.store()).marks(ref, name)
+        """Return how far each part of a source was put."""
+        name, ref = check_source_name(source), await self._ref()
+        return await (await self._runtime.store()).marks(ref, name)
 
     def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
-        """Add an entry inside your own sync transaction, without await; the queue must have been opened before."""
+        """Add an entry inside your sync transaction, without await; open the queue first."""
         return self.put_many_in(transaction, [Entry(data=data, **entry)])
 
     def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
-        """Add entries inside your own sync transaction, without await; the queue must have been opened before."""
-        return self._service.put_in(transaction, self.name, entries)
+        """Add entries inside your sync transaction, without await; open the queue first."""
+        return self._runtime.put_in(transaction, self.name, entries)
 
     async def open(self) -> Queue:
-        """Make the queue where it is missing, and return it."""
+        """Create the queue if it is missing, and return it."""
         await self._ref()
         return self
 
     async def claim(
         self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True
     ) -> list[Job]:
-        """Take due entries, by priority, then process date. Each is yours until its lease ends.
+        """Claim due entries, by priority, then process date. Each is yours until its lease ends.
 
-        None come when none is due. Fewer than `limit` come where no more are due, or where their data is large (a claim
-        brings some 64 MB); entries of priority SLOW and above come only alone.
-        `together` says that you mean to finish many of them in one call of `done`, which is cheaper then; say False
-        where you finish one by one. Either way both are possible.
+        The list is empty if nothing is due. It is shorter than `limit` if fewer entries are due or their data is large
+        (a claim returns about 64 MB); entries of priority SLOW and above are never claimed with others.
+        `together` says that you intend to finish many of them in one call of `done`, which is then cheaper; pass False
+        if you finish them one by one. Both are possible in either case.
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
-        ref = self._service.known(self.name) or await self._ref()
+        ref = self._runtime.cached_ref(self.name) or await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         if limit <= SMALL_CLAIM:
             return await self._claim((limit, lease_ms))
-        claiming = asyncio.ensure_future(self._claim_now(limit, lease_ms, together=together))
+        claim_task = asyncio.ensure_future(self._claim_now(limit, lease_ms, together=together))
         try:
-            return await asyncio.shield(claiming)
+            return await asyncio.shield(claim_task)
         except asyncio.CancelledError:
-            claiming.add_done_callback(self._release_claimed)
+            claim_task.add_done_callback(self._release_claimed)
             raise
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
-        """Extend the lease of jobs that are still worked on; LeaseLost where another worker has taken one."""
+        """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
-        ours = self._own(jobs)
-        store, kept = await self._service.store(), dict[Held, int]()
-        for held in _rounds(ours):
-            kept |= await store.heartbeat(ref, held, lease_ms=lease_ms)
-        for job in ours:
-            if job.held in kept:
-                job.extended(kept[job.held])
-        _refuse_lost([job for job in ours if job.held not in kept])
+        own_jobs = self._own_jobs(jobs)
+        store, extended = await self._runtime.store(), dict[LeasedEntry, int]()
+        for held in _split_by_key(own_jobs):
+            extended |= await store.heartbeat(ref, held, lease_ms=lease_ms)
+        for job in own_jobs:
+            if job.held in extended:
+                job.extended(extended[job.held])
+        _raise_if_lost([job for job in own_jobs if job.held not in extended])
 
     async def done(self, jobs: Job | Sequence[Job]) -> None:
-        """The work is done: the entry is deleted. LeaseLost where another worker has it now."""
-        ours = self._own(jobs)
-        if len(ours) == 1:
-            if not await self._finish(ours[0].held):
-                _refuse_lost(ours)
+        """Delete the entries of finished jobs; raise LeaseLost if one is no longer held."""
+        own_jobs = self._own_jobs(jobs)
+        if len(own_jobs) == 1:
+            if not await self._finish(own_jobs[0].held):
+                _raise_if_lost(own_jobs)
             return
         ref = await self._ref()
-        store = await self._service.store()
-        finished = await store.finish(ref, [job.held for job in ours])
-        if len(finished) < len(ours):
-            for held in _rounds(ours)[1:]:  # a key in two hands: one of them may be the right one
+        store = await self._runtime.store()
+        finished = await store.finish(ref, [job.held for job in own_jobs])
+        if len(finished) < len(own_jobs):
+            # A key that was claimed twice: either of its jobs may be the one that is still held.
+            for held in _split_by_key(own_jobs)[1:]:
                 finished |= await store.finish(ref, held)
-        self._service.finished(ref, len(finished))
-        if len(finished) < len(ours):
-            _refuse_lost([job for job in ours if job.held not in finished])
+        self._runtime.finished(ref, len(finished))
+        if len(finished) < len(own_jobs):
+            _raise_if_lost([job for job in own_jobs if job.held not in finished])
 
     async def fail(
         self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
     ) -> list[Outcome]:
-        """The work failed: the entry waits again, for `delay` at least; past `max_timeouts` it is a dead letter."""
+        """Return the entries to the queue, to wait for at least `delay`; past `max_timeouts` they are dead letters."""
         ref = await self._ref()
-        ours = self._own(jobs)
+        own_jobs = self._own_jobs(jobs)
         delay_ms = duration_ms(delay, "delay")
-        failures = [Failure(job.held, delay_ms, _reason(reason)) for job in ours]
-        outcomes = await (await self._service.store()).fail(ref, failures)
-        self._service.failed(ref, outcomes, delay_ms)
-        self._service.metrics.count("queue_failed", len(ours), queue=self.name)
-        _refuse_lost([job for job, outcome in zip(ours, outcomes, strict=True) if outcome == "lost"])
+        failures = [Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
+        outcomes = await (await self._runtime.store()).fail(ref, failures)
+        self._runtime.failed(ref, outcomes, delay_ms)
+        self._runtime.metrics.count("queue_failed", len(own_jobs), queue=self.name)
+        _raise_if_lost([job for job, outcome in zip(own_jobs, outcomes, strict=True) if outcome == "lost"])
         return outcomes
 
     async def listen(self) -> AsyncGenerator[datetime, None]:
-        """Yields the store's time whenever work becomes due: at once, if some is. Then claim until nothing comes."""
+        """Yield the store's time whenever work becomes due, at once if some is. Then claim until nothing is left."""
         ref = await self._ref()
-        waker = await self._service.waker()
+        waker = await self._runtime.waker()
         async with aclosing(waker.listen(ref)) as dues:
             async for due in dues:
                 yield due
 
-    async def entries(self, limit: int = 100) -> list[Listed]:
-        """The first entries: those being processed, then those that wait, in their order."""
-        ref = await self._ref()
-        return [Listed.of(each) for each in await (await self._service.store()).entries(ref, limit=list_limit(limit))]
+    async def entries(self, limit: int = 100) -> list[EntryView]:
+        """Return the first entries: those being processed, then the waiting ones, in claim order."""
+        limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
+        if ref is None:
+            return []
+        return [EntryView.of(each) for each in await (await self._runtime.store()).entries(ref, limit=limit)]
 
-    async def status(self) -> Status:
-        """The queue in numbers."""
-        ref = await self._ref()
-        return Status.of(ref, await (await self._service.store()).counts(ref))
+    async def status(self) -> QueueStatus:
+        """Return the number of entries by state, all 0 if the queue was never used."""
+        ref = await self._runtime.find(self.name)
+        if ref is None:
+            return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
+        return QueueStatus.of(ref, await (await self._runtime.store()).counts(ref))
 
     async def flags(self, limit: int = 100) -> list[DeadLetter]:
-        """Dead letters, newest first."""
-        ref = await self._ref()
-        return [DeadLetter.of(each) for each in await (await self._service.store()).flags(ref, limit=list_limit(limit))]
+        """Return dead letters, newest first."""
+        limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
+        if ref is None:
+            return []
+        return [DeadLetter.of(each) for each in await (await self._runtime.store()).flags(ref, limit=limit)]
 
     async def retry(self, flag: int) -> None:
-        """Put a dead letter back; it waits from now on, its counter at 0.
+        """Put a dead letter back: it waits from now on, with 0 timeouts.
 
-        Where a newer entry of its key is in the queue, it is merged into that one, whose data stays.
+        If a newer entry of its key is in the queue, the letter is merged into that one, which keeps its data.
         """
-        ref = await self._ref()
-        if not _is_flag(flag) or not await (await self._service.store()).retry(ref, flag):
+        ref = await self._runtime.find(self.name)
+        if ref is None or not _is_id(flag) or not await (await self._runtime.store()).retry(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
-        self._service.look(ref)
+        self._runtime.wake_listeners(ref)
 
     async def edit(self, flag: int, data: Any) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
-        kind, encoded = encoded_data(self._service.checker(self.name)(data))
-        if not _is_flag(flag) or not await (await self._service.store()).edit(ref, flag, kind, encoded):
+        kind, encoded = encode_data(self._runtime.validator(self.name)(data))
+        if not _is_id(flag) or not await (await self._runtime.store()).edit(ref, flag, kind, encoded):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def drop(self, flag: int) -> None:
         """Delete a dead letter."""
-        ref = await self._ref()
-        if not _is_flag(flag) or not await (await self._service.store()).drop(ref, flag):
+        ref = await self._runtime.find(self.name)
+        if ref is None or not _is_id(flag) or not await (await self._runtime.store()).drop(ref, flag):
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the calls in flight."""
         await self._finish.close()
         await self._claim.close()
         while self._releasing:
             await asyncio.gather(*self._releasing, return_exceptions=True)
 
     async def _ref(self) -> QueueRef:
-        return await self._service.ref(self.name)
+        return await self._runtime.ref(self.name)
 
     async def _claim_now(self, limit: int, lease_ms: int, *, together: bool) -> list[Job]:
-        ref, store, token = await self._ref(), await self._service.store(), self._service.ids.new()
+        ref, store, token = await self._ref(), await self._runtime.store(), self._runtime.ids.new()
         claimed = await store.claim(ref, limit=limit, lease_ms=lease_ms, token=token, together=together)
-        self._service.claimed(ref, len(claimed), lease_ms)
-        read = self._service.reader(self.name)
-        return [Job(self.name, each, token, read) for each in claimed]
+        self._runtime.claimed(ref, len(claimed), lease_ms)
+        decode = self._runtime.decoder(self.name)
+        return [Job(self.name, each, token, decode) for each in claimed]
 
-    def _release_claimed(self, claiming: asyncio.Future[list[Job]]) -> None:
-        if not claiming.cancelled() and claiming.exception() is None:
-            self._release(claiming.result())
+    def _release_claimed(self, claim_task: asyncio.Future[list[Job]]) -> None:
+        if not claim_task.cancelled() and claim_task.exception() is None:
+            self._release(claim_task.result())
 
     def _release(self, jobs: list[Job]) -> None:
-        """Nobody waits for these any more: they are given back, instead of being held until their lease ends."""
+        """Return jobs whose claim was cancelled to the queue, instead of holding them until their lease ends."""
         if jobs:
             releasing = asyncio.ensure_future(self._give_back(jobs))
             self._releasing.add(releasing)
@@ -270,90 +281,81 @@ class Queue:
     async def _give_back(self, jobs: list[Job]) -> None:
         try:
             await self.fail(jobs, reason="its claim was cancelled")
-        except TidebookError:  # they come again when their lease has run out
+        except TidebookError:  # they are due again when their lease expires
             pass
 
-    async def _claim_group(self, asked: Sequence[tuple[int, int]]) -> list[list[Job] | BaseException]:
-        """One claim for those who ask for the same lease; what it brings is dealt out in the order they came."""
-        outcomes: list[list[Job] | BaseException] = [[] for _ in asked]
-        for lease_ms in dict.fromkeys(lease for _, lease in asked):
-            places = [place for place, (_, lease) in enumerate(asked) if lease == lease_ms]
-            # Who got nothing asks again: slow entries are not mixed with others, and large ones come by parts.
-            while places:
-                try:
-                    jobs = await self._claim_now(sum(asked[place][0] for place in places), lease_ms, together=False)
-                except TidebookError as error:
-                    for place in places:
-                        outcomes[place] = error
-                    break
-                if not jobs:
-                    break
-                for place in places:
-                    limit = asked[place][0]
-                    outcomes[place], jobs = jobs[:limit], jobs[limit:]
-                places = [place for place in places if not outcomes[place]]
-        return outcomes
+    async def _claim_group(self, requests: Sequence[tuple[int, int]]) -> list[list[Job] | BaseException]:
+        return await share_claims(requests, itemgetter(1), self._claim_shared)
 
-    async def _finish_group(self, held: Sequence[Held]) -> list[bool | BaseException]:
-        """One delete for all; a key that occurs twice, in two hands, takes two."""
+    async def _claim_shared(self, lease_ms: int, requests: Sequence[tuple[int, int]]) -> list[list[Job]]:
+        """Claim once for several limits, and deal out the jobs in the order of the limits."""
+        jobs = await self._claim_now(sum(limit for limit, _ in requests), lease_ms, together=False)
+        shares = []
+        for limit, _ in requests:
+            shares.append(jobs[:limit])
+            jobs = jobs[limit:]
+        return shares
+
+    async def _finish_group(self, held: Sequence[LeasedEntry]) -> list[bool | BaseException]:
+        """Finish entries of several callers in one call; a key that occurs twice, claimed twice, takes two calls."""
         ref = await self._ref()
-        store = await self._service.store()
-        finished: set[Held] = set()
+        store = await self._runtime.store()
+        finished: set[LeasedEntry] = set()
         left = list(held)
         while left:
             by_key = {each.keyhash: each for each in left}
             finished |= await store.finish(ref, list(by_key.values()))
             left = [each for each in left if by_key[each.keyhash] is not each]
-        self._service.finished(ref, len(finished))
+        self._runtime.finished(ref, len(finished))
         return [each in finished for each in held]
 
-    def _own(self, jobs: Job | Sequence[Job]) -> list[Job]:
+    def _own_jobs(self, jobs: Job | Sequence[Job]) -> list[Job]:
         several: object = jobs or ()
         given: list[Any] = list(several) if isinstance(several, Iterable) else [several]
         if not given:
             raise InvalidInput("no job was given")
         for job in given:
             if getattr(job, "queue", None) != self.name:
-                raise InvalidInput(f"{job!r} is no job of queue {self.name!r}")
+                raise InvalidInput(f"{job!r} is not a job of queue {self.name!r}")
         return given
 
 
-def _refuse_lost(lost: list[Job]) -> None:
+def _raise_if_lost(lost: list[Job]) -> None:
     if lost:
         names = ", ".join(str(job.key or job.id) for job in lost[:5])
         raise LeaseLost(
-            f"{names}{' and more' if len(lost) > 5 else ''} is not held here: it was finished or given back before, or "
-            "its lease ran out and another worker has it: take a longer lease, or send heartbeats"
+            f"{names}{' and more' if len(lost) > 5 else ''} is no longer held: it was finished or returned before, or "
+            "its lease expired: take a longer lease, or send heartbeats"
         )
 
 
-def _first(entries: list[NewEntry], now_ms: int) -> int:
+def _earliest_date(entries: list[NewEntry], now_ms: int) -> int:
     return min(now_ms if entry.process_at is None else max(entry.process_at, now_ms) for entry in entries)
 
 
-def _sum(a: Put, b: Put) -> Put:
+def _add(a: Put, b: Put) -> Put:
     return Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
 
 
-async def _awaited(put: Put | Awaitable[Put]) -> Put:
+async def _await_if_needed(put: Put | Awaitable[Put]) -> Put:
     return put if isinstance(put, Put) else await put
 
 
-def _rounds(jobs: Sequence[Job]) -> list[list[Held]]:
-    """What is held, in as many lists as it takes for no key to occur twice in one."""
-    rounds: list[dict[bytes, Held]] = []
+def _split_by_key(jobs: Sequence[Job]) -> list[list[LeasedEntry]]:
+    """Split the held entries into as few lists as needed for no key to occur twice in one."""
+    lists: list[dict[bytes, LeasedEntry]] = []
     for job in jobs:
-        free = next((each for each in rounds if job.held.keyhash not in each), None)
+        free = next((each for each in lists if job.held.keyhash not in each), None)
         if free is None:
-            rounds.append(free := {})
+            lists.append(free := {})
         free[job.held.keyhash] = job.held
-    return [list(each.values()) for each in rounds]
+    return [list(each.values()) for each in lists]
 
 
-def _reason(text: object) -> str:
-    """What a handler's error says may hold anything; a table does not."""
+def _clean_reason(text: object) -> str:
+    """Return the text of an error without what a database column rejects: NUL and lone surrogates."""
     return str(text).replace("\x00", "")[:1_000].encode(errors="replace").decode()
 
 
-def _is_flag(value: object) -> bool:
+def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63

@@ -4,55 +4,62 @@ from __future__ import annotations
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
+from tidebook.queue.dead_letter import DeadLetter
 from tidebook.queue.fields import fields_of
-from tidebook.queue.flag import DeadLetter
-from tidebook.queue.listed import Status, list_limit
+from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
-from tidebook.queue.service import Service
-from tidebook.sql.port.queue import QueueSettings
+from tidebook.queue.runtime import QueueRuntime
+from tidebook.queue.views import QueueStatus, check_list_limit
 
 
 class Queues:
     """The queues of a book, by name."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, runtime: QueueRuntime) -> None:
+        self._runtime = runtime
         self._queues: dict[str, Queue] = {}
 
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
-        """A queue by name; settings and a declaration of fields are kept with it when it is first used."""
+        """Return a queue by name; settings and declared fields are stored with it when it is first used."""
         found = self._queues.get(queue_name(name))
         if found is None:
-            found = self._queues[name] = Queue(name, self._service)
+            found = self._queues[name] = Queue(name, self._runtime)
         if settings is not None:
-            self._service.configure(name, settings)
+            self._runtime.configure(name, settings)
         if fields is not None:
-            self._service.declare(name, fields_of(fields))
+            self._runtime.declare(name, fields_of(fields))
         return found
 
     async def names(self) -> list[str]:
-        """The names of all queues."""
-        return [ref.name for ref in await (await self._service.store()).queues()]
+        """Return the names of all queues."""
+        if self._runtime.is_missing:
+            return []
+        return [ref.name for ref in await (await self._runtime.store()).queues()]
 
-    async def status(self) -> list[Status]:
-        """All queues in numbers."""
-        store = await self._service.store()
-        return [Status.of(ref, await store.counts(ref)) for ref in await store.queues()]
+    async def status(self) -> list[QueueStatus]:
+        """Return the status of all queues."""
+        if self._runtime.is_missing:
+            return []
+        store = await self._runtime.store()
+        return [QueueStatus.of(ref, await store.counts(ref)) for ref in await store.queues()]
 
     async def flags(self, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters of all queues, newest first."""
-        store, limit = await self._service.store(), list_limit(limit)
+        """Return the dead letters of all queues, newest first."""
+        limit = check_list_limit(limit)
+        if self._runtime.is_missing:
+            return []
+        store = await self._runtime.store()
         return [DeadLetter.of(each) for each in await store.flags(limit=limit)]
 
     async def close(self) -> None:
-        """Wait for what is under way, then let go."""
+        """Finish the calls in flight, then release the store."""
         for queue in self._queues.values():
             await queue.close()
-        await self._service.close()
+        await self._runtime.close()
 
 
 def queue_name(value: object) -> str:
-    """Check a queue's name: the same letters as a topic's."""
+    """Return the name of a queue; raise InvalidInput unless it follows the rules of topic names."""
     try:
         return topic_name(value)
     except InvalidInput as error:

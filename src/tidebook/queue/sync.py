@@ -1,4 +1,4 @@
-"""Queues for threads without a loop: the same names, without await, over the one async body."""
+"""Blocking queues for threads without an event loop: the methods of `Queue`, without await."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from tidebook.core.portal import Portal
+from tidebook.queue.dead_letter import DeadLetter
 from tidebook.queue.entry import Date, Entry
-from tidebook.queue.flag import DeadLetter
 from tidebook.queue.job import Job
-from tidebook.queue.listed import Listed, Status
+from tidebook.queue.port import Outcome, Put, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues
-from tidebook.sql.port.queue import Outcome, Put, Step
+from tidebook.queue.views import EntryView, QueueStatus
+from tidebook.runtime.blocking_portal import BlockingPortal
 
 
 class SyncQueue:
-    """One queue of a book; see `Queue` for what each name does."""
+    """One queue of a book; each method does what its namesake in `Queue` does."""
 
-    def __init__(self, portal: Portal, queue: Queue) -> None:
+    def __init__(self, portal: BlockingPortal, queue: Queue) -> None:
         self._portal = portal
         self._queue = queue
         self.name = queue.name
@@ -42,7 +42,7 @@ class SyncQueue:
         if transaction is None:
             return self._portal.run(self._queue.put_many(entries))
         self._portal.run(self._queue.open())
-        # In the caller's own thread, where the connection belongs.
+        # In the caller's thread, which owns the connection.
         return self._queue.put_many_in(transaction, entries)
 
     def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
@@ -78,10 +78,10 @@ class SyncQueue:
     def listen(self) -> Iterator[datetime]:
         return self._portal.iterate(self._queue.listen())
 
-    def entries(self, limit: int = 100) -> list[Listed]:
+    def entries(self, limit: int = 100) -> list[EntryView]:
         return self._portal.run(self._queue.entries(limit))
 
-    def status(self) -> Status:
+    def status(self) -> QueueStatus:
         return self._portal.run(self._queue.status())
 
     def flags(self, limit: int = 100) -> list[DeadLetter]:
@@ -98,16 +98,16 @@ class SyncQueue:
 
 
 class SyncQueues:
-    """All queues of a book; see `Queues`."""
+    """All queues of a book; each method does what its namesake in `Queues` does."""
 
-    def __init__(self, portal: Portal, queues: Queues) -> None:
+    def __init__(self, portal: BlockingPortal, queues: Queues) -> None:
         self._portal = portal
         self._queues = queues
 
     def names(self) -> list[str]:
         return self._portal.run(self._queues.names())
 
-    def status(self) -> list[Status]:
+    def status(self) -> list[QueueStatus]:
         return self._portal.run(self._queues.status())
 
     def flags(self, limit: int = 100) -> list[DeadLetter]:

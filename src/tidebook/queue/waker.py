@@ -1,262 +1,268 @@
-"""Wake-ups: when work becomes due, whoever put it and whenever. One connection, and the loop's own timers."""
+"""Wakes listeners when work becomes due, whichever process put it, with one connection and the loop's timers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from tidebook.core.errors import TidebookError
-from tidebook.core.metrics import Metrics
-from tidebook.queue.ending import end
-from tidebook.queue.job import date
+from tidebook.queue.due_dates import SLOW_POLL_S, DueDates
+from tidebook.queue.job import utc_datetime
+from tidebook.queue.port import NEVER_MS, QueueRef, QueueStore, WakeRequest
 from tidebook.queue.store_clock import StoreClock
-from tidebook.queue.watch import SLOW_POLL_S, Watch
-from tidebook.sql.port.queue import NEVER_MS, QueueRef, QueueStore, Wake
+from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.runtime.metrics import Metrics
 
-BEAT_S: Final = 30.0
-LOOK_MAX: Final = 500
+#: How often the published sleep is refreshed.
+HEARTBEAT_S: Final = 30.0
+#: Queues in one poll.
+POLL_MAX: Final = 500
 _RETRY_S: Final = 0.5
+#: Timers are set at most this far ahead, and then again.
 _TIMER_S_MAX: Final = 3_600.0
 
 
 class Waker:
-    """Watches the queues that this process listens to."""
+    """Watches the queues that this process listens to.
+
+    It polls the store, sets a timer for the next process date, and publishes until when it sleeps, so that a put of
+    another process that is due earlier notifies it.
+    """
 
     def __init__(self, store: QueueStore, sleeper: bytes, *, metrics: Metrics) -> None:
         self.clock = StoreClock()
         self._store = store
         self._sleeper = sleeper
         self._metrics = metrics
-        self._watches: dict[int, Watch] = {}
-        self._to_look: dict[int, Watch] = {}
+        self._watches: dict[int, DueDates] = {}
+        self._poll_requests: dict[int, DueDates] = {}
         self._awake: list[int] = []
-        self._asked = asyncio.Event()
+        self._poll_requested = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
     async def listen(self, ref: QueueRef) -> AsyncGenerator[datetime, None]:
-        """The store's time whenever work becomes due."""
+        """Yield the store's time whenever work becomes due."""
         watch = self._watches.get(ref.id)
         if watch is None:
-            watch = self._watches[ref.id] = Watch(ref)
+            watch = self._watches[ref.id] = DueDates(ref)
         if not self._tasks:
-            self._tasks = [self._task(self._look()), self._task(self._hear()), self._task(self._beat())]
+            loops = (self._poll_loop(), self._receive_loop(), self._heartbeat_loop())
+            self._tasks = [asyncio.create_task(loop) for loop in loops]
         event = asyncio.Event()
         watch.listeners.add(event)
         try:
             while True:
-                self._look_soon(watch)
+                self._request_poll(watch)
                 await event.wait()
                 if self._closed:
                     return
                 event.clear()
-                yield date(self.clock.now_ms())
+                yield utc_datetime(self.clock.now_ms())
         finally:
             watch.listeners.discard(event)
             if not watch.listeners:
-                await self._forget(watch)
+                await self._stop_watching(watch)
 
     def put(self, ref: QueueRef, at_ms: int, now_ms: int) -> None:
-        """Something was put that becomes due then."""
+        """Wake listeners, now or at `at_ms`: this process put an entry, or was notified of one."""
         watch = self._watches.get(ref.id)
         if watch is None:
             return
         if at_ms <= now_ms:
-            watch.news()
-            self._fire(watch)
+            watch.reset_backoff()
+            self._wake(watch)
         else:
             watch.add_date(at_ms)
             self._set_date_timer(watch)
 
     def claimed(self, ref: QueueRef, count: int) -> None:
-        """Entries were claimed here; none, where nothing was due."""
+        """Record a claim of this process; `count` is 0 if nothing was due."""
         watch = self._watches.get(ref.id)
         if watch is None:
             return
         if not count:
-            self._drained(watch)
+            self._claimed_all(watch)
             return
         watch.claims += 1
-        if watch.claims == 2 and watch.said is not None:  # busy: putters need not tell it anything
-            watch.said = None
+        if watch.claims == 2 and watch.published_sleep is not None:  # busy: puts need not notify it
+            watch.published_sleep = None
             self._awake.append(ref.id)
-            self._asked.set()
+            self._poll_requested.set()
 
-    def _drained(self, watch: Watch) -> None:
-        """Whoever took a part has come to the end: putters are to be told again that this process sleeps.
+    def _claimed_all(self, watch: DueDates) -> None:
+        """Poll again, and so publish the sleep again, after a listener has claimed everything that is due.
 
-        Without a claim before it that is no news: others may hold what is ready, and would be asked in a loop.
+        Without a successful claim before it, an empty claim is no reason to poll: other processes may hold the entries,
+        and polling would become a busy loop.
         """
-        if watch.claims and (watch.said is None or watch.again_timer is not None):
+        if watch.claims and (watch.published_sleep is None or watch.announce_timer is not None):
             watch.claims = 0
-            watch.news()
-            if watch.again_timer is not None:
-                watch.again_timer.cancel()
-                watch.again_timer = None
-            self._look_soon(watch)
+            watch.reset_backoff()
+            if watch.announce_timer is not None:
+                watch.announce_timer.cancel()
+                watch.announce_timer = None
+            self._request_poll(watch)
 
-    def freed(self, ref: QueueRef) -> None:
-        """An entry was finished or given back here: one that waited for its key may be ready."""
+    def key_released(self, ref: QueueRef) -> None:
+        """Poll after an entry was finished or returned here, if a due entry waits for its key."""
         watch = self._watches.get(ref.id)
-        if watch is not None and watch.held:
-            self._look_soon(watch)
+        if watch is not None and watch.waits_for_key:
+            self._request_poll(watch)
 
     async def close(self) -> None:
-        """Stop listening: whoever listens has come to the end."""
+        """Stop listening, and end all listeners."""
         self._closed = True
         for watch in self._watches.values():
             watch.cancel()
-            watch.fire()
+            watch.wake_listeners()
         self._watches.clear()
         tasks, self._tasks = self._tasks, []
-        await end(*tasks)
+        await cancel_and_wait(*tasks)
 
-    def _task(self, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(body)
-
-    def _fire(self, watch: Watch) -> None:
+    def _wake(self, watch: DueDates) -> None:
         self._metrics.count("queue_wakeups", queue=watch.ref.name)
-        watch.fire()
+        watch.wake_listeners()
 
-    def _look_soon(self, watch: Watch) -> None:
-        self._to_look[watch.ref.id] = watch
-        self._asked.set()
+    def _request_poll(self, watch: DueDates) -> None:
+        self._poll_requests[watch.ref.id] = watch
+        self._poll_requested.set()
 
-    def _look_at(self, watch: Watch, moment: float) -> None:
-        if watch.look_timer is not None:
-            watch.look_timer.cancel()
+    def _schedule_poll(self, watch: DueDates, when: float) -> None:
+        if watch.poll_timer is not None:
+            watch.poll_timer.cancel()
         loop = asyncio.get_running_loop()
-        watch.look_timer = loop.call_at(min(moment, loop.time() + _TIMER_S_MAX), self._look_soon, watch)
+        watch.poll_timer = loop.call_at(min(when, loop.time() + _TIMER_S_MAX), self._request_poll, watch)
 
-    def _set_date_timer(self, watch: Watch) -> None:
+    def _set_date_timer(self, watch: DueDates) -> None:
         if watch.date_timer is not None:
             watch.date_timer.cancel()
             watch.date_timer = None
         if watch.dates:
             loop = asyncio.get_running_loop()
-            moment = min(self.clock.moment(watch.dates[0]), loop.time() + _TIMER_S_MAX)
-            watch.date_timer = loop.call_at(moment, self._date_reached, watch)
+            when = min(self.clock.monotonic_at(watch.dates[0]), loop.time() + _TIMER_S_MAX)
+            watch.date_timer = loop.call_at(when, self._date_reached, watch)
 
-    def _date_reached(self, watch: Watch) -> None:
+    def _date_reached(self, watch: DueDates) -> None:
         before = len(watch.dates)
-        watch.pass_dates(self.clock.now_ms() + 1)  # the loop's timers may be early by a part of a millisecond
+        watch.pass_dates(self.clock.now_ms() + 1)  # the loop's timers may fire a fraction of a millisecond early
         if len(watch.dates) < before:
-            watch.news()
-            self._fire(watch)
-        if not watch.dates and watch.more:
-            self._look_soon(watch)
+            watch.reset_backoff()
+            self._wake(watch)
+        if not watch.dates and watch.has_later_dates:
+            self._request_poll(watch)
         self._set_date_timer(watch)
 
-    async def _look(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
-            await self._asked.wait()
-            self._asked.clear()
-            watches = [self._to_look.pop(id) for id in list(self._to_look)[:LOOK_MAX]]
+            await self._poll_requested.wait()
+            self._poll_requested.clear()
+            watches = [self._poll_requests.pop(id) for id in list(self._poll_requests)[:POLL_MAX]]
             watches = [watch for watch in watches if watch.listeners]
-            if self._to_look:
-                self._asked.set()
+            if self._poll_requests:
+                self._poll_requested.set()
             try:
-                if awake := self._no_more_asleep():
+                if awake := self._take_awake():
                     await self._store.awake(self._sleeper, awake)
                 if watches:
-                    await self._look_for(watches)
+                    await self._poll(watches)
             except TidebookError:
                 self._metrics.count("queue_look_failures")
                 for watch in watches:
-                    watch.said = None
-                    self._look_at(watch, time.monotonic() + _RETRY_S)
+                    watch.published_sleep = None
+                    self._schedule_poll(watch, time.monotonic() + _RETRY_S)
 
-    def _no_more_asleep(self) -> list[int]:
-        """The queues to take back what was said of, where it was not said again since."""
+    def _take_awake(self) -> list[int]:
+        """Return the queues whose published sleep to withdraw, unless it was published again since."""
         awake, self._awake = self._awake, []
-        return [id for id in awake if id not in self._watches or self._watches[id].said is None]
+        return [id for id in awake if id not in self._watches or self._watches[id].published_sleep is None]
 
-    async def _look_for(self, watches: list[Watch]) -> None:
+    async def _poll(self, watches: list[DueDates]) -> None:
         asked_at = time.monotonic()
         dues = await self._store.due([watch.ref for watch in watches])
         self._metrics.count("queue_looks", len(watches))
-        self.clock.note(dues[0].now_ms, asked_at)
-        said = {}
+        self.clock.observe(dues[0].now_ms, asked_at)
+        sleeps = {}
         for watch, due in zip(watches, dues, strict=True):
-            watch.learn(due)
+            watch.update(due)
             self._set_date_timer(watch)
             if due.ready:
-                self._tell(watch)
-            elif self._rest(watch, due.lease_end):
-                said[watch.ref.id] = watch.said or (NEVER_MS, False)
-        if said:
-            await self._store.sleep(self._sleeper, said)
+                self._announce_ready(watch)
+            elif self._fall_asleep(watch, due.lease_end):
+                sleeps[watch.ref.id] = watch.published_sleep or (NEVER_MS, False)
+        if sleeps:
+            await self._store.sleep(self._sleeper, sleeps)
 
-    def _tell(self, watch: Watch) -> None:
-        """Work is ready."""
-        self._look_at(watch, time.monotonic() + SLOW_POLL_S)
-        if watch.again_timer is not None:
+    def _announce_ready(self, watch: DueDates) -> None:
+        """Wake listeners for ready work: at once, or after a pause if it was announced before."""
+        self._schedule_poll(watch, time.monotonic() + SLOW_POLL_S)
+        if watch.announce_timer is not None:
             return
-        wait_s = watch.again_s()
-        if wait_s == 0.0:
-            self._fire(watch)
+        delay_s = watch.announce_delay_s()
+        if delay_s == 0.0:
+            self._wake(watch)
         else:
-            watch.again_timer = asyncio.get_running_loop().call_later(wait_s, self._tell_again, watch)
+            watch.announce_timer = asyncio.get_running_loop().call_later(delay_s, self._announce_again, watch)
 
-    def _tell_again(self, watch: Watch) -> None:
-        watch.again_timer = None
-        if watch.claims:  # somebody has taken some, perhaps all of it
-            self._look_soon(watch)
+    def _announce_again(self, watch: DueDates) -> None:
+        watch.announce_timer = None
+        if watch.claims:  # some of it was claimed, perhaps all
+            self._request_poll(watch)
         else:
-            self._fire(watch)
+            self._wake(watch)
 
-    def _rest(self, watch: Watch, lease_end: int) -> bool:
-        """Nothing is ready; whether putters have to be told until when it sleeps."""
+    def _fall_asleep(self, watch: DueDates, lease_end: int) -> bool:
+        """Schedule the next poll of a queue without ready work; return whether its sleep must be published."""
         asleep = watch.sleeps_until(lease_end)
-        told = watch.said != asleep
-        if told:
-            watch.said = asleep
-            watch.news()
+        is_new = watch.published_sleep != asleep
+        if is_new:
+            watch.published_sleep = asleep
+            watch.reset_backoff()
         poll_at = time.monotonic() + watch.next_poll_s()
-        self._look_at(watch, min(poll_at, self.clock.moment(lease_end) + 0.001))
-        return told
+        self._schedule_poll(watch, min(poll_at, self.clock.monotonic_at(lease_end) + 0.001))
+        return is_new
 
-    async def _hear(self) -> None:
+    async def _receive_loop(self) -> None:
         while True:
             try:
                 async for wake in self._store.wakes():
-                    self._woken(wake)
+                    self._on_wake_request(wake)
             except TidebookError:
                 self._metrics.count("queue_listen_failures")
             await asyncio.sleep(_RETRY_S)
 
-    def _woken(self, wake: Wake) -> None:
+    def _on_wake_request(self, wake: WakeRequest) -> None:
         if wake.queue == 0:
             for watch in self._watches.values():
-                watch.said = None
-                self._look_soon(watch)
+                watch.published_sleep = None
+                self._request_poll(watch)
             return
-        found = self._watches.get(wake.queue)
-        if found is None:
+        woken = self._watches.get(wake.queue)
+        if woken is None:
             return
         if wake.at is None:
-            self._look_soon(found)
+            self._request_poll(woken)
         else:
-            self.put(found.ref, wake.at, self.clock.now_ms())
+            self.put(woken.ref, wake.at, self.clock.now_ms())
 
-    async def _beat(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             try:
                 await self._store.still_asleep(self._sleeper)
             except TidebookError:
                 self._metrics.count("queue_beat_failures")
 
-    async def _forget(self, watch: Watch) -> None:
+    async def _stop_watching(self, watch: DueDates) -> None:
         watch.cancel()
-        self._to_look.pop(watch.ref.id, None)
+        self._poll_requests.pop(watch.ref.id, None)
         if self._watches.get(watch.ref.id) is watch:
             del self._watches[watch.ref.id]
-            if watch.said is not None:
+            if watch.published_sleep is not None:
                 try:
                     await self._store.awake(self._sleeper, [watch.ref.id])
-                except TidebookError:  # it is forgotten by itself after a while
+                except TidebookError:  # the published sleep expires by itself
                     pass

@@ -1,4 +1,4 @@
-"""A worker: takes what is due, runs a handler over it, keeps its leases alive, and stops without dropping anything."""
+"""A worker: claims due entries, runs a handler for each, extends their leases, and stops without losing any."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from functools import partial
 from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
-from tidebook.queue.ending import end
 from tidebook.queue.entry import duration_ms
+from tidebook.queue.handler_threads import HandlerThreads
 from tidebook.queue.job import Job
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
-from tidebook.queue.threads import Threads
+from tidebook.queue.task_cancellation import cancel_and_wait
 
 log = logging.getLogger("tidebook.queue")
 
 CONCURRENCY_MAX: Final = 1_000
 LEASE_S: Final = 60.0
-#: A lease is extended this often within its time.
-BEATS: Final = 3
-#: While the store does not answer, this long between tries.
-_PAUSE_S: Final = 1.0
+#: How often a lease is extended within its duration.
+HEARTBEATS_PER_LEASE: Final = 3
+#: The pause between attempts while the store is unavailable.
+_RETRY_PAUSE_S: Final = 1.0
 
-#: Takes a job; what it returns is dropped, what it raises sends the entry back to wait. May be async.
+#: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
 Handler = Callable[[Job], Any]
 
 
 class Worker:
-    """Works on one queue until it is told to stop."""
+    """Processes the entries of one queue until it is stopped."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Worker:
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
             raise InvalidInput(f"concurrency is 1 to {CONCURRENCY_MAX:,}, not {concurrency!r}")
         if not callable(handler):
-            raise InvalidInput(f"a handler is called with a job: {handler!r} cannot be called")
+            raise InvalidInput(f"a handler must be a function of a job: {handler!r} cannot be called")
         duration_ms(lease_s, "lease", least_ms=10)
         duration_ms(grace_s, "grace")
         self._queue = queue
@@ -57,83 +57,83 @@ class Worker:
         self._retry = retry or Retry()
         self._grace_s = grace_s
         self._running: set[asyncio.Task[None]] = set()
-        #: Jobs whose handler runs: their leases are kept alive.
+        #: Jobs whose handler is running: their leases are extended.
         self._held: set[Job] = set()
-        self._changed = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._stopping = False
-        self._hurry = asyncio.Event()
-        self._threads = Threads(f"queue {queue.name}", threads_max=concurrency)
+        self._abort = asyncio.Event()
+        self._threads = HandlerThreads(f"queue {queue.name}", threads_max=concurrency)
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         )
         self.done = self.failed = self.lost = 0
 
     def stop(self) -> None:
-        """Take nothing more; `run` returns when what is running has ended, or its time of grace is over.
+        """Claim nothing more; `run` returns when the running handlers have ended or the grace period is over.
 
-        Said again, the time of grace is over.
+        A second call ends the grace period at once.
         """
         if self._stopping:
-            self._hurry.set()
+            self._abort.set()
         self._stopping = True
-        self._changed.set()
+        self._wakeup.set()
 
     async def run(self, *, once: bool = False) -> None:
-        """Work until stopped; with `once`, until nothing is due and nothing runs."""
-        beating = asyncio.create_task(self._beat())
+        """Process entries until stopped; with `once`, until nothing is due and nothing is running."""
+        heartbeats = asyncio.create_task(self._heartbeat_loop())
         listening = None if once else asyncio.create_task(self._listen())
         try:
             while not self._stopping:
-                taken = await self._take(raises=once)
-                if once and not taken and not self._running:
+                claimed = await self._claim_free_slots(raise_errors=once)
+                if once and not claimed and not self._running:
                     break
-                if not taken or len(self._running) >= self._concurrency:
-                    await self._changed.wait()
-                self._changed.clear()
-            await self._finish_running()
+                if not claimed or len(self._running) >= self._concurrency:
+                    await self._wakeup.wait()
+                self._wakeup.clear()
+            await self._drain()
         finally:
-            await self._give_up(list(self._running))  # some are left only where this was cancelled, or could not claim
-            await end(beating, listening)
+            await self._cancel_all(list(self._running))  # not empty only after a cancellation or a failed claim
+            await cancel_and_wait(heartbeats, listening)
             self._threads.close()
 
-    async def _take(self, *, raises: bool) -> int:
+    async def _claim_free_slots(self, *, raise_errors: bool) -> int:
         free = self._concurrency - len(self._running)
         if free <= 0:
             return 0
         try:
             jobs = await self._queue.claim(limit=free, lease=self._lease_s, together=False)
         except TidebookError as error:
-            if raises:
+            if raise_errors:
                 raise
-            log.warning("queue %s: cannot claim, trying again: %s", self._queue.name, error)
-            await asyncio.sleep(_PAUSE_S)
-            self._changed.set()
+            log.warning("queue %s: cannot claim, retrying: %s", self._queue.name, error)
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            self._wakeup.set()
             return 0
         for job in jobs:
             self._held.add(job)
-            task = asyncio.create_task(self._work(job))
+            task = asyncio.create_task(self._process(job))
             self._running.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_done)
         return len(jobs)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._changed.set()
+        self._wakeup.set()
         if not task.cancelled() and task.exception() is not None:
-            log.error("queue %s: a job ended badly", self._queue.name, exc_info=task.exception())
+            log.error("queue %s: the task of a job failed", self._queue.name, exc_info=task.exception())
 
-    async def _work(self, job: Job) -> None:
+    async def _process(self, job: Job) -> None:
         try:
             try:
-                await self._handle(job)
+                await self._call_handler(job)
             finally:
                 self._held.discard(job)
         except asyncio.CancelledError:
-            await self._give_back(job, "the worker stopped", 0.0)
+            await self._return_entry(job, "the worker stopped", 0.0)
             raise
-        except Exception as error:  # whatever a handler raises is the entry's failure, not the worker's
+        except Exception as error:  # an error of the handler fails the entry, not the worker
             log.warning("queue %s: %s failed", self._queue.name, job.key or job.id, exc_info=True)
-            await self._give_back(job, f"{type(error).__name__}: {error}", self._retry.delay_s(job.timeouts))
+            await self._return_entry(job, f"{type(error).__name__}: {error}", self._retry.delay_s(job.timeouts))
             return
         try:
             await self._queue.done(job)
@@ -141,67 +141,67 @@ class Worker:
         except LeaseLost as error:
             self.lost += 1
             log.warning("queue %s: %s", self._queue.name, error)
-        except TidebookError as error:  # it comes again when its lease has run out
-            log.warning("queue %s: %s is done, but that could not be noted: %s", self._queue.name, job.id, error)
+        except TidebookError as error:  # it is due again when its lease expires
+            log.warning("queue %s: %s is done, but could not be deleted: %s", self._queue.name, job.id, error)
 
-    async def _handle(self, job: Job) -> None:
+    async def _call_handler(self, job: Job) -> None:
         if self._is_async:
             await self._handler(job)
             return
         result = await self._threads.run(partial(self._handler, job))
         if inspect.isawaitable(result):
-            await _awaited(result)
+            await _await_result(result)
 
-    async def _give_back(self, job: Job, reason: str, delay_s: float) -> None:
+    async def _return_entry(self, job: Job, reason: str, delay_s: float) -> None:
         self.failed += 1
         try:
             await self._queue.fail(job, delay=delay_s, reason=reason)
         except LeaseLost:
             self.lost += 1
-        except TidebookError as error:  # it comes again when its lease has run out
-            log.warning("queue %s: %s failed, but that could not be noted: %s", self._queue.name, job.id, error)
+        except TidebookError as error:  # it is due again when its lease expires
+            log.warning("queue %s: %s failed, but could not be returned: %s", self._queue.name, job.id, error)
 
     async def _listen(self) -> None:
         while True:
             try:
                 async with aclosing(self._queue.listen()) as due:
                     async for _ in due:
-                        self._changed.set()
+                        self._wakeup.set()
             except TidebookError as error:
-                log.warning("queue %s: cannot listen, trying again: %s", self._queue.name, error)
-                await asyncio.sleep(_PAUSE_S)
+                log.warning("queue %s: cannot listen, retrying: %s", self._queue.name, error)
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
-    async def _beat(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_s / BEATS)
+            await asyncio.sleep(self._lease_s / HEARTBEATS_PER_LEASE)
             jobs = list(self._held)
             if not jobs:
                 continue
             try:
                 await self._queue.heartbeat(jobs, lease=self._lease_s)
             except LeaseLost as error:
-                if self._held.issuperset(jobs):  # none of them was finished meanwhile
+                if self._held.issuperset(jobs):  # none of them was finished in the meantime
                     log.warning("queue %s: %s", self._queue.name, error)
-            except TidebookError as error:  # the next beat may still be in time
-                log.warning("queue %s: no heartbeat: %s", self._queue.name, error)
+            except TidebookError as error:  # the next heartbeat may still be in time
+                log.warning("queue %s: the heartbeat failed: %s", self._queue.name, error)
 
-    async def _finish_running(self) -> None:
+    async def _drain(self) -> None:
         if not self._running:
             return
-        hurrying = asyncio.create_task(self._hurry.wait())
-        ending = asyncio.create_task(asyncio.wait(list(self._running), timeout=self._grace_s))
-        await asyncio.wait([hurrying, ending], return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
-        ending.cancel()
-        await self._give_up([task for task in self._running if not task.done()])
-        await asyncio.gather(hurrying, ending, return_exceptions=True)
+        aborting = asyncio.create_task(self._abort.wait())
+        draining = asyncio.create_task(asyncio.wait(list(self._running), timeout=self._grace_s))
+        await asyncio.wait([aborting, draining], return_when=asyncio.FIRST_COMPLETED)
+        aborting.cancel()
+        draining.cancel()
+        await self._cancel_all([task for task in self._running if not task.done()])
+        await asyncio.gather(aborting, draining, return_exceptions=True)
 
-    async def _give_up(self, late: list[asyncio.Task[None]]) -> None:
-        """End what still runs; each entry is given back."""
-        for task in late:
+    async def _cancel_all(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Cancel running tasks; each returns its entry to the queue."""
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _awaited(result: Awaitable[Any]) -> None:
+async def _await_result(result: Awaitable[Any]) -> None:
     await result

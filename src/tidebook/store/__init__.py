@@ -1,1 +1,1 @@
-"""The store: where journals are kept for ever, written by the pipeline, read by everybody."""
+"""The store: the replicated, queryable state of all journals. The pipeline writes it, and applications read it."""

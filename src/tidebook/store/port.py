@@ -1,4 +1,12 @@
-"""What a store must do. Readers and the writer are separate: an app never writes what the pipeline owns."""
+"""The port of the store: the replicated state of the journals, for applications, tag queries, jobs and repair.
+
+`tidebook.store.cassandra` and `tidebook.store.sqlite` implement it; `tidebook.testing.conformance.store` tests its
+contract. The roles are separate protocols, so that an application's read path cannot write what replication owns.
+
+Terms: a *head* is the summary row of a journal. A *grave* is the head of a purged journal, kept so that a late or
+repeated slice cannot bring its events back. An *incarnation* is a journal from its creation to its purge, identified by
+the position of the record that created it. A *pointer* is how far a partition of the log has been replicated.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +17,14 @@ import msgspec
 
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.mend import Mend
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
-from tidebook.core.topic import TopicFacts
+from tidebook.core.repair import Damage, Repair
+from tidebook.core.replication_plan import EventRow, Parked, Pointer, SliceWrites, TagPosition, TagRow
+from tidebook.core.topic_config import TopicConfig
 
 
-class Snapshot(msgspec.Struct, frozen=True, gc=False):
-    """A state that an app saved, as of `seq_nr` of one life of its journal."""
+class StoredSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """A state that an application saved, as of `seq_nr` in one incarnation of its journal."""
 
     seq_nr: int
     payload_type: int
@@ -25,148 +33,214 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoreReader(Protocol):
-    """What apps read. Every failure is a TidebookError: Unavailable, Corrupt."""
+    """The reads of applications.
+
+    Every failure is a TidebookError: `Unavailable` (the call can be retried), `Corrupt` (a row cannot be decoded) or
+    `InvalidInput` (an argument is wrong, or the store was opened before this process forked).
+    """
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
-        """How far a partition is replicated."""
+        """Return how far a partition is replicated, or None if it never was.
+
+        Every write of the slices up to the pointer is visible to a read that starts after this one.
+        """
         ...
 
     async def head(self, key: Key) -> Head | None:
-        """The head, or the grave, of a journal."""
+        """Return the head or the grave of a journal, or None if it has neither."""
         ...
 
     async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
-        """Many heads at once; ids without one are absent."""
+        """Return the heads and graves of many journals of a topic by id; ids that have neither are absent."""
         ...
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        """The next rows with after < seq_nr ≤ to, in order, at most `limit`; empty only where there are none at all.
+        """Return the first rows with `after` < seq_nr ≤ `to`, in ascending order, at most `limit` of them.
 
-        Number gaps, empty segments and jumps are the adapter's business.
+        The result may be shorter than `limit`, but is empty only if there is no such row: to read on, call again with
+        the last seq_nr as `after`. Gaps in the numbers and empty segments are skipped here. `head` is the journal's
+        head as the caller has read it.
         """
         ...
 
     def ids(self, topic: str) -> AsyncIterator[str]:
-        """The ids of a topic's live journals, each once."""
+        """Yield the ids of a topic's live journals, each once, in no particular order."""
         ...
 
-    async def snapshots(self, key: Key, incarnation: Position) -> Sequence[Snapshot]:
-        """The snapshots of one life of a journal, newest (largest seq_nr) first."""
+    async def snapshots(self, key: Key, incarnation: Position) -> Sequence[StoredSnapshot]:
+        """Return the snapshots of one incarnation of a journal, in descending order of seq_nr."""
         ...
 
-    async def facts(self, topic: str) -> TopicFacts | None:
-        """The facts of a topic."""
+    async def facts(self, topic: str) -> TopicConfig | None:
+        """Return the configuration of a topic, or None if it was never set."""
         ...
 
     async def topics(self) -> Sequence[str]:
-        """The topics that have facts."""
+        """Return the names of the topics that have a configuration."""
         ...
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
-        """Wait until the pointer is beyond this position; False when the time ran out first."""
+        """Return True as soon as the partition's pointer is after `beyond`, or False after `timeout_s`.
+
+        If `beyond` is None, wait for the partition's first pointer.
+        """
         ...
 
 
 class TagReader(Protocol):
-    """What queries by tag read."""
+    """The reads of queries by tag."""
 
     async def tag_rows(
-        self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
+        self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow]:
-        """The next rows of a tag behind `after`, with from_ms ≤ time < until_ms, in order of their place.
+        """Return the first rows of a tag after `after`, with `from_ms` ≤ time_ms < `until_ms`, in order of TagPosition.
 
-        At most `limit`; empty only where there are none at all. Buckets are the adapter's business.
+        There are at most `limit` of them. The result may be shorter, but is empty only if there is no such row: to
+        read on, call again with the last row's place as `after`. How rows are bucketed is not visible here.
         """
         ...
 
     def tags(self) -> AsyncIterator[str]:
-        """The tags that have rows, each once, in order; a store may also name those that had some."""
+        """Yield the tags that have rows, each once, in ascending order; tags that used to have rows may be included."""
         ...
 
     async def pointers(self, topic: str) -> Mapping[int, Pointer]:
-        """How far each partition of a topic is replicated; those that never were are absent."""
+        """Return the pointer of each partition of a topic; partitions that were never replicated are absent."""
         ...
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        """Wait until some pointer may have moved since then, or the time ran out; returns the next call's `since`."""
+        """Return once any pointer may have moved after the call that returned `since`, or after `timeout_s`.
+
+        Read the pointers after each call: it may return without a move, and an adapter without wake-ups returns after
+        a polling interval, which grows with `since`. Pass the result as the next `since`, so that no move between two
+        calls is missed, or -1 to start with the shortest wait.
+        """
         ...
 
 
-class Split(msgspec.Struct, frozen=True, gc=False):
-    """A part of a topic's rows. What its ends mean is the adapter's business."""
+class ScanSplit(msgspec.Struct, frozen=True, gc=False):
+    """A part of a topic's rows that a worker scans. Only the adapter that made it interprets `low` and `high`."""
 
     low: str
     high: str
 
 
 class StoreScanner(Protocol):
-    """What jobs read that look at everything, each worker at a part."""
+    """Full scans of a topic, split among the workers of a job."""
 
-    async def splits(self, topic: str, *, count: int) -> Sequence[Split]:
-        """Parts that can be read apart, at most `count`; together they are all of the topic."""
+    async def splits(self, topic: str, *, count: int) -> Sequence[ScanSplit]:
+        """Return at most `count` disjoint splits that together cover all rows of the topic."""
         ...
 
-    def heads_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, Head]]]:
-        """Pages of a part's heads, graves included, by id."""
+    def heads_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head]]]:
+        """Yield pages of the split's heads and graves, each with the id of its journal."""
         ...
 
-    def events_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
-        """Pages of a part's event rows as they lie there, by id: whether one counts, its head tells.
+    def events_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
+        """Yield pages of the split's event rows as they are stored, each with the id of its journal.
 
-        The rows of an id may lie in several parts, and its head in yet another.
+        Rows that the journal's head has deleted, or that belong to an earlier incarnation, are included: the caller
+        filters them by the head. The rows of one journal may be in several splits, and its head in another one.
         """
         ...
 
 
-class StoreWriter(StoreReader, TagReader, StoreScanner, Protocol):
-    """What the pipeline, and the few explicit acts of an app, write."""
+class StoreInspector(Protocol):
+    """The scans of a repair, which return a row that cannot be decoded as `Damage` instead of raising Corrupt."""
+
+    def inspect(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head | EventRow | Damage]]]:
+        """Yield what `heads_in` yields, and then what `events_in` yields."""
+        ...
+
+    async def inspect_tag(
+        self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
+    ) -> Sequence[TagRow | Damage]:
+        """Return what `tag_rows` returns; the `Damage` of a row carries its place, for the next call's `after`."""
+        ...
+
+
+class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol):
+    """The writes of the pipeline, and the few explicit ones of an application: snapshots, configuration, settings.
+
+    A write may also raise `OutcomeUnknown`: it may or may not have taken effect. Repeating a write is safe; after an
+    unknown outcome of `set_setting`, read the setting first, since the repeated call may find its own value.
+    """
+
+    #: Whether `delete_topic` is supported.
+    deletes_topics: bool
 
     async def apply(self, writes: SliceWrites) -> None:
-        """Carry out a slice: per key each write acknowledged before the next, the pointer after all keys.
+        """Apply the writes of a slice: those of each key in order, one durable before the next, and the pointer last.
 
-        Harmless to repeat, and harmless when it comes late.
+        Idempotent. A slice that is late (the pointer has moved since the slice was planned) changes nothing that is
+        newer: the adapter either drops its outdated writes or raises Fenced without applying any. The pointer never
+        moves back. Raise NotFound if the adapter needs the topic's configuration and there is none.
         """
         ...
 
-    async def mend(self, mend: Mend) -> None:
-        """Put right one journal: rows that must not be there go, those that must come, then the head.
+    async def mend(self, mend: Repair) -> None:
+        """Repair one journal: delete its extra rows, write the missing and damaged ones, then the head.
 
-        Fenced where the partition's pointer has moved and rows carry no stamps to tell them apart.
+        Nothing that was replicated after `mend.pointer` is overwritten: a store without timestamps per row raises
+        Fenced if the partition's pointer is not `mend.pointer`. Raise NotFound as `apply` does.
         """
         ...
 
-    async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
-        """Keep a snapshot: the same seq_nr overwrites, then only the `slots` newest stay."""
+    async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
+        """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation.
+
+        An adapter may raise TooLarge for a payload over its limit.
+        """
         ...
 
     async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
-        """Remove the snapshots of this life up to `to`."""
+        """Delete the snapshots of this incarnation with seq_nr ≤ `to`."""
         ...
 
-    async def set_facts(self, topic: str, facts: TopicFacts, *, expected: TopicFacts | None) -> TopicFacts:
-        """Compare and set; returns what holds afterwards, which may be another's."""
+    async def set_facts(self, topic: str, facts: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
+        """Set a topic's configuration if it equals `expected` (None: is not set); return the one in force afterwards.
+
+        If another process has set it meanwhile, that is its configuration and not `facts`: compare the result. Raise
+        NotFound if `expected` is not None and there is no configuration, and InvalidInput or TooLarge if the adapter
+        cannot support `facts`.
+        """
+        ...
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete all rows of a topic; raise InvalidInput if `deletes_topics` is False."""
         ...
 
     async def setting(self, name: str) -> str | None:
-        """A setting by name."""
+        """Return the value of a setting, or None if it is not set."""
         ...
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
-        """Compare and set a setting; False where it was not as expected."""
+        """Set a setting if its value is `expected` (None: is not set); return whether it was."""
         ...
 
     def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
-        """Live journals whose expiry has passed, with their heads."""
+        """Yield the ids and heads of the live journals with expires_at_ms ≤ `now_ms`."""
+        ...
+
+    def graves(self, topic: str) -> AsyncIterator[tuple[str, Head]]:
+        """Yield the ids and graves of a topic's purged journals."""
+        ...
+
+    async def remove_graves(self, topic: str, graves: Sequence[tuple[str, Head]]) -> None:
+        """Delete graves, each only if it is still the journal's head: a new incarnation is not affected.
+
+        The caller has checked each with `may_remove_grave`: without its grave, a late slice could restore the journal.
+        """
         ...
 
     def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
-        """Records that were kept aside."""
+        """Yield the records that could not be decoded and were parked, of one topic or of all."""
         ...
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
-        """Forget parked records."""
+        """Delete parked records."""
         ...
 
     async def close(self) -> None:
-        """Let go."""
+        """Release all resources. A second call does nothing."""
         ...

@@ -1,4 +1,4 @@
-"""An event as a stream by tag delivers it."""
+"""An event as streams by tag deliver it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import msgspec
 from msgspec import UNSET
 
 from tidebook.core.event import decode_event, event_tags, read_payload
-from tidebook.core.payload import decode_json
-from tidebook.core.replication import TagPlace, TagRow
+from tidebook.core.payload import JSON, decode_payload
+from tidebook.core.replication_plan import TagPosition, TagRow
 from tidebook.tags.offset import encode_offset
 
-#: 100 ns steps from the Gregorian reform, where TimeUUIDs begin, to 1970.
+#: Steps of 100 ns from the Gregorian reform, where TimeUUIDs begin, to 1970.
 _GREGORIAN_TICKS = 0x01B2_1DD2_1381_4000
 
 
 class TaggedEvent(msgspec.Struct, gc=False, eq=False):
-    """An event, the journal it is from, its number in the tag, and where to resume behind it.
+    """An event with its journal, its number within the tag, and the offset to resume after it.
 
-    It is decoded when it is asked for: a stream that only counts, or skips, costs little more than its rows.
+    Its payload is decoded on first access, so a stream that only counts or skips events costs little more than its
+    rows.
     """
 
     row: TagRow
@@ -30,32 +31,32 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
 
     @property
     def topic(self) -> str:
-        """The topic of its journal."""
+        """The topic of the event's journal."""
         return self.row.topic
 
     @property
     def id(self) -> str:
-        """Its journal."""
+        """The id of the event's journal."""
         return self.row.id
 
     @property
     def tag(self) -> str:
-        """The tag that was asked for."""
+        """The tag of the stream."""
         return self.row.tag
 
     @property
     def seq_nr(self) -> int:
-        """Its number in its journal."""
+        """The event's number in its journal."""
         return self.row.seq_nr
 
     @property
     def tag_seq_nr(self) -> int:
-        """Its number among its journal's events of this tag."""
+        """The event's number among its journal's events with this tag."""
         return self.row.tag_seq_nr
 
     @property
     def payload(self) -> Any:
-        """What was appended."""
+        """The payload that was appended."""
         payload = self._payload
         if payload is UNSET:
             self._payload = payload = read_payload(self.row.kept)
@@ -63,56 +64,56 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
 
     @property
     def tags(self) -> frozenset[str]:
-        """All of its tags."""
+        """All tags of the event."""
         return frozenset(event_tags(self.row.kept))
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """What was appended beside the payload."""
+        """The metadata that was appended with the payload."""
         metadata = decode_event(self.row.kept).metadata
-        return None if metadata is None else decode_json(metadata)
+        return None if metadata is None else decode_payload(JSON, metadata)
 
     @property
     def timestamp_ms(self) -> int:
-        """When the log took it, in milliseconds since 1970."""
+        """When the log accepted the event, in milliseconds since 1970."""
         return self.row.timestamp_ms
 
     @property
     def partition(self) -> int:
-        """The partition of its record."""
+        """The partition of the event's record."""
         return self.row.partition
 
     @property
     def offset(self) -> int:
-        """The offset of its record."""
+        """The offset of the event's record."""
         return self.row.offset
 
     @property
-    def place(self) -> TagPlace:
-        """Where it stands in the stream."""
+    def place(self) -> TagPosition:
+        """The event's position in the stream."""
         return self.row.place
 
     @property
     def tag_offset(self) -> str:
-        """Where to resume behind it: an opaque text."""
+        """The offset to resume the stream after this event: an opaque text."""
         return encode_offset(self.row)
 
     @property
     def timestamp(self) -> datetime:
-        """When the log took it."""
+        """When the log accepted the event."""
         return datetime.fromtimestamp(self.row.timestamp_ms / 1000, UTC)
 
     @property
     def time_uuid(self) -> UUID:
-        """A TimeUUID (version 1) derived from where the event stands: the same for everybody, one for each event.
+        """A TimeUUID (version 1) derived from the event's position: unique, and the same for every reader.
 
-        Its time is that of the stream in steps of 100 ns; the stream's own order is `tag_offset`'s.
+        Its time is the stream's, in steps of 100 ns; to order events use `tag_offset`.
         """
         at = self.row
         ticks = at.time_ms * 10_000 + at.index % 10_000 + _GREGORIAN_TICKS
         where = f"{at.topic}\0{at.partition}\0{at.offset}\0{at.index}\0{at.epoch}".encode()
         tie = int.from_bytes(blake2b(where, digest_size=8).digest())
-        node = tie & 0xFFFF_FFFF_FFFF | 0x0100_0000_0000  # the multicast bit: no machine has it
+        node = tie & 0xFFFF_FFFF_FFFF | 0x0100_0000_0000  # the multicast bit, which no machine's address has
         fields = (ticks & 0xFFFF_FFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF, tie >> 56 & 0x3F, tie >> 48 & 0xFF)
         return UUID(fields=(*fields, node), version=1)
 

@@ -1,7 +1,7 @@
-"""The horizon: below it nothing can arrive any more.
+"""The horizon of streams by tag: no event can arrive below it any more.
 
-Every partition's pointer says through which time of the log it is replicated, and that time never goes back. What is
-strictly below the least of them is complete, in its final order, whatever the clocks do.
+The pointer of each partition has the log time through which it is replicated, which never decreases. Everything
+strictly below the least of these times is complete and in its final order, whatever the clocks do.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import TypeVar
 
 import msgspec
 
-from tidebook.core.replication import Pointer
+from tidebook.core.replication_plan import Pointer
 from tidebook.store.port import StoreWriter
 
-#: A partition that was never replicated holds everything back.
+#: The time of a partition that was never replicated: it holds everything back.
 NEVER_MS = -1
-#: How often topics that are registered meanwhile are looked at, and of how many topics at once.
-LOOKS_MAX = 3
+#: How often a read is repeated for topics that were registered meanwhile, and how many topics are read at once.
+READS_MAX = 3
 AT_ONCE_MAX = 64
 
 T = TypeVar("T")
 
 
 class Horizon(msgspec.Struct, frozen=True):
-    """Through which time a set of topics is complete, and which partition holds it there."""
+    """The time below which a set of topics is complete, and the partition that holds it there."""
 
     time_ms: int
     #: The greatest time that any partition has reached.
@@ -35,7 +35,7 @@ class Horizon(msgspec.Struct, frozen=True):
 
 
 def horizon_of(partitions: Mapping[str, int], pointers: Mapping[str, Mapping[int, Pointer]]) -> Horizon:
-    """The horizon of topics with so many partitions, from the pointers that were read before their registry was."""
+    """Return the horizon of topics with these numbers of partitions; pointers must be read before the topics."""
     least: tuple[int, str, int] | None = None
     most_ms = NEVER_MS
     for topic, count in partitions.items():
@@ -51,43 +51,62 @@ def horizon_of(partitions: Mapping[str, int], pointers: Mapping[str, Mapping[int
 
 
 class Horizons:
-    """Reads horizons again and again. How many partitions a topic has never changes, so it is asked for once."""
+    """Reads horizons repeatedly. A topic's number of partitions never changes, so it is read once.
+
+    The exception is a topic that is deleted and created again: then its pointers are missing or have moved backwards.
+    """
 
     def __init__(self, store: StoreWriter) -> None:
         self._store = store
         self._registered: Sequence[str] = ()
         self._partitions: dict[str, int] = {}
+        self._pointers: dict[str, Mapping[int, Pointer]] = {}
 
     async def read(self, topics: Iterable[str] | None = None) -> Horizon:
-        """Read the pointers, then the registry: a topic that is registered in between holds the horizon back."""
+        """Read the pointers, then the topics: a topic that is registered in between holds the horizon back."""
         wanted = None if topics is None else list(topics)
         known = wanted if wanted is not None else self._registered or await self._store.topics()
         registered, pointers = known, dict[str, Mapping[int, Pointer]]()
-        for _ in range(LOOKS_MAX):
-            pointers = await asked_of_each(self._store.pointers, known)
+        for _ in range(READS_MAX):
+            pointers = await gather_by_topic(self._store.pointers, known)
             if wanted is None:
                 self._registered = await self._store.topics()
             registered = wanted if wanted is not None else self._registered
             if pointers.keys() >= set(registered):
                 break
-            known = registered  # since the last time, as a rule: its pointers may be there by now
+            known = registered  # usually registered since the last read: its pointers may exist by now
+        for topic in set(self._partitions) - set(registered if wanted is None else self._partitions):
+            del self._partitions[topic]
+        for topic, found in pointers.items():
+            if _moved_backwards(self._pointers.get(topic, {}), found):
+                self._partitions.pop(topic, None)
+        self._pointers |= pointers
         new = [topic for topic in registered if topic not in self._partitions]
-        for topic, facts in (await asked_of_each(self._store.facts, new)).items():
-            if facts is not None:
-                self._partitions[topic] = facts.partitions
+        for topic, config in (await gather_by_topic(self._store.facts, new)).items():
+            if config is not None:
+                self._partitions[topic] = config.partitions
         counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}
         return horizon_of(counts, pointers)
 
+    def partitions(self, topics: Iterable[str] | None = None) -> dict[str, int]:
+        """Return the number of partitions of each topic that the last read found."""
+        wanted = self._registered if topics is None else topics
+        return {topic: self._partitions[topic] for topic in wanted if topic in self._partitions}
 
-async def asked_of_each(ask: Callable[[str], Awaitable[T]], topics: Sequence[str]) -> dict[str, T]:
-    """What a store tells of many topics, asked for side by side."""
+
+def _moved_backwards(before: Mapping[int, Pointer], now: Mapping[int, Pointer]) -> bool:
+    return any(partition not in now or now[partition].position < old.position for partition, old in before.items())
+
+
+async def gather_by_topic(read: Callable[[str], Awaitable[T]], topics: Sequence[str]) -> dict[str, T]:
+    """Return the result of `read` for each topic, awaited concurrently."""
     found: dict[str, T] = {}
     for first in range(0, len(topics), AT_ONCE_MAX):
-        some = topics[first : first + AT_ONCE_MAX]
-        found |= zip(some, await asyncio.gather(*map(ask, some)), strict=True)
+        chunk = topics[first : first + AT_ONCE_MAX]
+        found |= zip(chunk, await asyncio.gather(*map(read, chunk)), strict=True)
     return found
 
 
 async def read_horizon(store: StoreWriter, topics: Iterable[str] | None = None) -> Horizon:
-    """The horizon now, read once."""
+    """Return the current horizon."""
     return await Horizons(store).read(topics)

@@ -1,4 +1,4 @@
-"""Where a stream by tag is resumed: an opaque text that orders like the stream, or a moment."""
+"""Offsets of streams by tag: opaque texts that encode a position in the stream."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from datetime import datetime
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.replication import TagPlace, TagRow
+from tidebook.core.replication_plan import TagPosition, TagRow
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, int, int]).decode
 _VERSION = 1
 
 
-def encode_offset(place: TagPlace | TagRow) -> str:
-    """A text to resume behind this place."""
-    fields = (_VERSION, place.time_ms, place.topic, place.partition, place.offset, place.index, place.epoch)
+def encode_offset(position: TagPosition | TagRow) -> str:
+    """Return the text to resume after this position."""
+    fields = (
+        _VERSION,
+        position.time_ms,
+        position.topic,
+        position.partition,
+        position.offset,
+        position.index,
+        position.epoch,
+    )
     return base64.urlsafe_b64encode(_encode(fields)).decode().rstrip("=")
 
 
-def decode_offset(tag: str, text: str) -> TagPlace:
-    """Undo `encode_offset`."""
+def decode_offset(tag: str, text: str) -> TagPosition:
+    """Undo `encode_offset`; raise `InvalidInput` for any other text."""
     try:
         fields = _decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
@@ -31,21 +39,21 @@ def decode_offset(tag: str, text: str) -> TagPlace:
     version, time_ms, topic, partition, offset, index, epoch = fields
     if version != _VERSION:
         raise InvalidInput(f"the offset has version {version}, this Tidebook knows {_VERSION}: upgrade it")
-    return TagPlace(tag, time_ms, topic, partition, offset, index, epoch)
+    return TagPosition(tag, time_ms, topic, partition, offset, index, epoch)
 
 
-def read_through(tag: str, time_ms: int) -> TagPlace:
-    """The place before all that has this time: whoever is here has read everything before it."""
-    return TagPlace(tag, time_ms, "", -1, -1, -1, -1)
+def position_before(tag: str, time_ms: int) -> TagPosition:
+    """Return the position before all rows of this time: a reader at it has read everything earlier."""
+    return TagPosition(tag, time_ms, "", -1, -1, -1, -1)
 
 
-def beginning(tag: str, after: str | datetime | None, first_ms: int) -> tuple[TagPlace | None, int]:
-    """What `after` means: the place behind which, and the time from which, the stream begins."""
+def start_position(tag: str, after: str | datetime | None, first_ms: int) -> tuple[TagPosition | None, int]:
+    """Return what `after` means: the position after which, and the time from which, the stream starts."""
     if after is None:
         return None, first_ms
     if isinstance(after, str):
-        place = decode_offset(tag, after)
-        return place, place.time_ms
+        position = decode_offset(tag, after)
+        return position, position.time_ms
     if isinstance(after, datetime):
         if after.tzinfo is None:
             raise InvalidInput("a moment needs a time zone: datetime.now(UTC)")

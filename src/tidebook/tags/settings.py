@@ -1,4 +1,4 @@
-"""What a user may set of tags: `[tags]` in tidebook.toml."""
+"""The settings of streams by tag: `[tags]` in tidebook.toml."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     consistency: Consistency = "horizon"
     page_events: int = 1000
-    #: Without an offset a query begins here: an ISO date, such as the day of the first deployment.
+    #: A query without an offset starts here: an ISO date, such as the day of the first deployment.
     first_time_bucket: str = "2020-01-01"
-    #: How long a query that follows waits at most before it looks again, where it is not woken.
+    #: The longest wait of a live query before it reads again, if it is not notified.
     poll_s: float = 1.0
     #: Whether deleted and purged events leave their streams, or stay in them for ever.
     deletes: Literal["follow", "keep"] = "follow"
 
     # With consistency = "delay":
-    #: How far a query stays behind the clock, for events of other partitions to arrive.
+    #: How far a query stays behind the clock, so that events of other partitions can arrive.
     delay_s: float = 5.0
-    #: How often it looks back for events that arrived later than that, and how far; "max": two buckets.
+    #: How often it searches for events that arrived later than that, and how far back; "max" means two buckets.
     back_track_interval_s: float = 1.0
     back_track_period_s: float | Literal["max"] = 5.0
-    #: How long a missing event is searched for before the stream fails.
+    #: How long it searches for a missing event before the stream fails.
     missing_timeout_s: float = 10.0
-    #: How long events before the first one seen of a journal are searched for.
+    #: How long it searches for events before the first one seen of a journal.
     new_persistence_id_scan_timeout_s: float = 0.5
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Offsets in a table beside what events are made into: both in one transaction, so each event counts exactly once."""
+"""Offsets in a SQL table of the application: stored in one transaction with its own data, for exactly-once effects."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final, Literal, Protocol
 
-from tidebook.core.errors import Fenced
+from tidebook.core.errors import Fenced, InvalidInput
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.group_assignment import share_of
 from tidebook.tags.offset import decode_offset
-from tidebook.tags.shares import share_of
 
 TABLE: Final = """CREATE TABLE IF NOT EXISTS tidebook_tag_offset (
     group_name VARCHAR(200) NOT NULL, tag VARCHAR(200) NOT NULL, share INTEGER NOT NULL, tag_offset TEXT NOT NULL,
     PRIMARY KEY (group_name, tag, share))"""
-#: For MySQL and MariaDB, whose texts do not tell "Paid" from "paid" unless they are told to.
+#: For MySQL and MariaDB, whose default collation does not distinguish "Paid" from "paid".
 TABLE_MYSQL: Final = f"{TABLE} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
@@ -30,16 +30,40 @@ class Cursor(Protocol):
     def close(self) -> Any: ...
 
 
-class Connection(Protocol):
-    """A connection of any DB-API driver, with transactions."""
+#: A connection of any DB-API driver, with transactions, or a SQLAlchemy session or connection: duck-typed.
+Connection = Any
 
-    def cursor(self) -> Any: ...
 
-    def close(self) -> Any: ...
+class _SqlAlchemyCursor:
+    """A SQLAlchemy connection as a DB-API cursor, so that SQLAlchemy knows of the transaction."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._result: Any = None
+        self.rowcount = -1
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        self._result = self._connection.exec_driver_sql(sql, tuple(parameters))
+        self.rowcount = self._result.rowcount
+
+    def fetchall(self) -> Any:
+        return self._result.fetchall()
+
+    def close(self) -> None:
+        if self._result is not None:
+            self._result.close()
+
+
+#: SQLAlchemy's parameter style → the placeholder in a statement.
+_PLACEHOLDERS: dict[str, str] = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "$"}
 
 
 class SqlOffsets:
-    """The offsets of one group and tag in the table `tidebook_tag_offset`."""
+    """The offsets of one group and tag in the table `tidebook_tag_offset`.
+
+    A connection is one of any DB-API driver, whose `paramstyle` is given, or a SQLAlchemy session or connection, which
+    has its own. With an async session: `await session.run_sync(lambda each: offsets.advance(each, event))`.
+    """
 
     def __init__(
         self,
@@ -52,38 +76,64 @@ class SqlOffsets:
         self._at = (group, tag)
         self._tag = tag
         self._connect = connect
-        self._mark = "?" if paramstyle == "qmark" else "%s"
+        self._placeholder = _PLACEHOLDERS[paramstyle]
 
     def __call__(self, shares: Iterable[int]) -> Mapping[int, str]:
-        """Where shares were left, read on a connection of its own."""
-        with closing(self._connect()) as connection, closing(connection.cursor()) as cursor:
-            return {share: found for share in shares if (found := self._offset(cursor, share)) is not None}
+        """Return the offsets of shares, read on a separate connection."""
+        with closing(self._connect()) as connection:
+            cursor, placeholder = self._cursor(connection)
+            with closing(cursor):
+                return {
+                    share: found for share in shares if (found := self._offset(cursor, placeholder, share)) is not None
+                }
 
     def advance(self, connection: Connection, event: TaggedEvent) -> bool:
-        """Within the caller's transaction: the event is done. False: it was before, so do not do it again.
+        """Mark the event as handled, within the caller's transaction; return False if it was handled before.
 
-        Fenced where another member moved the same share meanwhile: roll back.
+        Raise `Fenced` if another member advanced the same share meanwhile: roll back.
         """
         share = share_of(event.topic, event.id)
-        with closing(connection.cursor()) as cursor:
-            before = self._offset(cursor, share)
+        cursor, placeholder = self._cursor(connection)
+        with closing(cursor):
+            before = self._offset(cursor, placeholder, share)
             if before is not None:
                 if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):
                     return False
                 sql = "UPDATE tidebook_tag_offset SET tag_offset = ? WHERE group_name = ? AND tag = ? AND share = ?"
-                cursor.execute(self._sql(f"{sql} AND tag_offset = ?"), (event.tag_offset, *self._at, share, before))
+                cursor.execute(
+                    _sql(f"{sql} AND tag_offset = ?", placeholder), (event.tag_offset, *self._at, share, before)
+                )
                 if cursor.rowcount != 1:
-                    raise Fenced(f"tag {self._tag!r}: another member has moved share {share} on: roll back")
-            else:  # a second one who inserts the first offset is refused by the primary key
+                    raise Fenced(f"tag {self._tag!r}: another member advanced share {share}: roll back")
+            else:  # a concurrent first insert violates the primary key
                 sql = "INSERT INTO tidebook_tag_offset (group_name, tag, share, tag_offset) VALUES (?, ?, ?, ?)"
-                cursor.execute(self._sql(sql), (*self._at, share, event.tag_offset))
+                cursor.execute(_sql(sql, placeholder), (*self._at, share, event.tag_offset))
         return True
 
-    def _offset(self, cursor: Cursor, share: int) -> str | None:
+    def _cursor(self, connection: Any) -> tuple[Cursor, str]:
+        """Return a cursor in the connection's transaction, and the placeholder of its parameters."""
+        if callable(getattr(connection, "run_sync", None)):
+            raise InvalidInput("an async session is given to advance inside run_sync: session.run_sync(lambda s: …)")
+        if callable(getattr(connection, "get_bind", None)) and callable(getattr(connection, "connection", None)):
+            connection = connection.connection()  # the session's connection, with its transaction
+        if not callable(getattr(connection, "exec_driver_sql", None)):
+            return connection.cursor(), self._placeholder
+        style = connection.dialect.paramstyle
+        if style not in _PLACEHOLDERS:
+            raise InvalidInput(
+                f"the driver's parameter style {style!r} is not supported: use psycopg or another driver"
+            )
+        return _SqlAlchemyCursor(connection), _PLACEHOLDERS[style]
+
+    def _offset(self, cursor: Cursor, placeholder: str, share: int) -> str | None:
         sql = "SELECT tag_offset FROM tidebook_tag_offset WHERE group_name = ? AND tag = ? AND share = ?"
-        cursor.execute(self._sql(sql), (*self._at, share))
+        cursor.execute(_sql(sql, placeholder), (*self._at, share))
         rows = cursor.fetchall()
         return rows[0][0] if rows else None
 
-    def _sql(self, text: str) -> str:
-        return text.replace("?", self._mark)
+
+def _sql(text: str, placeholder: str) -> str:
+    if placeholder != "$":
+        return text.replace("?", placeholder)
+    first, *rest = text.split("?")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))

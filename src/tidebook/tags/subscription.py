@@ -1,4 +1,4 @@
-"""A member of a consumer group: reads its share of a tag's journals, and stores how far it came."""
+"""A member of a consumer group: reads its share of a tag's journals, and stores its offsets."""
 
 from __future__ import annotations
 
@@ -11,51 +11,63 @@ from urllib.parse import quote
 
 import msgspec
 
-from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.core.payload import encode_text
-from tidebook.core.replication import TagPlace, TagRow
+from tidebook.core.replication_plan import TagPosition, TagRow
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.following import Following
+from tidebook.tags.group_assignment import (
+    GroupAssignment,
+    Share,
+    decode_group,
+    encode_group,
+    lease_renewed,
+    member_removed,
+    owned_shares,
+    rebalanced,
+    share_of,
+)
 from tidebook.tags.offset import decode_offset, encode_offset
-from tidebook.tags.shares import Group, Share, decode_group, encode_group, kept_alive, left, owned, renewed, share_of
-from tidebook.tags.ticks import Following
+from tidebook.tags.stall import HorizonStatus, StallWatch
 
 LEASE_S = 30.0
-#: How long a member reads before it looks who shares the journals with it; less where leases are short.
+#: How long a member reads before it renews its lease and rebalances; less if leases are short.
 ROUND_S = 2.0
 ROUNDS_PER_LEASE = 3
-#: How long a member is kept alive that asks for nothing: so long may one event be worked on.
+#: How long the lease of a member is renewed that requests no event: the longest time that one event may be handled.
 HANDLING_MAX_S = 300.0
-#: How often members that keep offsets themselves are asked what they kept.
-ASK_KEPT_S = 30.0
-#: How long a change of the group's state is tried while others change it too.
-CHANGE_S = 15.0
-PAUSE_FIRST_S = 0.002
-PAUSE_MAX_S = 0.2
+#: How often external offsets are read.
+READ_OFFSETS_EVERY_S = 30.0
+#: How long a change of the group's setting is retried while others change it too.
+CHANGE_RETRY_S = 15.0
+RETRY_FIRST_S = 0.002
+RETRY_MAX_S = 0.2
 
-#: Its own, so that what an app has seeded goes on as it would.
-_chance = random.Random()
+#: A separate generator, so that the application's seeded one is not affected.
+_random = random.Random()
 
 
-class Page(msgspec.Struct, frozen=True):
-    """Some rows of a stream, and how far it was read for them."""
+class SubscriptionPage(msgspec.Struct, frozen=True):
+    """Rows of a stream, and the position through which it was read for them."""
 
     rows: Sequence[TagRow]
-    place: TagPlace
+    position: TagPosition
 
 
-#: Reads a tag behind a place, until nothing more is there.
-Read = Callable[[TagPlace | None], AsyncIterator[Page]]
-#: Where each share was left, by its number: for those who keep offsets themselves.
+#: Reads a tag after a position, until nothing more is there.
+ReadPages = Callable[[TagPosition | None], AsyncIterator[SubscriptionPage]]
+#: Returns external offsets by share number, for applications that store offsets themselves.
 Offsets = Callable[[Iterable[int]], Mapping[int, str]]
 
 
 class Subscription:
     """Use it as `async with book.tags.subscribe(tag, group) as events: async for event in events`.
 
-    `commit(event)` stores that the event, and all before it that this member got of the same share, are done. What was
-    delivered and not committed is delivered again, to whoever has the share then.
+    `commit(event)` stores that the event, and all earlier ones of the same share that this member received, are
+    handled. Events that were delivered but not committed are delivered again, to the share's next owner.
     """
 
     def __init__(
@@ -63,19 +75,21 @@ class Subscription:
         tag: str,
         group: str,
         *,
-        read: Read,
+        read: ReadPages,
         store: StoreWriter,
         clock: Clock,
         ids: Ids,
         offsets: Offsets | None = None,
         lease_s: float = LEASE_S,
         follow: bool = True,
+        watch: StallWatch | None = None,
     ) -> None:
+        self._watch_stall = watch
         if type(group) is not str or not group:
             raise InvalidInput("a group is a text that is not empty")
         encode_text(group, "a group")
         self._tag = tag
-        # The tag's slashes are quoted: "c" of group "a/b" is not "b/c" of group "a".
+        # The tag's slashes are quoted: tag "c" of group "a/b" must differ from tag "b/c" of group "a".
         self._setting = f"tags/group/{group}/{quote(tag, safe='')}"
         self._read = read
         self._store = store
@@ -86,43 +100,49 @@ class Subscription:
             raise InvalidInput(f"lease_s is a time in seconds, not {lease_s}")
         self._lease_ms = int(lease_s * 1000)
         self._round_ms = min(ROUND_S * 1000, self._lease_ms / ROUNDS_PER_LEASE)
-        #: What it follows is brought below the horizon soon; one that only catches up needs no ticks.
+        #: Live streams ask the pipeline for ticks; one that only catches up needs none.
         self._following = Following(store, clock) if follow else None
         self._shares: dict[int, Share] = {}
-        #: By share: how far this member was given its events.
-        self._given: dict[int, TagPlace] = {}
-        #: All of the shares here was given up to this place.
-        self._behind: TagPlace | None = None
-        #: By share, where offsets are kept elsewhere: what was found there; "" for nothing.
-        self._kept: dict[int, str] = {}
-        #: By member: what it last said, when this one saw that first, by its own clock, and whether it saw it change.
-        self._watched: dict[str, tuple[int, int, bool]] = {}
-        self._renewed_ms = self._asked_kept_ms = clock.now_ms()
-        self._worked_s = 0.0
-        self._keeping: asyncio.Task[None] | None = None
+        #: By share: the position of the last event delivered by this member.
+        self._delivered: dict[int, TagPosition] = {}
+        #: The position through which all shares of this member were read.
+        self._position: TagPosition | None = None
+        #: By share: the external offset; "" for none.
+        self._external: dict[int, str] = {}
+        #: By member: the lease it last stored, when this member first saw that, and whether it has seen it change.
+        self._leases: dict[str, tuple[int, int, bool]] = {}
+        # Local times are monotonic: a wall clock that is set back must not extend a lease.
+        self._renewed_ms = self._external_read_ms = clock.monotonic_ms()
+        self._active_s = 0.0
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
     def shares(self) -> frozenset[int]:
-        """The numbers of the shares that this member reads."""
+        """The numbers of the shares that this member owns."""
         return frozenset(self._shares)
+
+    @property
+    def waiting(self) -> HorizonStatus | None:
+        """What the stream waits for while replication makes no progress; None otherwise."""
+        return None if self._watch_stall is None else self._watch_stall.waiting
 
     async def __aenter__(self) -> Subscription:
         await self._renew()
-        self._worked_s = asyncio.get_running_loop().time()
-        self._keeping = asyncio.create_task(self._keep_alive())
+        self._active_s = asyncio.get_running_loop().time()
+        self._renewal = asyncio.create_task(self._keep_alive())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
         try:
             if kind is None:
-                await self._ask_kept()
+                await self._read_external()
         finally:
-            await self._change(lambda group: left(self._read_up(group), self._member))
+            await self._change(lambda group: member_removed(self._advance_idle(group), self._member))
             self._shares = {}
 
     async def __aiter__(self) -> AsyncGenerator[TaggedEvent, None]:
@@ -130,110 +150,127 @@ class Subscription:
         while True:
             if self._following is not None:
                 await self._following.renew()
-            async for page in self._read(self._behind):
+            async for page in self._read(self._position):
                 for row in page.rows:
-                    self._behind = place = row.place
+                    # Check before each event, because the page may be old: a share that another member took is not
+                    # delivered here too.
+                    if self._is_renewal_due() and await self._renew_if_due():
+                        break
+                    self._position = position = row.place
                     share = share_of(row.topic, row.id)
-                    if share in self._shares and ((given := self._given.get(share)) is None or place > given):
-                        since, self._given[share] = -1, place
+                    if share in self._shares and (
+                        (delivered := self._delivered.get(share)) is None or position > delivered
+                    ):
+                        since, self._delivered[share] = -1, position
                         yield TaggedEvent(row)
-                        if await self._round():
-                            break
                 else:
-                    self._behind = page.place
-                    if not await self._round():
+                    self._position = page.position
+                    if not await self._renew_if_due():
                         continue
-                break  # a share is new here, and may begin further back
+                break  # a new share may start further back
             else:
                 if self._following is None:
                     return
+                if self._watch_stall is not None:
+                    await self._watch_stall.check()
                 since = await self._store.wait_any(timeout_s=self._round_ms / 1000, since=since)
-                await self._round()
+                await self._renew_if_due()
 
-    async def _round(self) -> bool:
-        """Between two events: renew the lease when it is time; True where a share is new."""
-        self._worked_s = asyncio.get_running_loop().time()
-        if self._clock.now_ms() - self._renewed_ms < self._round_ms:
+    def _is_renewal_due(self) -> bool:
+        return self._clock.monotonic_ms() - self._renewed_ms >= self._round_ms
+
+    async def _renew_if_due(self) -> bool:
+        """Renew the lease if it is due, between two events; return True if this member has a new share."""
+        self._active_s = asyncio.get_running_loop().time()
+        if not self._is_renewal_due():
             return False
-        if self._clock.now_ms() - self._asked_kept_ms >= ASK_KEPT_S * 1000:
-            await self._ask_kept()
+        if self._clock.monotonic_ms() - self._external_read_ms >= READ_OFFSETS_EVERY_S * 1000:
+            await self._read_external()
         return await self._renew()
 
     async def _keep_alive(self) -> None:
-        """While an event is worked on: renew the lease, and leave the shares as they are, so that it is not lost."""
+        """Renew the lease while an event is being handled; the shares stay as they are, so the event's is not lost."""
 
-        def change(group: Group) -> Group:
-            return kept_alive(group, self._member, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms)
+        def change(group: GroupAssignment) -> GroupAssignment:
+            return lease_renewed(group, self._member, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms)
 
         while True:
             await asyncio.sleep(self._round_ms / 1000)
-            works = asyncio.get_running_loop().time() - self._worked_s < HANDLING_MAX_S
-            if works and self._clock.now_ms() - self._renewed_ms >= self._round_ms:
-                with suppress(Unavailable, OutcomeUnknown):  # the next one may come through
+            active = asyncio.get_running_loop().time() - self._active_s < HANDLING_MAX_S
+            if active and self._is_renewal_due():
+                with suppress(Unavailable, OutcomeUnknown):  # the next renewal may succeed
                     await self._change(change)
 
     async def commit(self, event: TaggedEvent) -> None:
-        """Store how far this member came with the event's share; Fenced where another has it by now."""
+        """Store that the event is handled; raise `Fenced` if another member owns its share by now."""
         number = share_of(event.topic, event.id)
-        held = self._shares.get(number)
+        owned = self._shares.get(number)
 
-        def change(group: Group) -> Group:
+        def change(group: GroupAssignment) -> GroupAssignment:
             share = group.shares[number]
-            if held is None or share.owner != self._member or share.term != held.term:
-                raise Fenced(f"tag {self._tag!r}: another member has {event.topic}/{event.id} now: it gets it again")
-            shares = [self._passed(n, each, event.place) for n, each in enumerate(group.shares)]
+            if owned is None or share.owner != self._member or share.term != owned.term:
+                raise Fenced(
+                    f"tag {self._tag!r}: another member owns {event.topic}/{event.id} now and gets the event again"
+                )
+            shares = [self._advanced(n, each, event.place) for n, each in enumerate(group.shares)]
             if share.offset is None or decode_offset(self._tag, share.offset) < event.place:
                 shares[number] = Share(share.owner, event.tag_offset, share.term)
-            return Group(group.members, tuple(shares))
+            return GroupAssignment(group.members, tuple(shares))
 
-        self._worked_s = asyncio.get_running_loop().time()
+        self._active_s = asyncio.get_running_loop().time()
         await self._change(change)
 
-    def _read_up(self, group: Group) -> Group:
-        """What was read, and has brought nothing that is still owed, need not be read again by whoever comes next."""
-        if self._behind is None:
+    def _advance_idle(self, group: GroupAssignment) -> GroupAssignment:
+        """Advance the offsets of idle shares, so that their next owner does not read the same range again."""
+        if self._position is None:
             return group
-        shares = [self._passed(number, share, self._behind) for number, share in enumerate(group.shares)]
-        return Group(group.members, tuple(shares))
+        shares = [self._advanced(number, share, self._position) for number, share in enumerate(group.shares)]
+        return GroupAssignment(group.members, tuple(shares))
 
-    def _passed(self, number: int, share: Share, place: TagPlace) -> Share:
-        """A share that owes nothing goes along: one without events would be read from the start again."""
-        held, given = self._shares.get(number), self._given.get(number)
-        if held is None or (share.owner, share.term) != (self._member, held.term):
-            return share
-        if self._behind is None or self._behind < place:
-            return share
-        kept = None if self._offsets is None else self._kept.get(number, "")
-        done = self._told(share, kept)
-        stored = None if done is None else decode_offset(self._tag, done)
-        owes = given is not None and (stored is None or stored < given)
-        if owes or (stored is not None and stored >= place):
-            return share
-        return Share(share.owner, encode_offset(place), share.term, kept)
+    def _advanced(self, number: int, share: Share, position: TagPosition) -> Share:
+        """Return the share with its offset advanced to `position`, unless it has deliveries that are not committed.
 
-    def _told(self, share: Share, kept: str | None) -> str | None:
-        """Behind which offset a share goes on. What is kept elsewhere decides: it may have been restored."""
-        if kept is None:
+        A share without events would otherwise be read from the start again.
+        """
+        owned, delivered = self._shares.get(number), self._delivered.get(number)
+        if owned is None or (share.owner, share.term) != (self._member, owned.term):
+            return share
+        if self._position is None or self._position < position:
+            return share
+        external = None if self._offsets is None else self._external.get(number, "")
+        resume = self._resume_offset(share, external)
+        stored = None if resume is None else decode_offset(self._tag, resume)
+        uncommitted = delivered is not None and (stored is None or stored < delivered)
+        if uncommitted or (stored is not None and stored >= position):
+            return share
+        return Share(share.owner, encode_offset(position), share.term, external)
+
+    def _resume_offset(self, share: Share, external: str | None) -> str | None:
+        """Return the offset after which a share continues. An external offset wins: it may have been restored."""
+        if external is None:
             return share.offset
-        return share.offset if share.kept == kept else kept or None
+        return share.offset if share.external_offset == external else external or None
 
-    async def _ask_kept(self) -> None:
-        """Where offsets are kept elsewhere: learn what was done of what was given."""
+    async def _read_external(self) -> None:
+        """Read the external offsets, to learn which of the delivered events are handled."""
         if self._offsets is not None and self._shares:
-            self._asked_kept_ms = self._clock.now_ms()
+            self._external_read_ms = self._clock.monotonic_ms()
             found = await asyncio.to_thread(self._offsets, list(self._shares))
-            self._kept = {number: found.get(number, "") for number in self._shares}
+            self._external = {number: found.get(number, "") for number in self._shares}
 
     async def _renew(self) -> bool:
-        """Say that this member lives, and see what it is to read; True where a share is new."""
-        self._renewed_ms = now_ms = self._clock.now_ms()
+        """Renew the lease and rebalance; return True if this member has a new share."""
+        self._renewed_ms = passed_ms = self._clock.monotonic_ms()
+        now_ms = self._clock.now_ms()
 
-        def change(found: Group) -> Group:
-            alive = self._watch(found, now_ms)
-            return renewed(self._read_up(found), self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive)
+        def change(found: GroupAssignment) -> GroupAssignment:
+            alive = self._live_members(found, passed_ms)
+            return rebalanced(
+                self._advance_idle(found), self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive
+            )
 
         group = await self._change(change)
-        before, self._shares = self._shares, owned(group, self._member)
+        before, self._shares = self._shares, owned_shares(group, self._member)
         new = {
             number
             for number, share in self._shares.items()
@@ -241,39 +278,44 @@ class Subscription:
         }
         if self._offsets is not None and new:
             found = await asyncio.to_thread(self._offsets, new)
-            self._kept |= {number: found.get(number, "") for number in new}
-        begins: list[TagPlace | None] = []
+            self._external |= {number: found.get(number, "") for number in new}
+        starts: list[TagPosition | None] = []
         for number in new:
-            offset = self._told(self._shares[number], self._kept[number] if self._offsets is not None else None)
-            self._given.pop(number, None)
+            offset = self._resume_offset(
+                self._shares[number], self._external[number] if self._offsets is not None else None
+            )
+            self._delivered.pop(number, None)
             if offset is not None:
-                self._given[number] = decode_offset(self._tag, offset)
-            begins.append(self._given.get(number))
+                self._delivered[number] = decode_offset(self._tag, offset)
+            starts.append(self._delivered.get(number))
         if new:
-            begins += [self._behind] if before else []
-            known = [place for place in begins if place is not None]
-            self._behind = min(known) if len(known) == len(begins) else None
+            starts += [self._position] if before else []
+            known = [position for position in starts if position is not None]
+            self._position = min(known) if len(known) == len(starts) else None
         return bool(new)
 
-    def _watch(self, group: Group, now_ms: int) -> frozenset[str]:
-        """Who lives whatever its lease says: clocks differ, but who was seen to renew lives.
+    def _live_members(self, group: GroupAssignment, now_ms: int) -> frozenset[str]:
+        """Return the members that count as live whatever their leases say.
 
-        One that follows takes nobody for dead before it has watched it for a lease of its own.
+        Clocks differ, but a member whose lease was seen to change is alive. A live stream only presumes a member dead
+        after watching it for a whole lease.
         """
-        watched = {}
+        leases = {}
         for member, until_ms in group.members.items():
-            said, since_ms, changed = self._watched.get(member, (until_ms, now_ms, False))
-            watched[member] = (until_ms, now_ms, True) if said != until_ms else (said, since_ms, changed)
-        self._watched = watched
+            lease, since_ms, changed = self._leases.get(member, (until_ms, now_ms, False))
+            leases[member] = (until_ms, now_ms, True) if lease != until_ms else (lease, since_ms, changed)
+        self._leases = leases
         return frozenset(
             member
-            for member, (_, since_ms, changed) in watched.items()
+            for member, (_, since_ms, changed) in leases.items()
             if (changed or self._following is not None) and now_ms - since_ms < self._lease_ms
         )
 
-    async def _change(self, change: Callable[[Group], Group]) -> Group:
+    async def _change(self, change: Callable[[GroupAssignment], GroupAssignment]) -> GroupAssignment:
+        """Apply a change to the group's setting by compare-and-set, with retries; return the new group."""
         loop = asyncio.get_running_loop()
-        give_up_s, pause_s = loop.time() + CHANGE_S, PAUSE_FIRST_S
+        deadline_s = loop.time() + CHANGE_RETRY_S
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             text = await self._store.setting(self._setting)
             group = change(decode_group(text))
@@ -284,10 +326,9 @@ class Subscription:
                 if await self._store.set_setting(self._setting, after, expected=text):
                     return group
             except OutcomeUnknown:
-                if loop.time() >= give_up_s:
+                if loop.time() >= deadline_s:
                     raise
-                # Every change says the same when it is made twice.
-            if loop.time() >= give_up_s:
-                raise Unavailable(f"{self._setting}: others changed it for {CHANGE_S:.0f} s: try again")
-            await asyncio.sleep(_chance.uniform(0, pause_s))
-            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                # Every change is idempotent, so it is retried.
+            if loop.time() >= deadline_s:
+                raise Unavailable(f"{self._setting}: others changed it for {CHANGE_RETRY_S:.0f} s: try again")
+            await asyncio.sleep(_random.uniform(0, backoff.next_s()))

@@ -1,4 +1,4 @@
-"""Streams by tag for threads without a loop: the same names, without await."""
+"""Streams by tag for threads without an event loop: the same names, without await."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from types import TracebackType
 
 from tidebook.core.buckets import Buckets
 from tidebook.core.errors import Unavailable
-from tidebook.core.portal import Portal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.horizon import Horizon
 from tidebook.tags.rebuild import Rebuilt
 from tidebook.tags.settings import Consistency
+from tidebook.tags.stall import HorizonStatus, OnWaiting
 from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
 from tidebook.tags.tags import Tags
 
 
 class SyncSubscription:
-    """See `Subscription` for what each name does."""
+    """The blocking form of `Subscription`, with the same methods."""
 
-    def __init__(self, portal: Portal, subscription: Subscription) -> None:
+    def __init__(self, portal: BlockingPortal, subscription: Subscription) -> None:
         self._portal = portal
         self._subscription = subscription
 
@@ -35,7 +36,7 @@ class SyncSubscription:
         self._portal.run(self._subscription.__aexit__(kind, error, trace))
 
     def __iter__(self) -> Iterator[TaggedEvent]:
-        # One event a hop: what is read ahead may be another member's by the time that it is worked on.
+        # One event per call: an event read ahead may belong to another member by the time it is handled.
         events = aiter(self._subscription)
 
         async def following() -> TaggedEvent | None:
@@ -45,18 +46,26 @@ class SyncSubscription:
             try:
                 yield event
             except BaseException:
-                with suppress(Unavailable):  # a closed book has ended it already
+                with suppress(Unavailable):  # a closed book has closed the iterator already
                     self._portal.run(events.aclose())
                 raise
+
+    @property
+    def shares(self) -> frozenset[int]:
+        return self._subscription.shares
+
+    @property
+    def waiting(self) -> HorizonStatus | None:
+        return self._subscription.waiting
 
     def commit(self, event: TaggedEvent) -> None:
         self._portal.run(self._subscription.commit(event))
 
 
 class SyncTags:
-    """See `Tags` for what each name does."""
+    """The blocking form of `Tags`, with the same methods."""
 
-    def __init__(self, portal: Portal, tags: Tags) -> None:
+    def __init__(self, portal: BlockingPortal, tags: Tags) -> None:
         self._portal = portal
         self._tags = tags
 
@@ -68,9 +77,12 @@ class SyncTags:
         follow: bool = False,
         topics: Iterable[str] | None = None,
         consistency: Consistency | None = None,
+        on_waiting: OnWaiting | None = None,
     ) -> Iterator[TaggedEvent]:
         return self._portal.iterate(
-            self._tags.read(tag, after=after, follow=follow, topics=topics, consistency=consistency)
+            self._tags.read(
+                tag, after=after, follow=follow, topics=topics, consistency=consistency, on_waiting=on_waiting
+            )
         )
 
     def subscribe(
@@ -82,8 +94,11 @@ class SyncTags:
         follow: bool = True,
         offsets: Offsets | None = None,
         lease_s: float = LEASE_S,
+        on_waiting: OnWaiting | None = None,
     ) -> SyncSubscription:
-        member = self._tags.subscribe(tag, group, topics=topics, follow=follow, offsets=offsets, lease_s=lease_s)
+        member = self._tags.subscribe(
+            tag, group, topics=topics, follow=follow, offsets=offsets, lease_s=lease_s, on_waiting=on_waiting
+        )
         return SyncSubscription(self._portal, member)
 
     def set_bucket_size(self, size: str) -> Buckets:
@@ -97,6 +112,9 @@ class SyncTags:
 
     def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
         return self._portal.run(self._tags.horizon(topics))
+
+    def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:
+        return self._portal.run(self._tags.status(topics))
 
     def list(self) -> Iterator[str]:
         return self._portal.iterate(self._tags.list())

@@ -1,10 +1,10 @@
-"""A clock that stands still until it is told otherwise."""
+"""A clock for tests, which advances only when the test says so."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """A `Clock` for tests.
+    """A `Clock` whose time a test sets.
 
     >>> clock = ManualClock(1000)
     >>> clock.advance(5)
@@ -14,14 +14,19 @@ class ManualClock:
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
+        self._monotonic_ms = 0
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def advance(self, ms: int) -> None:
-        """Let time pass."""
+        """Advance the wall clock and the monotonic clock."""
         self._now_ms += ms
+        self._monotonic_ms += ms
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ms
 
     def set(self, now_ms: int) -> None:
-        """Any time, an earlier one too: machines' clocks do that."""
+        """Set the wall clock to any time, which may be earlier; the monotonic clock does not change."""
         self._now_ms = now_ms

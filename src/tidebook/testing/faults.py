@@ -1,15 +1,15 @@
-"""Faults around a port: a chosen call is held until it is let go, fails before or after it is done, or comes late.
+"""Fault injection for ports: hold a chosen call until it is released, or fail it before or after its effect.
 
     faults = Faults()
-    log = faults.around(EmbeddedLog(folder))
+    log = faults.around(SqliteLog(folder))
     held = faults.hold("read")                       # the next read waits
     reading = asyncio.create_task(...)
-    await held.reached()                             # it has come to the log, and no further
+    await held.reached()                             # the call has reached the log and waits there
     held.release()
-    faults.fail("append", Unavailable("the log is gone"))
-    faults.fail("send", OutcomeUnknown("no answer"), after=True)     # it is written, and its writer never learns
+    faults.fail("append", Unavailable("the log is unavailable"))
+    faults.fail("send", OutcomeUnknown("no answer"), after=True)     # written, but reported as unknown
 
-No sleep is needed: a test awaits that a call was reached, does what it wants to do meanwhile, and lets the call go.
+A test needs no sleep: it waits until the call is reached, acts, and releases the call.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar, cast
 
 from tidebook.core.errors import TidebookError
-from tidebook.log.port import Many, OnSentMany, one_of
+from tidebook.log.port import OnSentMany, RecordColumns, one_of
 
 T = TypeVar("T")
 
-#: Whether a fault is meant for a call with these arguments.
+#: Returns whether a fault applies to a call with these arguments.
 Where = Callable[..., bool]
 
 
-class Held:
-    """A call that waits."""
+class HeldCall:
+    """A call that waits until the test releases it."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
         self._released = asyncio.Event()
 
     async def reached(self) -> None:
-        """Wait until the call has come."""
+        """Wait until the call is made."""
         await self._reached.wait()
 
     def release(self) -> None:
-        """Let it go on; one that has not come yet will not be held any more."""
+        """Let the call continue; if it was not made yet, it will not wait."""
         self._released.set()
 
     async def wait(self) -> None:
+        """Report the call as reached and wait for its release. Only the faulty port calls this."""
         self._reached.set()
         await self._released.wait()
 
@@ -54,38 +55,39 @@ class _Fault:
     def __init__(
         self,
         *,
-        held: Held | None = None,
+        held: HeldCall | None = None,
         error: TidebookError | None = None,
         after: bool = False,
         times: int | None = 1,
         where: Where | None = None,
     ) -> None:
-        self.held, self.error, self.after, self._left, self._where = held, error, after, times, where
+        self.held, self.error, self.after, self._times_left, self._where = held, error, after, times, where
 
-    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._left == 0 or (self._where is not None and not self._where(*args, **kwargs)):
+    def applies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the fault applies to this call, and count it if so."""
+        if self._times_left == 0 or (self._where is not None and not self._where(*args, **kwargs)):
             return False
-        if self._left is not None:
-            self._left -= 1
+        if self._times_left is not None:
+            self._times_left -= 1
         return True
 
 
 class Faults:
-    """What is to go wrong, by the name of the call; and how often each was called."""
+    """The faults to inject, by the name of the call, and a counter of all calls."""
 
     def __init__(self) -> None:
         self._faults: dict[str, list[_Fault]] = {}
         self.calls: Counter[str] = Counter()
-        self._dice: random.Random | None = None
+        self._random: random.Random | None = None
         self._turns_max = 0
 
     def around(self, port: T) -> T:
-        """The port, with these faults in front of it."""
+        """Wrap a port so that these faults apply to its calls."""
         return cast("T", _Faulty(port, self))
 
-    def hold(self, call: str, *, after: bool = False, where: Where | None = None) -> Held:
-        """Hold the next call of this name, before it is done or, with `after`, before it answers."""
-        held = Held()
+    def hold(self, call: str, *, after: bool = False, where: Where | None = None) -> HeldCall:
+        """Hold the next call of this name before its effect or, with `after`, before it returns."""
+        held = HeldCall()
         self._faults.setdefault(call, []).append(_Fault(held=held, after=after, where=where))
         return held
 
@@ -98,22 +100,29 @@ class Faults:
         times: int | None = 1,
         where: Where | None = None,
     ) -> None:
-        """Fail calls of this name instead of doing them or, with `after`, once they are done; None: for ever."""
+        """Fail the next `times` calls of this name before their effect or, with `after`, after it.
+
+        With `times=None` all calls fail, until `heal`.
+        """
         fault = _Fault(error=error, after=after, times=times, where=where)
         self._faults.setdefault(call, []).append(fault)
 
     def shake(self, dice: random.Random, *, turns_max: int = 4) -> None:
-        """From now on every call but `send` gives others some turns, before and after: a seed is an interleaving."""
-        self._dice, self._turns_max = dice, turns_max
+        """Yield to other tasks a random number of times before and after every call but `send`.
 
-    async def give_turns(self) -> None:
-        if self._dice is not None:
-            for _ in range(self._dice.randrange(self._turns_max)):
+        The seed of `dice` thus determines the interleaving of the tasks.
+        """
+        self._random, self._turns_max = dice, turns_max
+
+    async def yield_randomly(self) -> None:
+        """Let other tasks run, if `shake` was called."""
+        if self._random is not None:
+            for _ in range(self._random.randrange(self._turns_max)):
                 await asyncio.sleep(0)
 
     def heal(self) -> None:
-        """No further faults; whoever is held goes on."""
-        self._dice = None
+        """Remove all faults and release all held calls."""
+        self._random = None
         for faults in self._faults.values():
             for fault in faults:
                 if fault.held is not None:
@@ -121,12 +130,13 @@ class Faults:
         self._faults.clear()
 
     def take(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Fault | None:
+        """Count a call and return the fault that applies to it, if any."""
         self.calls[call] += 1
-        return next((fault for fault in self._faults.get(call, ()) if fault.takes(args, kwargs)), None)
+        return next((fault for fault in self._faults.get(call, ()) if fault.applies(args, kwargs)), None)
 
 
 class _Faulty:
-    """Stands before a port and passes everything on that no fault is meant for."""
+    """Wraps a port: applies faults and delegates all calls."""
 
     def __init__(self, port: Any, faults: Faults) -> None:
         self._port = port
@@ -147,15 +157,15 @@ class _Faulty:
     async def _call(self, name: str, member: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fault = self._faults.take(name, args, kwargs)
         if fault is None:
-            await self._faults.give_turns()
-            answer = await member(*args, **kwargs)
-            await self._faults.give_turns()
-            return answer
+            await self._faults.yield_randomly()
+            result = await member(*args, **kwargs)
+            await self._faults.yield_randomly()
+            return result
         if fault.after:
-            answer = await member(*args, **kwargs)
-            await _strike(fault)
-            return answer
-        await _strike(fault)
+            result = await member(*args, **kwargs)
+            await _apply(fault)
+            return result
+        await _apply(fault)
         return await member(*args, **kwargs)
 
     async def _iterate(
@@ -163,43 +173,43 @@ class _Faulty:
     ) -> AsyncIterator[Any]:
         fault = self._faults.take(name, args, kwargs)
         if fault is not None:
-            await _strike(fault)
+            await _apply(fault)
         async for item in member(*args, **kwargs):
             yield item
 
     def _send(self, record: Any, on_sent: Callable[[Any], None]) -> None:
-        """`send` is no coroutine: it calls back, and so do its faults."""
+        """Apply faults to `send`, which reports through a callback and is not a coroutine."""
         fault = self._faults.take("send", (record, on_sent), {})
         if fault is None:
             self._port.send(record, on_sent)
         elif fault.after:
-            self._port.send(record, lambda sent: _later(_answer(fault, sent, on_sent)))
+            self._port.send(record, lambda sent: _spawn(_report(fault, sent, on_sent)))
         else:
-            _later(self._send_late(fault, record, on_sent))
+            _spawn(self._send_delayed(fault, record, on_sent))
 
-    def _send_many(self, many: Many, on_sent: OnSentMany) -> None:
-        for place in range(len(many.values)):
-            self._send(many.record(place), one_of(on_sent, place))
+    def _send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
+        for index in range(len(many.values)):
+            self._send(many.record(index), one_of(on_sent, index))
 
-    async def _send_late(self, fault: _Fault, record: Any, on_sent: Callable[[Any], None]) -> None:
+    async def _send_delayed(self, fault: _Fault, record: Any, on_sent: Callable[[Any], None]) -> None:
         try:
-            await _strike(fault)
+            await _apply(fault)
         except TidebookError as error:
             on_sent(error)
         else:
             self._port.send(record, on_sent)
 
 
-async def _strike(fault: _Fault) -> None:
+async def _apply(fault: _Fault) -> None:
     if fault.held is not None:
         await fault.held.wait()
     if fault.error is not None:
         raise fault.error
 
 
-async def _answer(fault: _Fault, sent: Any, on_sent: Callable[[Any], None]) -> None:
+async def _report(fault: _Fault, sent: Any, on_sent: Callable[[Any], None]) -> None:
     try:
-        await _strike(fault)
+        await _apply(fault)
     except TidebookError as error:
         on_sent(error)
     else:
@@ -209,7 +219,7 @@ async def _answer(fault: _Fault, sent: Any, on_sent: Callable[[Any], None]) -> N
 _running: set[asyncio.Task[None]] = set()
 
 
-def _later(work: Any) -> None:
-    task = asyncio.get_running_loop().create_task(work)
+def _spawn(coroutine: Any) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)
     _running.add(task)
     task.add_done_callback(_running.discard)

@@ -1,11 +1,11 @@
-"""Replication in a test's own hands: as far as it wants, in batches as large as it wants."""
+"""Replicate a topic within a test, up to a chosen point and in batches of a chosen size."""
 
 from __future__ import annotations
 
 from tidebook.core.errors import Fenced
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log
-from tidebook.pipeline.slice import replicate_slice
+from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 
 
@@ -18,11 +18,12 @@ async def replicate(
     batches_max: int | None = None,
     clear_tags: bool = True,
 ) -> None:
-    """Bring every partition of a topic from its pointer to the log's end, or `batches_max` batches further."""
-    facts = await store.facts(topic)
-    assert facts is not None, f"topic {topic} was never opened"
-    for partition in range(facts.partitions):
-        await _replicate_partition(log, store, topic, partition, facts, batch_records, batches_max, clear_tags)
+    """Replicate every partition of a topic from its pointer to the end of the log, or at most `batches_max` batches."""
+    config = await store.facts(topic)
+    if config is None:
+        return  # the topic was never written to
+    for partition in range(config.partitions):
+        await _replicate_partition(log, store, topic, partition, config, batch_records, batches_max, clear_tags)
 
 
 async def _replicate_partition(
@@ -30,30 +31,30 @@ async def _replicate_partition(
     store: StoreWriter,
     topic: str,
     partition: int,
-    facts: TopicFacts,
+    config: TopicConfig,
     batch_records: int,
     batches_max: int | None,
     clear_tags: bool,
 ) -> None:
     end, done = await log.end(topic, partition), 0
     while batches_max is None or done < batches_max:
-        start = await _wanted(store, topic, partition, facts)
+        start = await _next_offset(store, topic, partition, config)
         if start >= end:
             return
         batch = await log.read(topic, partition, start=start, stop=end, limit=batch_records)
         try:
             await replicate_slice(
-                store, topic, partition, batch.records, facts,
+                store, topic, partition, batch.records, config,
                 start=start, stop=batch.next_offset, clear_tags=clear_tags,
             )  # fmt: skip
         except Fenced:
-            continue  # another replicator was quicker: plan anew
+            continue  # another replicator was faster: plan again from its pointer
         done += 1
 
 
-async def _wanted(store: StoreWriter, topic: str, partition: int, facts: TopicFacts) -> int:
-    """The next offset that the store waits for."""
+async def _next_offset(store: StoreWriter, topic: str, partition: int, config: TopicConfig) -> int:
+    """Return the first offset that is not replicated."""
     pointer = await store.pointer(topic, partition)
-    if pointer is None or pointer.position.epoch != facts.epoch:
+    if pointer is None or pointer.position.epoch != config.epoch:
         return 0
     return pointer.position.offset + 1

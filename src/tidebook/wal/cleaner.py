@@ -1,7 +1,7 @@
-"""The cleaner: snapshot → decide → sync the snapshot → cut the data topic → cut old snapshots.
+"""Clean a region: write snapshots, read them back, truncate the data topic, then truncate old snapshots.
 
-A crash between any two steps leaves a region that recovers to the same meta: the data topic is cut only where two
-good snapshots, read back, no longer need it.
+A crash between any two steps leaves a region that recovers to the same state: the data topic is truncated only below
+what two snapshots, read back from the meta topic, still need.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from inspect import isawaitable
 
 import msgspec
 
-from tidebook.core.clock import Clock, Ids
-from tidebook.core.metrics import Metrics
-from tidebook.wal.cleaning import Pinned, copies_needed, decide_cut, pinned_tables
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.runtime.metrics import Metrics
+from tidebook.wal.cleaning import Pinned, copies_needed, pinned_tables, plan_truncation
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.settings import WalSettings
-from tidebook.wal.snapshot import Snapshot, take_snapshot
+from tidebook.wal.snapshot import RegionSnapshot, take_snapshot
 from tidebook.wal.topics import RegionTopics
 
-#: Told of a table that holds more than `force_flush_bytes`: flush it, then `mark_deleted`.
+#: Called with a table that retains more than `force_flush_bytes`: flush it, then call `mark_deleted`.
 OnPinned = Callable[[Pinned], Awaitable[None] | None]
 
 
 class Cleaned(msgspec.Struct, frozen=True):
-    """What a cleaning did."""
+    """The result of a cleaning."""
 
-    #: Where the data topic begins now.
+    #: The first offset of the data topic after the cleaning.
     truncated_to: int
-    #: How many offsets went with it.
+    #: How many offsets were removed.
     removed: int
+    #: The table that keeps the log from being truncated further; None if no table has entries.
     pinned_by: int | None
+    #: How many bytes of the log the tables still need.
     held_bytes: int
 
 
 class Cleaner:
-    """Takes snapshots of a region's meta, and removes what no table needs any more."""
+    """Write snapshots of a region's state, and truncate the records that no table needs any more."""
 
     def __init__(
         self,
@@ -63,17 +65,17 @@ class Cleaner:
 
     @property
     def snapshot_age_ms(self) -> int | None:
-        """How old the last snapshot is that was taken here, or restored; None before the first."""
+        """The age of the newest snapshot that this object wrote or was restored from; None before the first."""
         known = [taken for taken in (self._taken_ms, self._meta.snapshot_ms) if taken is not None]
         return self._clock.now_ms() - max(known) if known else None
 
     @property
     def is_snapshot_due(self) -> bool:
-        """Whether a recovery would have much to scan."""
+        """Whether `snapshot_every_bytes` were written since the last snapshot."""
         return self._meta.meter.total_bytes - self._taken_bytes >= self._settings.snapshot_every_bytes
 
-    async def snapshot(self, *, truncated_to: int = 0, copies: int = 1) -> Snapshot:
-        """Write the meta to the meta topic, acknowledged."""
+    async def snapshot(self, *, truncated_to: int = 0, copies: int = 1) -> RegionSnapshot:
+        """Write `copies` snapshots of the current state to the meta topic; return it once all are acknowledged."""
         total_bytes = self._meta.meter.total_bytes
         snapshot = take_snapshot(
             self._meta, topic_id=self._topics.topic_id, truncated_to=truncated_to, taken_ms=self._clock.now_ms()
@@ -85,39 +87,39 @@ class Cleaner:
         return snapshot
 
     async def clean(self) -> Cleaned:
-        """Remove what the meta, as it stands, does not need."""
+        """Truncate the records that the current state does not need."""
         start = (await self._topics.bounds()).start
         wanted = self._meta.first_offset
         if wanted > start:
             stored = (await self._topics.snapshots()).stored
             copies = copies_needed(stored, topic_id=self._topics.topic_id, wanted=wanted)
             await self.snapshot(truncated_to=wanted, copies=copies)
-        # From what the meta topic really holds: a snapshot that cannot be read back is never relied on.
+        # Decide from the snapshots read back from the meta topic: one that is unreadable must not count.
         stored = (await self._topics.snapshots()).stored
-        cut = decide_cut(stored, topic_id=self._topics.topic_id, wanted=wanted)
-        now_at = start
-        if cut is not None:
-            await self._topics.cut(data_before=cut.data_before, meta_before=cut.meta_before)
-            self._meta.truncated_to = max(self._meta.truncated_to, cut.data_before)
-            self._meta.meter.remove_below(cut.data_before)
-            now_at = max(start, cut.data_before)
+        truncation = plan_truncation(stored, topic_id=self._topics.topic_id, wanted=wanted)
+        new_start = start
+        if truncation is not None:
+            await self._topics.truncate(data_before=truncation.data_before, meta_before=truncation.meta_before)
+            self._meta.truncated_to = max(self._meta.truncated_to, truncation.data_before)
+            self._meta.meter.remove_below(truncation.data_before)
+            new_start = max(start, truncation.data_before)
         pinned = pinned_tables(self._meta)
         self._publish(pinned)
-        return Cleaned(now_at, now_at - start, pinned[0].table if pinned else None, self._meta.held_bytes)
+        return Cleaned(new_start, new_start - start, pinned[0].table if pinned else None, self._meta.held_bytes)
 
     async def offer_pinned(self) -> None:
-        """Offer the tables that hold too much to the flush callback, the oldest first."""
+        """Call the flush callback for each table that retains more than `force_flush_bytes`, oldest first."""
         if self.on_pinned is None or not self._settings.force_flush_bytes or self._is_offering:
             return
-        self._is_offering = True  # a callback that cleans must not be offered the same table by that
+        self._is_offering = True  # a callback that calls `clean` must not be called again for the same table
         try:
             for pinned in pinned_tables(self._meta):
                 if pinned.held_bytes <= self._settings.force_flush_bytes:
                     break
                 self._metrics.count("wal_forced_flushes", 1, **self._labels)
-                waiting = self.on_pinned(pinned)
-                if waiting is not None and isawaitable(waiting):
-                    await waiting
+                result = self.on_pinned(pinned)
+                if result is not None and isawaitable(result):
+                    await result
         finally:
             self._is_offering = False
 

@@ -1,6 +1,6 @@
-"""What the cleaner may remove, and who keeps it from removing more: decided from a snapshot alone.
+"""Decide how far the log may be truncated, and which tables prevent more; pure functions of the region's state.
 
-A decision never grows old: what a fold of verified records no longer needs, no later fold needs either.
+A decision never becomes invalid: records that a fold of acknowledged records does not need, no later fold needs.
 """
 
 from __future__ import annotations
@@ -11,49 +11,50 @@ from typing import Final
 import msgspec
 
 from tidebook.wal.meta import RegionMeta
-from tidebook.wal.snapshot import Stored
+from tidebook.wal.snapshot import StoredSnapshotChunks
 
-#: So many good snapshots stay, and the data topic reaches back to the oldest of them.
+#: How many usable snapshots are retained. The data topic keeps every record after the oldest of them.
 SNAPSHOTS_KEPT: Final = 2
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """A table whose oldest entry keeps the log from being cleaned."""
+    """A table with entries; its oldest entry keeps the log from being truncated beyond `offset`."""
 
     table: int
     first_seq: int
     offset: int
-    #: What lies at or behind that entry, of all tables.
+    #: The bytes of all tables from that entry on.
     held_bytes: int
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """How far data and meta topic may be cut; what lies below goes."""
+class Truncation(msgspec.Struct, frozen=True):
+    """The offsets below which the data topic and the meta topic may be truncated."""
 
     data_before: int
     meta_before: int
 
 
 def pinned_tables(meta: RegionMeta) -> list[Pinned]:
-    """The tables by the age of their oldest entry, the one that pins the log first."""
+    """Return the tables with entries, oldest entry first: the first one pins the log."""
     pinned = [
-        Pinned(table, held.mapping.start, offset, meta.meter.bytes_from(offset))
-        for table, held in meta.tables.items()
-        if (offset := held.mapping.first_offset) is not None
+        Pinned(table, table_meta.mapping.start, offset, meta.meter.bytes_from(offset))
+        for table, table_meta in meta.tables.items()
+        if (offset := table_meta.mapping.first_offset) is not None
     ]
     return sorted(pinned, key=lambda each: (each.offset, each.table))
 
 
-def copies_needed(stored: Sequence[Stored], *, topic_id: str, wanted: int) -> int:
-    """How many snapshots must be written before the data topic may be cut at `wanted`."""
+def copies_needed(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wanted: int) -> int:
+    """Return how many snapshots must be written before the data topic may be truncated at `wanted`."""
     good = sum(1 for each in stored if each.snapshot.topic_id == topic_id and each.snapshot.data_offset >= wanted)
     return max(1, SNAPSHOTS_KEPT - good)
 
 
-def decide_cut(stored: Sequence[Stored], *, topic_id: str, wanted: int) -> Cut | None:
-    """Cut at `wanted`, or as far as the older of the two furthest snapshots reaches; None with fewer than two.
+def plan_truncation(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wanted: int) -> Truncation | None:
+    """Return where to truncate: at `wanted`, but not beyond the second-newest snapshot; None with fewer than two.
 
-    Furthest by the fold, not by the place in the meta topic: a zombie's late snapshot never drives out a newer one.
+    Snapshots are ordered by the offset they cover, not by their position in the meta topic, so that a late snapshot of
+    a fenced owner never displaces a newer one.
     """
     ours = sorted(
         (each for each in stored if each.snapshot.topic_id == topic_id),
@@ -62,6 +63,6 @@ def decide_cut(stored: Sequence[Stored], *, topic_id: str, wanted: int) -> Cut |
     kept = ours[-SNAPSHOTS_KEPT:]
     if len(kept) < SNAPSHOTS_KEPT:
         return None
-    return Cut(
+    return Truncation(
         data_before=min(wanted, kept[0].snapshot.data_offset), meta_before=min(each.first_offset for each in kept)
     )

@@ -1,4 +1,4 @@
-"""What a region gives back."""
+"""The values that reads and writes of a region return."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One payload of a table, with its place."""
+class WalEntry(msgspec.Struct, frozen=True, gc=False):
+    """One payload of a table, with its sequence number and the offset of its record."""
 
     table: int
     seq: int
@@ -17,7 +17,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):
-    """The payloads have these numbers, and their record lies at this offset."""
+    """The result of a write: the first and last sequence number, and the offset of the record."""
 
     first: int
     last: int

@@ -1,7 +1,7 @@
-"""The manifest of a flush: a folder of numbered files, of which the last one counts.
+"""Manifests: a folder of numbered files, the last of which is in force.
 
-Each holds all that was ever committed, and the files that it adds with their places before and after. A number is
-taken by linking a finished file to its name, which only one can do.
+A manifest of a flush lists everything ever committed, and the files it adds with their staged and final paths. A new
+manifest is committed by hard-linking a finished file to the next number, which succeeds for one process only.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from uuid import uuid4
 import msgspec
 
 from tidebook.core.errors import Conflict, Corrupt, UnknownVersion
-from tidebook.wal.flush import Life, Range
+from tidebook.wal.flush import Range, TableIncarnation
 
 VERSION = 1
-#: Manifests that stay behind the last one.
-KEPT = 10
+#: How many manifests `prune` keeps, including the one in force.
+MANIFESTS_KEPT = 10
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A file on its way from the staging folder to where readers look, both relative to the output folder."""
+    """The staged and the final path of a file, both relative to the output folder."""
 
     staged: str
     final: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What every manifest says: its place in the row, and the files that it adds."""
+    """The fields of every manifest: the format version, its number, and the files that it adds."""
 
     version: int
     number: int
@@ -39,27 +39,28 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Commit(Manifest, frozen=True):
-    """One manifest of a flush."""
+    """The manifest of a flush."""
 
-    #: Table, life and last number of all that was ever committed.
+    #: Table, incarnation and last sequence number of everything ever committed.
     reached: tuple[tuple[int, int, int], ...] = ()
-    #: Whose entries these are: offsets and table ids of another region may be the same.
+    #: The region that the entries are from; offsets and table ids are unique only within a region.
     source: str = ""
 
     @property
-    def committed(self) -> dict[Life, int]:
-        return {Life(table, life): last for table, life, last in self.reached}
+    def committed(self) -> dict[TableIncarnation, int]:
+        """The last committed sequence number of each table incarnation."""
+        return {TableIncarnation(table, incarnation): last for table, incarnation, last in self.reached}
 
 
 def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) -> Commit:
-    """The manifest after `last` that adds these ranges."""
+    """Return the manifest that follows `last` and adds these ranges; raise `Conflict` if one is already committed."""
     reached = last.committed
     for each in ranges:
-        before = reached.get(Life(each.table, each.life), 0)
+        before = reached.get(TableIncarnation(each.table, each.life), 0)
         if before >= each.first:
             raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before)
-        reached[Life(each.table, each.life)] = each.last
-    flat = tuple((key.table, key.life, number) for key, number in sorted(reached.items()))
+        reached[TableIncarnation(each.table, each.life)] = each.last
+    flat = tuple((key.table, key.incarnation, number) for key, number in sorted(reached.items()))
     return Commit(VERSION, last.number + 1, tuple(moves), flat, last.source)
 
 
@@ -67,7 +68,7 @@ M = TypeVar("M", bound=Manifest)
 
 
 class FolderManifest(Generic[M]):
-    """The manifests of one kind in a folder of the local machine."""
+    """The manifests of one type in a local folder."""
 
     def __init__(self, output: Path, name: str, kind: type[M]) -> None:
         self._output = output
@@ -75,7 +76,7 @@ class FolderManifest(Generic[M]):
         self._kind = kind
 
     def last(self) -> M:
-        """The manifest in force."""
+        """Return the manifest in force; raise `Corrupt` or `UnknownVersion` if it cannot be read."""
         numbers = self._numbers()
         if not numbers:
             return self._kind(VERSION, 0)
@@ -89,7 +90,7 @@ class FolderManifest(Generic[M]):
         return commit
 
     def add(self, commit: M) -> None:
-        """Put a manifest in force. Raises Conflict where its number is taken."""
+        """Commit a manifest durably; raise `Conflict` if its number is taken."""
         self._folder.mkdir(parents=True, exist_ok=True)
         draft = self._folder / f"draft-{uuid4().hex}"
         with draft.open("wb") as file:
@@ -105,22 +106,22 @@ class FolderManifest(Generic[M]):
         _sync(self._folder)
 
     def publish(self) -> None:
-        """Move the files of the manifest in force to their places, as far as they are not there yet."""
+        """Move the files of the manifest in force to their final paths, except those moved before."""
         folders = set()
         for move in self.last().moves:
             staged, final = self._output / move.staged, self._output / move.final
-            if staged.exists():  # else it was published, and may have gone its own way since
+            if staged.exists():  # else it is published already, and a reader may have moved or removed it
                 final.parent.mkdir(parents=True, exist_ok=True)
-                with suppress(FileNotFoundError):  # another one publishes at the same time, and was quicker
+                with suppress(FileNotFoundError):  # another process published it just now
                     os.replace(staged, final)
-            if final.parent.exists():  # whoever moved it: it must be durable before anything is marked
+            if final.parent.exists():  # sync even if another process moved it: it must be durable before a mark
                 folders.add(final.parent)
         for folder in folders:
             _sync(folder)
 
     def prune(self) -> None:
-        """Remove manifests that nobody needs."""
-        for number in self._numbers()[:-KEPT]:
+        """Delete all but the newest manifests."""
+        for number in self._numbers()[:-MANIFESTS_KEPT]:
             self._path(number).unlink(missing_ok=True)
 
     def _numbers(self) -> list[int]:

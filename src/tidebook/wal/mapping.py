@@ -1,4 +1,4 @@
-"""Which record holds which sequence number: kept by batch, seen as a mapping of every number."""
+"""Map the sequence numbers of a table to log offsets, in a few bytes for each batch."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from operator import lt
 from typing import Final
 
 import msgspec
 
+from tidebook.core.bounds import Counter, PositiveCounter
 from tidebook.core.errors import Corrupt
 
-#: Numbers and offsets are kept as distances from a base, in 4 bytes each until one does not fit.
+#: Numbers and offsets are stored as deltas from a base, in 4 bytes each until one needs 8.
 _NARROW: Final = "I"
 _WIDE: Final = "q"
 _NARROW_MAX: Final = 2**32 - 1
 
 
-class PackedMapping(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A mapping as snapshots and Spark tasks carry it: distances of 4 or 8 bytes each, little-endian."""
+class PackedMapping(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """A mapping as serialized for snapshots and Spark tasks: deltas of 4 or 8 bytes each, little-endian."""
 
-    stop: int
-    first_base: int
-    offset_base: int
+    stop: PositiveCounter
+    first_base: PositiveCounter
+    offset_base: Counter
     wide: bool
     firsts: bytes
     offsets: bytes
 
 
 class SeqOffsets(Mapping[int, int]):
-    """Sequence number → offset of its record, at 8 bytes a batch however many numbers the batch holds.
+    """A mapping from sequence number to the offset of its record, in 8 bytes for a batch of any size.
 
-    The arrays only grow at their end; what removes from the front makes new ones. So `frozen` costs nothing, and a
-    reader keeps what it began with.
+    Arrays are only appended to; removing from the front creates new ones. Therefore `frozen` copies nothing, and a
+    reader keeps the state that it started with.
 
-    >>> held = SeqOffsets(2)
-    >>> held.append(2, offset=16); held.append(1, offset=31)
-    >>> dict(held)
+    >>> mapping = SeqOffsets(2)
+    >>> mapping.append(2, offset=16); mapping.append(1, offset=31)
+    >>> dict(mapping)
     {2: 16, 3: 16, 4: 31}
     """
 
@@ -53,26 +56,26 @@ class SeqOffsets(Mapping[int, int]):
 
     @property
     def start(self) -> int:
-        """The first number that is mapped; `stop` where none is."""
+        """The first mapped number; equal to `stop` if the mapping is empty."""
         return self._firsts[0] + self._first_base if self._batches else self._stop
 
     @property
     def stop(self) -> int:
-        """The number after the last."""
+        """The number after the last one."""
         return self._stop
 
     @property
     def first_offset(self) -> int | None:
-        """The oldest record that is still needed."""
+        """The offset of the oldest mapped record; None if the mapping is empty."""
         return self._offsets[0] + self._offset_base if self._batches else None
 
     @property
     def last_offset(self) -> int | None:
-        """The youngest record that is mapped."""
+        """The offset of the newest mapped record; None if the mapping is empty."""
         return self._offsets[self._batches - 1] + self._offset_base if self._batches else None
 
     def append(self, count: int, *, offset: int) -> None:
-        """Map the next `count` numbers to one record."""
+        """Map the next `count` numbers to the record at `offset`."""
         if not self._batches:
             self._first_base, self._offset_base = self._stop, offset
             self._firsts, self._offsets = array(_NARROW, (0,)), array(_NARROW, (0,))
@@ -87,21 +90,21 @@ class SeqOffsets(Mapping[int, int]):
         self._stop += count
 
     def remove_below(self, seq: int) -> None:
-        """Forget the numbers below `seq`."""
+        """Remove the numbers below `seq`."""
         if seq <= self.start:
             return
-        kept = self._batches if seq >= self._stop else self._index(seq)
-        self._firsts, self._offsets = self._firsts[kept : self._batches], self._offsets[kept : self._batches]
+        first = self._batches if seq >= self._stop else self._index(seq)
+        self._firsts, self._offsets = self._firsts[first : self._batches], self._offsets[first : self._batches]
         self._batches = len(self._firsts)
         if self._batches:
             self._firsts[0] = max(self._firsts[0], seq - self._first_base)
 
     def frozen(self) -> SeqOffsets:
-        """The mapping as it is now, whatever comes."""
+        """Return a view of the current state that later changes do not affect; the arrays are shared."""
         return self._copy(self._firsts, self._offsets, self._batches, self._stop)
 
     def within(self, *, seqs: range | None = None, offsets: range | None = None) -> SeqOffsets:
-        """The part of it whose numbers and whose offsets lie in these ranges."""
+        """Return a copy restricted to these ranges of numbers and of offsets."""
         first, stop = 0, self._batches
         if offsets is not None:
             first = bisect_left(self._offsets, offsets.start - self._offset_base, 0, stop)
@@ -115,9 +118,9 @@ class SeqOffsets(Mapping[int, int]):
 
     def _remove_from(self, seq: int) -> None:
         if seq < self._stop:
-            kept = bisect_left(self._firsts, seq - self._first_base, 0, self._batches)
-            self._firsts, self._offsets = self._firsts[:kept], self._offsets[:kept]
-            self._batches, self._stop = kept, seq
+            count = bisect_left(self._firsts, seq - self._first_base, 0, self._batches)
+            self._firsts, self._offsets = self._firsts[:count], self._offsets[:count]
+            self._batches, self._stop = count, seq
 
     def _copy(self, firsts: array[int], offsets: array[int], batches: int, stop: int) -> SeqOffsets:
         copy = SeqOffsets.__new__(SeqOffsets)
@@ -126,7 +129,7 @@ class SeqOffsets(Mapping[int, int]):
         return copy
 
     def batches(self) -> Iterator[tuple[int, int, int]]:
-        """(first, stop, offset) of each batch."""
+        """Yield (first, stop, offset) of each batch, in order."""
         first_base, offset_base = self._first_base, self._offset_base
         first = self.start
         for index in range(1, self._batches):
@@ -138,11 +141,12 @@ class SeqOffsets(Mapping[int, int]):
 
     @property
     def batch_count(self) -> int:
+        """The number of batches."""
         return self._batches
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes."""
+        """The memory that the mapping uses."""
         return sys.getsizeof(self) + sys.getsizeof(self._firsts) + sys.getsizeof(self._offsets)
 
     def __getitem__(self, seq: int) -> int:
@@ -163,7 +167,7 @@ class SeqOffsets(Mapping[int, int]):
         return bisect_right(self._firsts, seq - self._first_base, 0, self._batches) - 1
 
     def packed(self) -> PackedMapping:
-        """The mapping as bytes."""
+        """Return the mapping in serializable form."""
         return PackedMapping(
             self._stop,
             self._first_base,
@@ -175,17 +179,24 @@ class SeqOffsets(Mapping[int, int]):
 
     @classmethod
     def unpacked(cls, packed: PackedMapping) -> SeqOffsets:
-        """Undo `packed`. Raises Corrupt where it contradicts itself."""
+        """Return the mapping that `packed` serialized; raise `Corrupt` if it is inconsistent."""
         code = _WIDE if packed.wide else _NARROW
         mapping = cls(packed.stop)
         mapping._first_base, mapping._offset_base = packed.first_base, packed.offset_base
         if len(packed.firsts) != len(packed.offsets) or len(packed.firsts) % array(code).itemsize:
-            raise Corrupt("a table's mapping has other offsets than sequence numbers")
+            raise Corrupt("a table's mapping has a different number of offsets and sequence numbers")
         mapping._firsts, mapping._offsets = _array(code, packed.firsts), _array(code, packed.offsets)
         mapping._batches = len(mapping._firsts)
         if mapping._batches and mapping._firsts[-1] + packed.first_base >= packed.stop:
             raise Corrupt("a table's mapping reaches past its next sequence number")
+        if not _is_ascending(mapping._firsts) or not _is_ascending(mapping._offsets):
+            raise Corrupt("a table's mapping is out of order")
         return mapping
+
+
+def _is_ascending(values: array[int]) -> bool:
+    """Return whether the values are strictly ascending and not negative."""
+    return not values or (values[0] >= 0 and all(map(lt, values, islice(values, 1, None))))
 
 
 def _bytes(values: array[int]) -> bytes:

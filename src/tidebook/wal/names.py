@@ -1,4 +1,4 @@
-"""What namespaces, regions and tables may be called, and the topics that follow from it."""
+"""Validate names of namespaces and ids of regions and tables; derive topic names from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidebook.core.errors import InvalidInput
 RegionId = NewType("RegionId", int)
 TableId = NewType("TableId", int)
 
-#: The largest integer that every JSON reader keeps exactly.
+#: The largest integer that every JSON parser represents exactly.
 ID_MAX: Final = 2**53 - 1
 NAMESPACE_LENGTH_MAX: Final = 150
 
@@ -19,7 +19,7 @@ _DATA_TOPIC = re.compile(r"wal\.(?P<namespace>.+)\.(?P<region>0|[1-9][0-9]*)\.da
 
 
 def namespace_name(value: object) -> str:
-    """Check a namespace: the letters, digits and `. _ -` that every log accepts in a topic.
+    """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name.
 
     >>> namespace_name("metrics")
     'metrics'
@@ -34,27 +34,27 @@ def namespace_name(value: object) -> str:
 
 
 def region_id(value: object) -> RegionId:
-    """Check a region's id, a whole number from 0."""
+    """Return a valid region id, else raise `InvalidInput`."""
     return RegionId(whole_number(value, "a region's id"))
 
 
 def table_id(value: object) -> TableId:
-    """Check a table's id, a whole number from 0."""
+    """Return a valid table id, else raise `InvalidInput`."""
     return TableId(whole_number(value, "a table's id"))
 
 
 def data_topic(namespace: str, region: RegionId) -> str:
-    """The topic that holds the region's records."""
+    """Return the name of the topic that holds a region's records."""
     return f"wal.{namespace}.{region}.data"
 
 
 def meta_topic(namespace: str, region: RegionId) -> str:
-    """The topic that holds the region's snapshots."""
+    """Return the name of the topic that holds a region's snapshots."""
     return f"wal.{namespace}.{region}.meta"
 
 
 def region_of(topic: str, namespace: str) -> RegionId | None:
-    """The region whose data topic this is, where it is one of the namespace."""
+    """Return the region whose data topic this is; None if it is not a data topic of the namespace."""
     found = _DATA_TOPIC.fullmatch(topic)
     if found is None or found["namespace"] != namespace:
         return None
@@ -62,7 +62,7 @@ def region_of(topic: str, namespace: str) -> RegionId | None:
 
 
 def whole_number(value: object, what: str) -> int:
-    """Check a number of an argument: from 0, and exact in every JSON reader."""
+    """Return an integer from 0 to `ID_MAX`, else raise `InvalidInput`; `what` names the argument."""
     if type(value) is not int:
         raise InvalidInput(f"{what} is a whole number, not {type(value).__name__}")
     if not 0 <= value <= ID_MAX:

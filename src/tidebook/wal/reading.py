@@ -1,90 +1,90 @@
-"""Reading a region: what was written and is not marked deleted, as of one offset."""
+"""Read the entries of a region that are not marked deleted, as of one state of its tables."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import NamedTuple
 
 from tidebook.core.errors import Corrupt, LogLost, Truncated
 from tidebook.log.port import Record
-from tidebook.wal.cursor import Sieve, table_ranges
-from tidebook.wal.entry import Entry
+from tidebook.wal.entry import WalEntry
+from tidebook.wal.entry_filter import EntryFilter, table_ranges
 from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.topics import RegionTopics
 
-#: Records of one fetch.
+#: The most records that one fetch returns.
 FETCH_MAX = 1000
 
-#: Entries of one table that follow one another in a record.
-Run = list[Entry]
+#: Consecutive entries of one table in one record.
+Run = list[WalEntry]
 
 
-class Page(NamedTuple):
-    """What one fetch gave, and how far the read is: offsets done, offsets in all."""
+class EntryPage(NamedTuple):
+    """The entries of one fetch, and the progress of the read: offsets done, offsets in total."""
 
     runs: list[Run]
     done: int
-    whole: int
+    total: int
 
 
-async def read_region(topics: RegionTopics, meta: RegionMeta, *, from_offset: int = 0) -> AsyncIterator[list[Run]]:
-    """All entries in the order they were written, in runs of one table, for each fetch. `meta` must be frozen."""
+def read_region(topics: RegionTopics, meta: RegionMeta, *, from_offset: int = 0) -> AsyncGenerator[list[Run], None]:
+    """Yield the entries of all tables in log order: for each fetch, a list of runs. `meta` must be frozen."""
     offsets = range(from_offset, meta.next_offset)
-    mappings = {table: held.mapping for table, held in meta.tables.items()}
+    mappings = {table: table_meta.mapping for table, table_meta in meta.tables.items()}
     if from_offset:
         mappings = {table: mapping.within(offsets=offsets) for table, mapping in mappings.items()}
-    async for runs in read_mapped(topics, mappings, [(max(meta.first_offset, from_offset), meta.next_offset)]):
-        yield runs
+    return read_mapped(topics, mappings, [(max(meta.first_offset, from_offset), meta.next_offset)])
 
 
-async def read_table(topics: RegionTopics, meta: RegionMeta, *, table: int, start: int = 0) -> AsyncIterator[list[Run]]:
-    """One table's entries from a sequence number on. `meta` must be frozen."""
-    held = meta.tables.get(table)
-    if held is None:
-        return
-    mapping = held.mapping.within(seqs=range(start, held.next_seq_num))
-    async for runs in read_mapped(topics, {table: mapping}, table_ranges(mapping)):
-        yield runs
+def read_table(
+    topics: RegionTopics, meta: RegionMeta, *, table: int, start: int = 0
+) -> AsyncGenerator[list[Run], None]:
+    """Yield one table's entries from sequence number `start` on. `meta` must be frozen."""
+    table_meta = meta.tables.get(table)
+    if table_meta is None:
+        return read_mapped(topics, {}, ())
+    mapping = table_meta.mapping.within(seqs=range(start, table_meta.next_seq_num))
+    return read_mapped(topics, {table: mapping}, table_ranges(mapping))
 
 
 async def read_mapped(
     topics: RegionTopics, mappings: Mapping[int, SeqOffsets], ranges: Iterable[tuple[int, int]]
-) -> AsyncIterator[list[Run]]:
-    """The entries that the mappings name; `ranges` are the offsets where they lie."""
-    sieve = Sieve(mappings)
+) -> AsyncGenerator[list[Run], None]:
+    """Yield the entries of the mappings, from the given ranges of offsets; raise `Corrupt` if a record is missing."""
+    entry_filter = EntryFilter(mappings)
     for start, stop in ranges:
-        if sieve.next_offset() is None:
+        if entry_filter.next_offset() is None:
             return
         pages = _pages(topics, start, stop)
         try:
             async for records in pages:
-                runs = _take(topics, sieve, records)
+                runs = _filter(topics, entry_filter, records)
                 if runs:
                     yield runs
         finally:
             await pages.aclose()
-    left = sieve.next_offset()
-    if left is not None:
-        raise _missing(topics, left)
+    unread = entry_filter.next_offset()
+    if unread is not None:
+        raise _missing(topics, unread)
 
 
-def _take(topics: RegionTopics, sieve: Sieve, records: Iterable[Record]) -> list[Run]:
+def _filter(topics: RegionTopics, entry_filter: EntryFilter, records: Iterable[Record]) -> list[Run]:
     runs: list[Run] = []
     for record in records:
-        wanted = sieve.next_offset()
+        wanted = entry_filter.next_offset()
         if wanted is None:
             break
         if record.offset == wanted:
-            runs += sieve.runs(record.value or b"")
+            runs += entry_filter.runs(record.value or b"")
         elif record.offset > wanted:
             raise _missing(topics, wanted)
     return runs
 
 
 async def _pages(topics: RegionTopics, start: int, stop: int) -> AsyncGenerator[tuple[Record, ...], None]:
-    """The records of a range; the next page is fetched while this one is used."""
+    """Yield the records of a range in pages, and prefetch the next page while the caller uses this one."""
     fetching = asyncio.ensure_future(topics.read(start=start, stop=stop, limit=FETCH_MAX))
     try:
         while True:

@@ -1,8 +1,9 @@
-"""A record of a region's data topic: frozen layout, versioned, checked.
+"""Encode and decode the records of a region's data topic.
 
-    frame (tidebook.core.frame) | length of the head, 4 bytes big-endian | head, msgpack | payloads, end to end
+    frame (tidebook.core.frame) | length of the head, 4 bytes big-endian | head, msgpack | payloads, concatenated
 
-The fold needs the head alone; payloads stay where they are until somebody reads them.
+The fold decodes only the head; payloads are sliced out when an entry is read. The layout of a version never changes and
+every field is bounded, so all readers agree from the bytes alone whether a record is damaged.
 """
 
 from __future__ import annotations
@@ -16,100 +17,104 @@ from typing import Any, Final
 
 import msgspec
 
+from tidebook.core.bounds import STRICT_DECODE_ERRORS, Counter, Identity, Number, PositiveCounter
 from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
 from tidebook.core.frame import HEADER_BYTES, Frame
 from tidebook.core.payload import BYTES, decode_payload, encode_payload
 from tidebook.wal.names import table_id
 
 FRAME: Final = Frame(0x7C, 1, "a write-ahead log record")
-WRITER_BYTES: Final = 16
-#: Where the head begins in a record's value.
+#: The position of the head in a record's value.
 _HEAD_AT: Final = HEADER_BYTES + 4
 _SIZE_BYTES: Final = 4
 _ALL_BYTES: Final = {bytes}
-#: What can be iterated and is yet one payload, or has no order.
+#: Iterable types that are a single payload, or have no order, and so are not a list of payloads.
 _ONE_PAYLOAD: Final = (bytes, bytearray, memoryview, str, Mapping, Set)
-#: More than the head takes beside its parts, and more than a part takes beside its payloads' sizes.
+#: Upper bounds of the encoded size: of a head without its parts, and of a part without its payload sizes.
 _HEAD_BYTES_MAX: Final = 64
 _PART_BYTES_MAX: Final = 48
 
 
-#: Payloads by table, in order.
+#: Payloads by table, in the order in which they are written.
 Writes = Iterable[tuple[int, Sequence[Any]]] | Mapping[int, Sequence[Any]]
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Payloads of one table, numbered from `first` without a gap."""
+class TableWrites(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Payloads of one table, numbered from `first` without gaps."""
 
-    table: int
-    first: int
-    #: The payloads' sizes, 4 bytes each, little-endian.
+    table: Number
+    first: PositiveCounter
+    #: The size of each payload, 4 bytes little-endian.
     sizes: bytes
-    #: The payloads' types, a byte each; empty where all are bytes.
+    #: The type of each payload, one byte; empty if all payloads are bytes.
     kinds: bytes = b""
 
     @property
     def count(self) -> int:
+        """The number of payloads."""
         return len(self.sizes) >> 2
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Takes the region over. In force from here on if its term is above the one in force."""
+class OwnerClaim(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
+    """Claim the region for a writer. It takes effect if its term is above that of the claim in force."""
 
-    term: int
-    writer: bytes
-
-
-class Write(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Calls of `write`, many of them in one record, under the claim that they were made with."""
-
-    term: int
-    writer: bytes
-    parts: tuple[Part, ...]
+    term: PositiveCounter
+    writer: Identity
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """The table's entries below `seq` are no longer needed. Needs no claim: it can only tell what is so for ever."""
+class Write(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False, forbid_unknown_fields=True):
+    """The payloads of one or more writes. It is valid only under the claim with this term and writer."""
 
-    table: int
-    #: The offset of the record that made the table: a late mark never hits a table made again.
-    life: int
-    seq: int
-
-
-class Drop(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """The table is gone; the next write of it makes a new one from 1. Needs no claim either."""
-
-    table: int
-    life: int
+    term: PositiveCounter
+    writer: Identity
+    parts: tuple[TableWrites, ...]
 
 
-class Damaged(msgspec.Struct, frozen=True, gc=False):
-    """A record that nobody can read: void for everybody."""
+class MarkDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):
+    """Mark a table's entries below `seq` as no longer needed. It needs no claim, because marks only advance."""
+
+    table: Number
+    #: The offset of the record that created the table, so that a late mark never applies to a table created again.
+    incarnation: Counter
+    seq: Counter
+
+
+class DropTable(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_unknown_fields=True):
+    """Drop this incarnation of a table; the next write creates a new one from sequence number 1. It needs no claim."""
+
+    table: Number
+    incarnation: Counter
+
+
+class DamagedWalRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record that cannot be decoded. Every fold ignores it in the same way."""
 
     reason: str
 
 
-DataRecord = Claim | Write | Mark | Drop
+DataRecord = OwnerClaim | Write | MarkDeleted | DropTable
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(DataRecord).decode
 
 
 class Payloads(msgspec.Struct, frozen=True, gc=False):
-    """Checked payloads of one table on their way into a record."""
+    """Validated and encoded payloads of one table."""
 
     table: int
     values: Sequence[bytes]
-    #: Their types, a byte each; empty where all are bytes.
+    #: The type of each payload, one byte; empty if all payloads are bytes.
     kinds: bytes
-    #: What they add to a record at most.
+    #: The most that they add to the size of a record.
     size_bytes: int
 
 
 def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
-    """Check payloads and take their size; all of them bytes is the case to be quick about."""
-    if type(payloads) is not list and not _is_row(payloads):
+    """Validate, encode and measure payloads; raise `InvalidInput` if they are no list, empty or not encodable.
+
+    Payloads that are all bytes take a fast path without encoding.
+    """
+    if type(payloads) is not list and not _is_ordered(payloads):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
     values: tuple[Any, ...] = tuple(payloads)
     if len(values) == 1 and type(values[0]) is bytes:
@@ -126,12 +131,12 @@ def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
 
 
 def pack_writes(writes: Writes) -> list[Payloads]:
-    """Check the payloads of several tables."""
-    if not isinstance(writes, Mapping) and not _is_row(writes):
+    """Validate and encode the payloads of several tables; raise `InvalidInput` as `pack_payloads` does."""
+    if not isinstance(writes, Mapping) and not _is_ordered(writes):
         raise InvalidInput(f"writes are pairs of table and payloads, or a mapping, not {type(writes).__name__}")
     packed = []
     for pair in writes.items() if isinstance(writes, Mapping) else writes:
-        if not _is_row(pair) or len(tuple(pair)) != 2:
+        if not _is_ordered(pair) or len(tuple(pair)) != 2:
             raise InvalidInput(f"each of writes is a pair of table and payloads, not {type(pair).__name__}")
         table, payloads = pair
         packed.append(pack_payloads(table_id(table), payloads))
@@ -140,63 +145,68 @@ def pack_writes(writes: Writes) -> list[Payloads]:
     return packed
 
 
-def _is_row(value: object) -> bool:
+def _is_ordered(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, _ONE_PAYLOAD)
 
 
 def record_bytes_max(payloads_bytes: int) -> int:
-    """The size that a record does not exceed whose payloads add so much."""
+    """Return the upper bound of a record's size, given the sum of `Payloads.size_bytes`."""
     return _HEAD_AT + _HEAD_BYTES_MAX + payloads_bytes
 
 
 def encode_write(term: int, writer: bytes, parts: Sequence[tuple[int, Payloads]]) -> tuple[Write, bytes]:
-    """A record of numbered payloads, and its bytes."""
+    """Return a write record of (first sequence number, payloads) parts, and its encoded bytes."""
     write = Write(
-        term, writer, tuple([Part(each.table, first, _packed(each.values), each.kinds) for first, each in parts])
+        term,
+        writer,
+        tuple([TableWrites(each.table, first, _pack_sizes(each.values), each.kinds) for first, each in parts]),
     )
     return write, _seal(write, chain.from_iterable([each.values for _, each in parts]))
 
 
-def encode_control(record: Claim | Mark | Drop) -> bytes:
-    """The bytes of a record without payloads."""
+def encode_control(record: OwnerClaim | MarkDeleted | DropTable) -> bytes:
+    """Encode a record without payloads; raise `InvalidInput` for values that `decode_record` would reject."""
+    try:
+        _decode(_encode(record))
+    except (*STRICT_DECODE_ERRORS, OverflowError) as error:
+        raise InvalidInput(f"a write-ahead log record with these values could not be read back: {error}") from error
     return _seal(record, ())
 
 
 def decode_record(value: bytes) -> DataRecord:
-    """The head of a record. Raises UnknownVersion for what a newer Tidebook wrote, and Corrupt for damage."""
+    """Decode the head of a record; raise `UnknownVersion` if a newer Tidebook wrote it, `Corrupt` if it is damaged."""
     rest = FRAME.unseal(value)
     body_at = 4 + int.from_bytes(rest[:4], "big")
     try:
         record: DataRecord = _decode(rest[4:body_at])
-    except msgspec.MsgspecError as error:
+    except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the head of a write-ahead log record is damaged: {error}") from error
     if isinstance(record, Write):
         _check_parts(record, len(rest) - body_at)
-        _check_claim(record)
-    elif isinstance(record, Claim):
-        _check_claim(record)
+    elif len(rest) > body_at:
+        raise Corrupt("a write-ahead log record has payloads that its head does not list")
     return record
 
 
-def read_record(value: bytes | None) -> DataRecord | Damaged:
-    """What a record says to whoever folds it: damage is void, the same for all."""
+def read_record(value: bytes | None) -> DataRecord | DamagedWalRecord:
+    """Decode a record for the fold: return damage as a value, so that every process ignores the same records."""
     if value is None:
-        return Damaged("the record has no value")
+        return DamagedWalRecord("the record has no value")
     try:
         return decode_record(value)
     except UnknownVersion:
         raise
     except Corrupt as error:
-        return Damaged(str(error))
+        return DamagedWalRecord(str(error))
 
 
-def payloads_of(write: Write, value: bytes) -> Iterator[tuple[Part, Sequence[Any]]]:
-    """The parts of a record with their payloads, as what went in."""
+def payloads_of(write: Write, value: bytes) -> Iterator[tuple[TableWrites, Sequence[Any]]]:
+    """Yield each part of a record with its decoded payloads."""
     at = _HEAD_AT + int.from_bytes(value[HEADER_BYTES:_HEAD_AT], "big")
     for part in write.parts:
-        sizes = _unpacked(part.sizes)
+        sizes = _unpack_sizes(part.sizes)
         payloads: Sequence[Any]
-        if sizes.count(sizes[0]) == len(sizes):  # cut in one step, far quicker than one by one
+        if sizes.count(sizes[0]) == len(sizes):  # equal sizes: one struct call is much faster than slicing
             payloads = unpack_from(f"{sizes[0]}s" * len(sizes), value, at)
             at += sizes[0] * len(sizes)
         else:
@@ -216,24 +226,19 @@ def _seal(record: DataRecord, body: Any) -> bytes:
     return FRAME.seal(b"".join((len(head).to_bytes(4, "big"), head, *body)))
 
 
-def _check_claim(record: Write | Claim) -> None:
-    if len(record.writer) != WRITER_BYTES or record.term < 1:
-        raise Corrupt("a write-ahead log record carries no claim that could be in force")
-
-
 def _check_parts(write: Write, body_bytes: int) -> None:
-    held = 0
+    total_bytes = 0
     for part in write.parts:
-        if part.first < 1 or not part.sizes or len(part.sizes) % _SIZE_BYTES:
+        if not part.sizes or len(part.sizes) % _SIZE_BYTES:
             raise Corrupt("a part of a write-ahead log record contradicts itself")
-        if part.kinds and len(part.kinds) != part.count:
+        if part.kinds and (len(part.kinds) != part.count or max(part.kinds) > BYTES):
             raise Corrupt("a part of a write-ahead log record has other types than payloads")
-        held += sum(_unpacked(part.sizes))
-    if not write.parts or held != body_bytes:
+        total_bytes += sum(_unpack_sizes(part.sizes))
+    if not write.parts or total_bytes != body_bytes:
         raise Corrupt("a write-ahead log record has other payloads than its head says")
 
 
-def _packed(values: Sequence[bytes]) -> bytes:
+def _pack_sizes(values: Sequence[bytes]) -> bytes:
     if len(values) == 1:
         return len(values[0]).to_bytes(_SIZE_BYTES, "little")
     packed = array("I", map(len, values))
@@ -242,7 +247,7 @@ def _packed(values: Sequence[bytes]) -> bytes:
     return packed.tobytes()
 
 
-def _unpacked(sizes: bytes) -> array[int]:
+def _unpack_sizes(sizes: bytes) -> array[int]:
     unpacked = array("I", sizes)
     if sys.byteorder != "little":
         unpacked.byteswap()

@@ -1,21 +1,21 @@
-"""A replay: one pass over a region that gives each entry to its table's handler."""
+"""Replay a region: dispatch the entries of each page to the handlers of their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from tidebook.core.errors import InvalidInput
-from tidebook.wal.entry import Entry
+from tidebook.wal.entry import WalEntry
 from tidebook.wal.names import table_id
-from tidebook.wal.reading import Page, Run
+from tidebook.wal.reading import EntryPage, Run
 
-Handler = Callable[[Entry], Awaitable[None] | None]
-#: Told how far a replay is: offsets done, offsets in all.
+Handler = Callable[[WalEntry], Awaitable[None] | None]
+#: Called with the progress of a replay: offsets done, offsets in total.
 OnProgress = Callable[[int, int], None]
 
 
 class Replay:
-    """Splits pages by table and counts; whoever drives it calls the handlers, in a thread of its choice."""
+    """Choose the handler for each run of entries and count them; the caller invokes the handlers, in its own thread."""
 
     def __init__(
         self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
@@ -23,18 +23,18 @@ class Replay:
         if not isinstance(handlers, Mapping):
             raise InvalidInput(f"handlers is a mapping from table to handler, not {type(handlers).__name__}")
         for table, handler in handlers.items():
-            _callable(handler, f"the handler of table {table_id(table)}")
+            _check_callable(handler, f"the handler of table {table_id(table)}")
         for name, value in (("other", other), ("progress", progress)):
             if value is not None:
-                _callable(value, name)
+                _check_callable(value, name)
         self._handlers = handlers
         self._other = other
         self._progress = progress
-        #: How many entries each table's handler got.
+        #: How many entries of each table were handled.
         self.counts: dict[int, int] = {}
 
-    def take(self, page: Page) -> Iterator[tuple[Handler, Run]]:
-        """The page's runs, each with who gets its entries."""
+    def take(self, page: EntryPage) -> Iterator[tuple[Handler, Run]]:
+        """Yield (handler, run) for each run of a page that has a handler; report progress after the last one."""
         for run in page.runs:
             table = run[0].table
             handler = self._handlers.get(table, self._other)
@@ -42,9 +42,9 @@ class Replay:
                 yield handler, run
                 self.counts[table] = self.counts.get(table, 0) + len(run)
         if self._progress is not None:
-            self._progress(page.done, page.whole)
+            self._progress(page.done, page.total)
 
 
-def _callable(value: object, what: str) -> None:
+def _check_callable(value: object, what: str) -> None:
     if not callable(value):
-        raise InvalidInput(f"{what} is something to call, not {type(value).__name__}")
+        raise InvalidInput(f"{what} must be callable, not {type(value).__name__}")

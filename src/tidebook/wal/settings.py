@@ -1,4 +1,4 @@
-"""The settings of a namespace: section [wal] of tidebook.toml."""
+"""The settings of write-ahead logs: section [wal] of tidebook.toml."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from tidebook.core.errors import InvalidInput
 
 
 class WalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every bound of a region. What a new region's topics are made with is marked so."""
+    """The limits and intervals of a region."""
 
-    #: The largest record, and so the largest write. New topics are made with it.
+    #: The largest record, and therefore the largest write. New topics are created with this limit.
     limit_bytes: int = 1_000_000
-    #: Writes that wait together share a record up to this size.
+    #: Group commit packs concurrent writes into one record up to this size.
     pack_bytes: int = 131_072
-    #: Records on their way to the log at once.
+    #: How many records may be in flight to the log.
     in_flight_max: int = 5
-    #: Writes that wait beyond this make the next ones wait before they are taken.
+    #: Backpressure: a write waits while more bytes than this are pending.
     pending_bytes_max: int = 16_777_216
-    #: How often the cleaner looks; 0 turns it off.
+    #: The interval of the periodic cleaning; 0 disables it.
     clean_every_s: float = 60.0
-    #: The cleaner takes a snapshot when so much was written since the last: it bounds a recovery.
+    #: The periodic cleaning writes a snapshot after this many bytes, which bounds the scan of a recovery.
     snapshot_every_bytes: int = 67_108_864
-    #: A table whose oldest entry holds more than this is offered to the flush callback; 0 turns it off.
+    #: A table whose oldest entry retains more of the log than this is passed to `on_pinned`; 0 disables it.
     force_flush_bytes: int = 536_870_912
-    #: How often a lost claim, or a record that was surely not written, is tried again.
+    #: How many attempts a claim, a mark or a write has when the log did not accept the previous one.
     attempts_max: int = 3
 
     def __post_init__(self) -> None:

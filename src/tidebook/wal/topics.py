@@ -1,4 +1,4 @@
-"""The two topics of a region, and what is read from and written to them as a whole."""
+"""Access to the data topic and the meta topic of a region."""
 
 from __future__ import annotations
 
@@ -7,39 +7,53 @@ from collections.abc import Callable
 import msgspec
 
 from tidebook.core.errors import InvalidInput, LogLost, NotFound
-from tidebook.log.port import Log, Outgoing, Record, Sent, TopicState
+from tidebook.log.port import Acknowledged, Log, Outgoing, Record, TopicState
+from tidebook.runtime.process import generation, refuse_fork
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.names import RegionId, data_topic, meta_topic
-from tidebook.wal.record import Claim, Damaged, DataRecord, Drop, Mark, encode_control, read_record
-from tidebook.wal.recovery import Lost
-from tidebook.wal.snapshot import Gathered, Snapshot, encode_snapshot, gather_snapshots
+from tidebook.wal.record import (
+    DamagedWalRecord,
+    DataRecord,
+    DropTable,
+    MarkDeleted,
+    OwnerClaim,
+    encode_control,
+    read_record,
+)
+from tidebook.wal.recovery import EntriesLost
+from tidebook.wal.snapshot import CollectedSnapshots, RegionSnapshot, collect_snapshots, encode_snapshot
 
-#: Told of each record that a scan folds: offset, record, verdict.
-OnRecord = Callable[[int, DataRecord | Damaged, Verdict], None]
+#: Called with each record that a scan folds: offset, record, verdict.
+OnRecord = Callable[[int, DataRecord | DamagedWalRecord, Verdict], None]
 
 _PARTITION = 0
 
 
-class Bounds(msgspec.Struct, frozen=True):
-    """The first offset that the data topic still holds, and the one that its next record gets."""
+class TopicBounds(msgspec.Struct, frozen=True):
+    """The first retained offset of the data topic, and the offset of its next record."""
 
     start: int
     end: int
 
 
 class RegionTopics:
-    """A region's data and meta topic, one partition each."""
+    """The data topic (records) and the meta topic (snapshots) of a region, with one partition each."""
 
     def __init__(self, log: Log, namespace: str, region: RegionId, *, limit_bytes: int) -> None:
         self.log = log
         self.limit_bytes = limit_bytes
+        self._generation = generation()
         self.data = data_topic(namespace, region)
         self.meta = meta_topic(namespace, region)
-        #: The life of the data topic, known once it was found or made.
+        #: The id of the data topic, set by `find` and `create`; a topic created again has another id.
         self.topic_id = ""
 
+    def refuse_fork(self) -> None:
+        """Raise `InvalidInput` in a forked child of the process that opened the region."""
+        refuse_fork(self._generation, self.data)
+
     async def find(self) -> bool:
-        """Whether the region is there."""
+        """Return whether the region exists, and remember the id of its data topic."""
         state = await self.log.topic(self.data)
         if state is None:
             return False
@@ -47,18 +61,18 @@ class RegionTopics:
         return True
 
     async def is_same(self) -> bool:
-        """Whether the data topic is still the one that was found: offsets of another life mean nothing here."""
+        """Return whether the data topic still exists with the same id; offsets of another one mean nothing here."""
         state = await self.log.topic(self.data)
         return state is not None and state.topic_id == self.topic_id
 
-    async def check_life(self) -> None:
-        """Raise NotFound where the data topic was deleted and made again: its offsets would be taken for ours."""
+    async def check_incarnation(self) -> None:
+        """Raise `NotFound` if the data topic was deleted and created again: its offsets would be mistaken for ours."""
         state = await self.log.topic(self.data)
         if state is not None and state.topic_id != self.topic_id:
             raise NotFound(f"{self.data}: the region was deleted and made again: open it again")
 
     async def create(self) -> None:
-        """Make both topics, or find and check them. The data topic comes last: with it the region is there."""
+        """Create both topics, or check them if they exist. The data topic is last: the region exists when it does."""
         await self._create(self.meta)
         self.topic_id = (await self._create(self.data)).topic_id
 
@@ -68,77 +82,77 @@ class RegionTopics:
             raise InvalidInput(f"topic {topic} has {made.partitions} partitions: a region's topics have one each")
         return made
 
-    async def bounds(self) -> Bounds:
-        """Where the data topic begins and ends now."""
-        return Bounds(await self.start(), await self.end())
+    async def bounds(self) -> TopicBounds:
+        """Return the current bounds of the data topic."""
+        return TopicBounds(await self.start(), await self.end())
 
     async def start(self) -> int:
-        """The first offset that the data topic still holds."""
+        """Return the first retained offset of the data topic."""
         return await self.log.start(self.data, _PARTITION)
 
     async def end(self) -> int:
-        """The offset that the data topic's next record gets."""
+        """Return the offset of the data topic's next record."""
         return await self.log.end(self.data, _PARTITION)
 
     async def read(self, *, start: int, stop: int, limit: int = 1000) -> tuple[tuple[Record, ...], int]:
-        """Records of the data topic, and where to go on."""
+        """Return up to `limit` records of the data topic, and the offset to continue from."""
         batch = await self.log.read(self.data, _PARTITION, start=start, stop=stop, limit=limit)
         return batch.records, batch.next_offset
 
     async def scan(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
-        """Fold the data topic's records from where the meta stands up to `stop`."""
+        """Fold the records from `meta.next_offset` up to `stop` into `meta`; raise `LogLost` if they were truncated."""
         while meta.next_offset < stop:
             records, next_offset = await self.read(start=meta.next_offset, stop=stop)
-            for held in records:
-                record = read_record(held.value)
-                verdict = fold(meta, held.offset, len(held.value or b""), record)
+            for stored in records:
+                record = read_record(stored.value)
+                verdict = fold(meta, stored.offset, len(stored.value or b""), record)
                 if on_record is not None:
-                    on_record(held.offset, record, verdict)
+                    on_record(stored.offset, record, verdict)
             if next_offset <= meta.next_offset and not records:
                 return  # the log ends before `stop`
             meta.next_offset = max(meta.next_offset, next_offset)
 
     def outgoing(self, value: bytes) -> Outgoing:
-        """A record on its way to the data topic."""
+        """Return a record for the data topic, to be sent."""
         return Outgoing(self.data, _PARTITION, None, value)
 
-    async def append(self, record: Claim | Mark | Drop) -> Sent:
-        """Put a control record into the data topic."""
+    async def append(self, record: OwnerClaim | MarkDeleted | DropTable) -> Acknowledged:
+        """Append a control record to the data topic."""
         return await self.log.append(self.outgoing(encode_control(record)))
 
-    async def snapshots(self) -> Gathered:
-        """The good snapshots of the meta topic."""
+    async def snapshots(self) -> CollectedSnapshots:
+        """Return the complete snapshots of the meta topic."""
         try:
             start = await self.log.start(self.meta, _PARTITION)
             end = await self.log.end(self.meta, _PARTITION)
-        except NotFound:  # removed by hand: as good as empty
-            return Gathered((), 0)
-        held: list[tuple[int, bytes | None]] = []
+        except NotFound:  # an operator deleted it: the same as an empty topic
+            return CollectedSnapshots((), 0)
+        records: list[tuple[int, bytes | None]] = []
         while start < end:
             try:
                 batch = await self.log.read(self.meta, _PARTITION, start=start, stop=end)
-            except LogLost:  # a cleaner was quicker, and what it relies on may lie behind the end of before
+            except LogLost:  # a cleaner truncated it; the snapshots it relies on may be after the old end
                 start = max(start + 1, await self.log.start(self.meta, _PARTITION))
                 end = await self.log.end(self.meta, _PARTITION)
                 continue
-            held += [(record.offset, record.value) for record in batch.records]
+            records += [(record.offset, record.value) for record in batch.records]
             start = batch.next_offset
-        return gather_snapshots(held)
+        return collect_snapshots(records)
 
-    async def put_snapshot(self, snapshot: Snapshot, *, snapshot_id: bytes) -> int:
-        """Write a snapshot, acknowledged; the bytes that it took."""
+    async def put_snapshot(self, snapshot: RegionSnapshot, *, snapshot_id: bytes) -> int:
+        """Write a snapshot to the meta topic and return its size in bytes, once acknowledged."""
         values = encode_snapshot(snapshot, snapshot_id=snapshot_id, limit_bytes=self.limit_bytes)
         for value in values:
             await self.log.append(Outgoing(self.meta, _PARTITION, None, value))
         return sum(map(len, values))
 
-    async def cut(self, *, data_before: int, meta_before: int) -> None:
-        """Remove records, then old snapshots."""
+    async def truncate(self, *, data_before: int, meta_before: int) -> None:
+        """Truncate the data topic, then the meta topic."""
         await self.log.truncate(self.data, _PARTITION, before=data_before)
         await self.log.truncate(self.meta, _PARTITION, before=meta_before)
 
-    def lost(self, lost: Lost) -> LogLost:
-        """The loss as an error."""
+    def lost_error(self, lost: EntriesLost) -> LogLost:
+        """Return the loss as an error."""
         return LogLost(
             topic=self.data,
             partition=_PARTITION,

@@ -1,14 +1,14 @@
-"""A namespace of regions."""
+"""`Wal`: the regions of one namespace."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 
-from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.core.metrics import Metrics
 from tidebook.log.port import Log
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.runtime.metrics import Metrics
 from tidebook.wal.cleaner import OnPinned
 from tidebook.wal.names import RegionId, namespace_name, region_id, region_of
 from tidebook.wal.region import Region
@@ -17,7 +17,10 @@ from tidebook.wal.topics import RegionTopics
 
 
 class Wal:
-    """Opens regions and keeps them: what is open for writing is claimed once."""
+    """The write-ahead log of a namespace: open, list and delete its regions. Get it with `book.wal(namespace)`.
+
+    A region that is open is reused by later calls, so this process claims it for writing only once.
+    """
 
     def __init__(
         self,
@@ -36,38 +39,44 @@ class Wal:
         self._metrics = metrics
         self._settings = settings or WalSettings()
         self._open: dict[tuple[RegionId, bool], Region] = {}
-        self._opening: defaultdict[RegionId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._open_locks: defaultdict[RegionId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def open_region(
         self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
     ) -> Region:
-        """Find the region, or make it with `create=True`; recover it, and claim it where it is to be written.
+        """Open a region, recover its state and, unless `writable=False`, claim it for writing.
 
-        A second call gives the same region object (a reader's brought up to date), until it was taken over.
+        A claim fences the previous owner: its later writes raise `Fenced`. Readers need no claim. A second call returns
+        the same object, refreshed if it is a reader, unless another writer has claimed the region or it was deleted.
+        `on_pinned` is called with each table that retains more than `force_flush_bytes` of the log, so that the
+        application can flush the table. Raise `NotFound` if the region does not exist and `create` is false, `LogLost`
+        if records that are still needed are gone.
 
         >>> async def example(book):
         ...     return await book.wal("metrics").open_region(7, create=True)
         """
         region = region_id(id)
         if on_pinned is not None and not callable(on_pinned):
-            raise InvalidInput(f"on_pinned is something to call, not {type(on_pinned).__name__}")
-        async with self._opening[region]:
+            raise InvalidInput(f"on_pinned must be callable, not {type(on_pinned).__name__}")
+        async with self._open_locks[region]:
             known = self._open.get((region, writable))
-            if known is not None and (not writable or known.writable) and await known.is_there():
+            if known is not None and (not writable or known.writable) and await known.exists():
                 await known.reopen(on_pinned)
                 return known
-            opened = await self._find(region, create=create, writable=writable, on_pinned=on_pinned)
+            opened = await self._open_region(region, create=create, writable=writable, on_pinned=on_pinned)
             if known is not None:
                 await known.close()
             self._open[region, writable] = opened
             return opened
 
-    async def _find(self, region: RegionId, *, create: bool, writable: bool, on_pinned: OnPinned | None) -> Region:
+    async def _open_region(
+        self, region: RegionId, *, create: bool, writable: bool, on_pinned: OnPinned | None
+    ) -> Region:
         topics = RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
         if not await topics.find() and not create:
             raise NotFound(f"namespace {self.namespace!r} has no region {region}: open it with create=True")
         if writable or create:
-            await topics.create()  # and where they are there: a topic that forgets by time is refused
+            await topics.create()  # existing topics too: one with time-based retention is rejected
         return await Region.open(
             topics,
             id=region,
@@ -81,28 +90,29 @@ class Wal:
         )
 
     async def regions(self) -> list[int]:
-        """The ids of the namespace's regions."""
+        """Return the ids of the regions in this namespace, sorted."""
         found = (region_of(topic, self.namespace) for topic in await self._log.topics())
         return sorted(region for region in found if region is not None)
 
     async def delete_region(self, id: int) -> None:
-        """Remove a region and all it holds."""
+        """Delete a region and all its entries permanently; raise `NotFound` if it does not exist."""
         region = region_id(id)
         topics = RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
-        async with self._opening[region]:
+        async with self._open_locks[region]:
             if not await topics.find():
                 raise NotFound(f"namespace {self.namespace!r} has no region {region}")
             for writable in (True, False):
                 known = self._open.pop((region, writable), None)
                 if known is not None:
                     await known.close()
-            # The meta topic first: a region without snapshots is scanned, one without data would be lost.
+            # The meta topic goes first. After a crash in between, a region without snapshots can still be recovered
+            # by a full scan; snapshots without data would be reported as a loss.
             if await self._log.topic(topics.meta) is not None:
                 await self._log.delete_topic(topics.meta)
             await self._log.delete_topic(topics.data)
 
     async def close(self) -> None:
-        """Close every region."""
+        """Close every open region."""
         for region in self._open.values():
             await region.close()
         self._open.clear()

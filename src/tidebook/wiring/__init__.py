@@ -1,1 +1,1 @@
-"""The composition root: a folder, a settings file or a URL becomes adapters, and adapters become features."""
+"""The composition root: read the settings, open the adapters they name, and build the features on them."""

@@ -1,25 +1,25 @@
-"""From a section of the settings to an open adapter; a driver is imported only where it is named."""
+"""Open the log and the store that the settings name; import a driver only if it is used."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
 
-from tidebook.core.clock import Clock
 from tidebook.core.errors import InvalidInput
-from tidebook.core.metrics import Metrics
 from tidebook.log.port import Log
+from tidebook.runtime.clock import Clock
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
-from tidebook.wiring.settings import Settings
+from tidebook.wiring.settings import Settings, adapter_options
 
 
 def scheme(url: str) -> str:
-    """The scheme of a URL, `postgresql` of `postgresql+psycopg://…` too."""
+    """Return the scheme of a URL without a driver suffix: `postgresql` for `postgresql+psycopg://…`."""
     return url.split("://", 1)[0].split("+", 1)[0].lower()
 
 
 def extra(module: str, name: str) -> ModuleType:
-    """An adapter that needs an extra of the package; a missing one says how to install it."""
+    """Import an adapter that needs a package extra; raise `InvalidInput` with the pip command if it is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -29,32 +29,42 @@ def extra(module: str, name: str) -> ModuleType:
 
 
 async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log:
-    """The log that the settings name."""
+    """Open the log that the settings name; a missing embedded log is created by the first write."""
     section = settings.section("log")
     if section.url is None:
-        from tidebook.log.embedded.log import EmbeddedLog
+        from tidebook.log.sqlite.log import SqliteLog
+        from tidebook.log.sqlite.tables import FILE
+        from tidebook.wiring.lazy_folder import LazyLog
 
-        return EmbeddedLog(settings.folder, clock=clock, metrics=metrics)
+        folder = settings.folder.expanduser().absolute()
+        embedded = LazyLog(folder / FILE, lambda: SqliteLog(folder, clock=clock, metrics=metrics))
+        embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
+        return embedded
     if scheme(section.url) == "kafka":
         adapter = extra("tidebook.log.kafka.log", "kafka")
-        kafka = extra("tidebook.log.kafka.settings", "kafka")
-        log: Log = await adapter.open_kafka_log(kafka.KafkaSettings.read(section.url, section.options), metrics=metrics)
+        kafka = extra("tidebook.kafka.settings", "kafka")
+        log: Log = await adapter.open_kafka_log(adapter_options(section, "log", kafka.KafkaSettings), metrics=metrics)
         return log
     raise InvalidInput(f"[log] url: {scheme(section.url)}:// is unknown; there is kafka://")
 
 
 async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
-    """The store that the settings name."""
+    """Open the store that the settings name; a missing embedded store is created by the first write."""
     section = settings.section("store")
     if section.url is None:
-        from tidebook.store.embedded.store import EmbeddedStore
+        from tidebook.store.sqlite.store import SqliteStore
+        from tidebook.store.sqlite.tables import FILE
+        from tidebook.wiring.lazy_folder import LazyStore
 
-        return EmbeddedStore(settings.folder, metrics=metrics)
+        folder = settings.folder.expanduser().absolute()
+        embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
+        embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
+        return embedded
     if scheme(section.url) == "cassandra":
         adapter = extra("tidebook.store.cassandra.store", "cassandra")
         cassandra = extra("tidebook.store.cassandra.settings", "cassandra")
         store: StoreWriter = await adapter.open_cassandra_store(
-            cassandra.CassandraSettings.read(section.url, section.options), metrics=metrics
+            adapter_options(section, "store", cassandra.CassandraSettings), metrics=metrics
         )
         return store
     raise InvalidInput(f"[store] url: {scheme(section.url)}:// is unknown; there is cassandra://")

@@ -1,4 +1,4 @@
-"""A book: everything that one folder, or one set of servers, holds."""
+"""`Book`, the entry point of the async API: journals, tags, write-ahead logs, queues and the outbox of one place."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidebook.core.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
-from tidebook.core.metrics import Metrics
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
+from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
+from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.process import generation, refuse_fork
 from tidebook.wiring.adapters import open_log, open_store
 from tidebook.wiring.settings import Settings, options_as, read_settings
 
 if TYPE_CHECKING:
     from tidebook.log.port import Log
     from tidebook.outbox.async_outbox import AsyncOutbox
+    from tidebook.outbox.log_topic import LogTopic
+    from tidebook.queue.port import QueueSettings
     from tidebook.queue.queue import Queue
     from tidebook.queue.queues import Queues
-    from tidebook.sql.port.queue import QueueSettings
     from tidebook.store.port import StoreWriter
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
-    from tidebook.wiring.feed import Feed, Make
+    from tidebook.wiring.feed import EntryFactory, Feed
+    from tidebook.wiring.topics import TopicDescription
 
 
 class Book:
-    """Use it as `async with tidebook.open(...) as book`; its parts open when they are first used."""
+    """All data of one folder, or of one set of servers: journals, tags, write-ahead logs, queues and the outbox.
+
+    Open it with `async with tidebook.open(...) as book`. The log and the store open on entry, every other part at its
+    first use; leaving the block closes all of them. A book belongs to one event loop and one process: in a forked
+    child its methods raise `InvalidInput`.
+    """
 
     def __init__(
         self,
@@ -38,12 +46,15 @@ class Book:
         clock: Clock | None = None,
         ids: Ids | None = None,
         metrics: Metrics | None = None,
+        create: bool = False,
     ) -> None:
         self.settings = settings
+        self._create = create
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
         self._stack = AsyncExitStack()
+        self._generation = generation()
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
@@ -54,20 +65,26 @@ class Book:
 
     @property
     def log(self) -> Log:
-        """The log under this book."""
+        """The log that this book writes to; raise `InvalidInput` if the book is not open."""
+        self._refuse_fork()
         if self._log is None:
             raise InvalidInput("the book is not open: use it as 'async with tidebook.open(...) as book'")
         return self._log
 
     @property
     def store(self) -> StoreWriter:
-        """The store under this book."""
+        """The store that this book reads from; raise `InvalidInput` if the book is not open."""
+        self._refuse_fork()
         if self._store is None:
             raise InvalidInput("the book is not open: use it as 'async with tidebook.open(...) as book'")
         return self._store
 
     def journal(self, topic: str) -> Journal:
-        """The journals of a topic, which is made when it is first written or read."""
+        """Return the journals of a topic, to append to them and to read them.
+
+        Nothing is created here: the first append creates the topic, and reads of a missing topic return nothing.
+        """
+        self._refuse_fork()
         found = self._journals.get(topic_name(topic))
         if found is None:
             found = self._journals[topic] = Journal(
@@ -83,20 +100,29 @@ class Book:
 
     @property
     def tags(self) -> Tags:
-        """Streams of events by tag."""
+        """Events by tag, across all journals: read them, follow them, or share them among a group of consumers."""
         from tidebook.tags.settings import TagSettings
         from tidebook.tags.tags import Tags
 
+        self._refuse_fork()
         if self._tags is None:
             settings = options_as(self.settings.section("tags"), "tags", TagSettings)
-            self._tags = Tags(store=self.store, clock=self.clock, ids=self.ids, settings=settings, metrics=self.metrics)
+            self._tags = Tags(
+                store=self.store,
+                clock=self.clock,
+                ids=self.ids,
+                settings=settings,
+                metrics=self.metrics,
+                log=self.log,
+            )
         return self._tags
 
     def wal(self, namespace: str) -> Wal:
-        """The write-ahead logs of a namespace."""
+        """Return the write-ahead log of a namespace; open its regions with `open_region`."""
         from tidebook.wal.settings import WalSettings
         from tidebook.wal.wal import Wal
 
+        self._refuse_fork()
         found = self._wals.get(namespace)
         if found is None:
             settings = options_as(self.settings.section("wal"), "wal", WalSettings)
@@ -107,7 +133,8 @@ class Book:
 
     @property
     def queues(self) -> Queues:
-        """All queues; their store opens when one of them is first used."""
+        """All work queues of this book; the queue store opens when a queue is first used."""
+        self._refuse_fork()
         if self._queues is None:
             from tidebook.wiring.queue import make_queues
 
@@ -116,18 +143,23 @@ class Book:
         return self._queues
 
     def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
-        """A work queue by name, made when it is first used; settings that are given are kept with it.
+        """Return a work queue by name; its first use creates it.
 
-        `fields` declares its user data: a dataclass, a msgspec Struct, a mapping, a `.toml` or an `.xml` file.
+        `settings`, if given, are stored with the queue. `fields` declares the user data of its entries: a dataclass, a
+        msgspec Struct, a mapping, or the path of a `.toml` or `.xml` file.
         """
         return self.queues.queue(name, settings=settings, fields=fields)
 
     def feed(
-        self, tag: str, queue: str, *, make: Make | None = None, group: str | None = None, topics: Any = None
+        self, tag: str, queue: str, *, make: EntryFactory | None = None, group: str | None = None, topics: Any = None
     ) -> Feed:
-        """Work from events: `await book.feed("paid", "mail").run()` puts each event of a tag into a queue, once.
+        """Return a feed that puts each event of a tag into a queue exactly once; start it with `run()`.
 
-        `make` turns an event into an `Entry`, or into None where there is nothing to do.
+        `make` turns an event into an `Entry`, or returns None to skip it; without it, the entry holds the event itself.
+        `group` names the feed's progress, `topics` restricts it to the journals of these topics.
+
+        >>> async def mail_paid_orders(book):
+        ...     await book.feed("paid", "mail").run()
         """
         from tidebook.wiring.feed import Feed
 
@@ -135,7 +167,8 @@ class Book:
 
     @property
     def outbox(self) -> AsyncOutbox:
-        """The outbox in the book's SQL database; nothing is opened before it is used."""
+        """The outbox in the book's SQL database: publish in your own transaction, relay afterwards."""
+        self._refuse_fork()
         if self._outbox is None:
             from tidebook.outbox.async_outbox import AsyncOutbox
             from tidebook.wiring.outbox import make_outbox
@@ -145,16 +178,66 @@ class Book:
             self._stack.push_async_callback(self._outbox.close)
         return self._outbox
 
+    def log_topic(self, topic: str) -> LogTopic:
+        """Return a consumer of the messages that the outbox relayed to a topic of an embedded log.
+
+        Raise `InvalidInput` if the log is Kafka: read the topic with any Kafka consumer instead.
+        """
+        from tidebook.outbox.log_topic import LogTopic
+
+        if not self.settings.section("log").embedded:
+            raise InvalidInput(f"topic {topic} is on Kafka: read it with a Kafka consumer; log_topic reads a folder")
+        return LogTopic(self.log, topic)
+
     async def topics(self) -> list[str]:
-        """The topics that hold journals."""
+        """Return the names of the topics that hold journals, sorted."""
         return sorted(await self.store.topics())
 
+    @property
+    def forked(self) -> bool:
+        """Whether the book was opened in a parent of this process; such a book cannot be used here."""
+        return self._log is not None and self._generation != generation()
+
+    def _refuse_fork(self) -> None:
+        if self._log is not None:
+            refuse_fork(self._generation, "the book")
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
+        from tidebook.wiring.topics import describe_topic
+
+        return await describe_topic(self.log, self.store, topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and all its data permanently; raise `NotFound` if it does not exist.
+
+        Stop its writers and its replicator first. Raise `InvalidInput` for journals on Cassandra, which cannot be
+        deleted as a whole (purge each of them), and for the topics of a write-ahead log (delete the region).
+        """
+        from tidebook.wiring.topics import delete_topic
+
+        await delete_topic(self.log, self.store, topic)
+        for journal in [self._journals.pop(topic)] if topic in self._journals else []:
+            await journal.close()
+
+    async def create(self) -> None:
+        """Create the missing folder and files of an embedded log and store now, instead of at the first write."""
+        from tidebook.wiring.lazy_folder import LazyLog, LazyStore
+
+        for part in (self.log, self.store):
+            if isinstance(part, LazyLog | LazyStore):
+                part.open_or_create()
+
     async def __aenter__(self) -> Book:
+        self._refuse_fork()
+        self._generation = generation()
         try:
             self._log = await open_log(self.settings, clock=self.clock, metrics=self.metrics)
             self._stack.push_async_callback(self._log.close)
             self._store = await open_store(self.settings, metrics=self.metrics)
             self._stack.push_async_callback(self._store.close)
+            if self._create:
+                await self.create()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -173,17 +256,21 @@ class Book:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.forked:  # the connections and files belong to the parent, which closes them
+            return
         await self._stack.aclose()
         self._journals.clear()
         self._wals.clear()
         self._log = self._store = self._tags = self._queues = self._outbox = None
 
 
-def open(where: str | Path = "./tidebook-data") -> Book:
-    """Open a book: a folder (made where it is missing), or a `tidebook.toml` that names log, store and sql.
+def open(where: str | Path = "./tidebook-data", *, create: bool = False) -> Book:
+    """Return a book to be used with `async with`; `where` is a folder, or a `tidebook.toml` with the servers to use.
+
+    A missing folder is created by the first write, or on entry with `create=True`. Reads never create anything.
 
     >>> async def first(folder):
     ...     async with open(folder) as book:
     ...         return book.settings.folder.name
     """
-    return Book(read_settings(where))
+    return Book(read_settings(where), create=create)

@@ -1,7 +1,8 @@
-"""Work from events: a subscription to a tag whose events are put into a queue, each exactly once.
+"""Feed a queue from a tag: put each event of the tag into the queue exactly once.
 
-The queue keeps how far the tag was put, and moves that mark in the transaction that puts. So it does not matter who
-delivers an event, or how often: one that was put is behind the mark.
+The queue stores a mark (the tag offset of the last event put) for each share of the journals, and advances it in the
+transaction that puts the entries. An event that is delivered again, by any process, is at or before the mark and is
+skipped.
 """
 
 from __future__ import annotations
@@ -14,41 +15,43 @@ from urllib.parse import quote
 
 from tidebook.core.errors import InvalidInput, TooLarge
 from tidebook.core.payload import encode_payload
-from tidebook.core.portal import Portal
-from tidebook.queue.ending import end
 from tidebook.queue.entry import DATA_BYTES_MAX, Entry
+from tidebook.queue.port import Step
 from tidebook.queue.queue import Queue
-from tidebook.sql.port.queue import Step
-from tidebook.tags.asked import asked_topics, check_tag
+from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.tags.event import TaggedEvent
+from tidebook.tags.group_assignment import SHARES, share_of
 from tidebook.tags.offset import decode_offset
-from tidebook.tags.shares import SHARES, share_of
+from tidebook.tags.stall import HorizonStatus
+from tidebook.tags.subscription import Subscription
 from tidebook.tags.tags import Tags
+from tidebook.tags.validation import check_tag, check_topics
 
 BATCH_MAX: Final = 500
-#: Events that were read and not put yet.
+#: The most events that are read ahead of the queue.
 READ_AHEAD_MAX: Final = 2_000
 
-#: Makes an entry of an event; None: nothing is to be done for it.
-Make = Callable[[TaggedEvent], Entry | None]
+#: Returns the entry for an event, or None to skip the event.
+EntryFactory = Callable[[TaggedEvent], Entry | None]
 
 
 def entry_of(event: TaggedEvent) -> Entry:
-    """The event as it is, in an entry without a key; only where it is to be read, if it does not go into an entry."""
+    """Return an entry without a key that holds the event, without its payload if that is too large for an entry."""
     data: dict[str, Any] = {"topic": event.topic, "id": event.id, "seq_nr": event.seq_nr, "tag": event.tag}
     if isinstance(event.payload, bytes):
-        whole = {**data, "payload_base64": base64.b64encode(event.payload).decode()}
+        full_data = {**data, "payload_base64": base64.b64encode(event.payload).decode()}
     else:
-        whole = {**data, "payload": event.payload}
+        full_data = {**data, "payload": event.payload}
     try:
-        fits = len(encode_payload(whole)[1]) <= DATA_BYTES_MAX
-    except InvalidInput:  # a payload that is nested as deeply as may be has no room inside another
+        fits = len(encode_payload(full_data)[1]) <= DATA_BYTES_MAX
+    except InvalidInput:  # a payload at the nesting limit cannot be nested one level deeper
         fits = False
-    return Entry(data=whole if fits else {**data, "payload_left_out": True})
+    return Entry(data=full_data if fits else {**data, "payload_left_out": True})
 
 
 class Feed:
-    """Puts what a tag brings into a queue. Any number of processes may run the same one, and share its journals."""
+    """Put the events of a tag into a queue. Any number of processes may run the same feed; they share the journals."""
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Feed:
         tag: str,
         queue: Queue,
         *,
-        make: Make | None = None,
+        make: EntryFactory | None = None,
         group: str | None = None,
         topics: Iterable[str] | None = None,
     ) -> None:
@@ -67,16 +70,22 @@ class Feed:
         self._make = make or entry_of
         self._group = group or f"queue/{queue.name}"
         self._source = f"tag/{self._group}/{quote(tag, safe='')}"
-        self._topics = asked_topics(topics)
+        self._topics = check_topics(topics)
         self._marks: dict[int, str] = {}
         self.put = 0
+        self._member: Subscription | None = None
+
+    @property
+    def waiting(self) -> HorizonStatus | None:
+        """What replication the feed waits for; None while it makes progress or has nothing to wait for."""
+        return None if self._member is None else self._member.waiting
 
     async def run(self, *, follow: bool = True) -> int:
-        """Put until cancelled, or with `follow=False` until all that is there now was put; how many entries it put."""
+        """Put events until cancelled; with `follow=False`, put those that exist now. Return the count of entries."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(READ_AHEAD_MAX)
 
-        def offsets(parts: Iterable[int]) -> Mapping[int, str]:  # in a thread of the subscription's
+        def offsets(parts: Iterable[int]) -> Mapping[int, str]:  # runs in a thread of the subscription
             asyncio.run_coroutine_threadsafe(self._read_marks(), loop).result()
             return {part: self._marks[part] for part in parts if part in self._marks}
 
@@ -86,23 +95,24 @@ class Feed:
                     await self._read_all(events)
                     return
                 async with self._tags.subscribe(self._tag, self._group, topics=self._topics, offsets=offsets) as member:
+                    self._member = member
                     async for event in member:
                         await events.put(event)
             finally:
-                if not _is_cancelled():  # else nobody takes it, and there may be no room
+                if not _is_cancelled():  # when cancelled, no consumer remains and a full queue would block
                     await events.put(None)
 
         reading = asyncio.create_task(read())
         try:
-            while batch := await _batch(events):
+            while batch := await _next_batch(events):
                 await self._put(batch)
             await reading
         finally:
-            await end(reading)
+            await cancel_and_wait(reading)
         return self.put
 
     async def _read_all(self, events: asyncio.Queue[TaggedEvent | None]) -> None:
-        """Read whoever's journals: a member that died still holds its own for a while, and would leave them unput."""
+        """Read all journals, not only one member's share: a crashed member keeps its share until its lease expires."""
         await self._read_marks()
         marks = [self._marks.get(part) for part in range(SHARES)]
         known = [mark for mark in marks if mark is not None]
@@ -114,7 +124,7 @@ class Feed:
         self._marks = await self._queue.marks(self._source)
 
     async def _put(self, batch: list[TaggedEvent]) -> None:
-        """Put what lies behind the marks. Where somebody else has moved one, look again: what is left still follows."""
+        """Put the events after the marks; if another process has advanced a mark, read the marks and retry the rest."""
         while batch := [event for event in batch if self._is_new(event)]:
             last = {share_of(event.topic, event.id): event.tag_offset for event in batch}
             steps = [Step(part, self._marks.get(part), after) for part, after in last.items()]
@@ -144,18 +154,24 @@ def _is_cancelled() -> bool:
 
 
 class SyncFeed:
-    """The same without await; `run` blocks."""
+    """The blocking form of `Feed`."""
 
-    def __init__(self, portal: Portal, feed: Feed) -> None:
+    def __init__(self, portal: BlockingPortal, feed: Feed) -> None:
         self._portal = portal
         self._feed = feed
 
+    @property
+    def waiting(self) -> HorizonStatus | None:
+        """What replication the feed waits for; None while it makes progress or has nothing to wait for."""
+        return self._feed.waiting
+
     def run(self, *, follow: bool = True) -> int:
+        """Put events until interrupted; with `follow=False`, put those that exist now and return how many entries."""
         return self._portal.run(self._feed.run(follow=follow))
 
 
-async def _batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:
-    """What is there, one at least; none at the end."""
+async def _next_batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:
+    """Wait for an event, then return all that are queued, at most `BATCH_MAX`; return an empty list at the end."""
     batch: list[TaggedEvent] = []
     event = await events.get()
     while event is not None:
@@ -164,5 +180,5 @@ async def _batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]
             return batch
         event = events.get_nowait()
     if batch:
-        events.put_nowait(None)  # the end is told again, after what was before it
+        events.put_nowait(None)  # so that the call after this batch sees the end
     return batch

@@ -1,4 +1,4 @@
-"""From the settings to an outbox: its database, and where its relay sends."""
+"""Build the outbox of a book from its settings: the SQL database and the targets of the relay."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidebook.core.clock import Ids
 from tidebook.core.errors import InvalidInput
-from tidebook.core.metrics import Metrics
-from tidebook.core.portal import Portal
 from tidebook.outbox.backend import Sender
-from tidebook.outbox.journal_target import JournalTarget
+from tidebook.outbox.journal.target import JournalTarget
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.routed_target import RoutedTarget
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.clock import Ids
+from tidebook.runtime.metrics import Metrics
 from tidebook.wiring.adapters import extra, scheme
 from tidebook.wiring.outbox_journals import BookJournals, MakeBook
-from tidebook.wiring.settings import Settings, options_as
+from tidebook.wiring.settings import Settings, adapter_options, options_as
 
 if TYPE_CHECKING:
-    from tidebook.log.relay_port import RelayTarget
     from tidebook.outbox.log_target import OrderedLog
-    from tidebook.sql.port.outbox import OutboxDatabase
+    from tidebook.outbox.port import OutboxDatabase
+    from tidebook.outbox.target_port import RelayTarget
 
-#: A file of its own: the application opens it with a SQLite of its own.
+#: A separate file, because the application opens it with its own SQLite connections.
 FILE = "outbox.db"
 
 
 class BookParts:
-    """The parts that the settings name, opened when they are first used."""
+    """The database, the Kafka sender and the relay targets of an outbox, each opened at its first use."""
 
     def __init__(self, settings: Settings, *, metrics: Metrics, make_book: MakeBook) -> None:
         self._book = settings
@@ -40,21 +40,26 @@ class BookParts:
         self.embedded = settings.section("sql").embedded
         self.url, self.database = _database(settings, self.settings)
         self._sender: Any = None
-        self._portal: Portal | None = None
-        self._opening = threading.RLock()
+        self._portal: BlockingPortal | None = None
+        self._lock = threading.RLock()
         self._log: OrderedLog | None = None
 
+    @property
+    def missing(self) -> bool:
+        """Whether the outbox is embedded and its file does not exist."""
+        return self.embedded and not (self._book.folder / FILE).exists()
+
     def target(self, outbox: bytes) -> RelayTarget:
-        """Kafka or the book's own log, and its journals."""
+        """Return the relay target: messages go to the log of the book, appends to its journals."""
         return RoutedTarget(lambda: self._log_target(outbox), lambda: self._journal_target(outbox))
 
     def _journal_target(self, outbox: bytes) -> RelayTarget:
-        return JournalTarget(self._journals, self._loop(), outbox)
+        return JournalTarget(self._journals, self._open_portal(), outbox)
 
-    def _loop(self) -> Portal:
-        with self._opening:
+    def _open_portal(self) -> BlockingPortal:
+        with self._lock:
             if self._portal is None:
-                self._portal = Portal()
+                self._portal = BlockingPortal()
             return self._portal
 
     def _log_target(self, outbox: bytes) -> RelayTarget:
@@ -62,7 +67,7 @@ class BookParts:
         if section.url is None:
             return self._embedded_target()
         settings = self.settings
-        adapter = extra("tidebook.log.kafka.relay_target", "kafka")
+        adapter = extra("tidebook.outbox.kafka.target", "kafka")
         target: RelayTarget = adapter.KafkaTarget(
             self._kafka(),
             outbox=outbox,
@@ -70,16 +75,17 @@ class BookParts:
             fence_ms=settings.fence_ms,
             fence_ms_most=settings.lock_limit_ms // 2,
             configure_topics=settings.configure_topics,
+            create_topics=settings.create_topics,
         )
         return target
 
     def sender(self) -> Sender:
-        """One producer for the whole book."""
+        """Return the Kafka sender that all users of the outbox share; raise `InvalidInput` without a Kafka log."""
         if self._book.section("log").url is None:
             raise InvalidInput("backends 'kafka' and 'kafka_async' need a Kafka log: set [log] url in tidebook.toml")
-        with self._opening:
+        with self._lock:
             if self._sender is None:
-                adapter = extra("tidebook.log.kafka.relay_sender", "kafka")
+                adapter = extra("tidebook.outbox.kafka.sender", "kafka")
                 self._sender = adapter.KafkaSender(self._kafka(), self._metrics)
             sender: Sender = self._sender
         return sender
@@ -88,21 +94,29 @@ class BookParts:
         section = self._book.section("log")
         if section.url is None or scheme(section.url) != "kafka":
             raise InvalidInput(f"[log] url: {scheme(section.url or '')}:// is unknown; there is kafka://")
-        return extra("tidebook.log.kafka.settings", "kafka").KafkaSettings.read(section.url, section.options)
+        return adapter_options(section, "log", extra("tidebook.kafka.settings", "kafka").KafkaSettings)
 
     def _embedded_target(self) -> RelayTarget:
-        from tidebook.log.embedded.log import EmbeddedLog
-        from tidebook.log.embedded.relay_lock import RelayLocks
+        from tidebook.log.sqlite.log import SqliteLog
+        from tidebook.log.sqlite.relay_lock import RelayLocks
         from tidebook.outbox.log_target import LogTarget
 
-        loop = self._loop()
-        with self._opening:
+        portal = self._open_portal()
+        with self._lock:
             if self._log is None:
-                self._log = loop.run(_opened(lambda: EmbeddedLog(self._book.folder, metrics=self._metrics)))
-            return LogTarget(self._log, loop.run, RelayLocks(self._book.folder))
+                self._log = portal.run(_call_in_thread(lambda: SqliteLog(self._book.folder, metrics=self._metrics)))
+            # Do not query a store on a server: messages must not depend on it, and the log shows a topic's kind too.
+            embedded = self._book.section("store").embedded
+            return LogTarget(
+                self._log,
+                portal.run,
+                RelayLocks(self._book.folder),
+                holds_journals=self._journals.holds if embedded else None,
+                create_topics=self.settings.create_topics,
+            )
 
     def close(self) -> None:
-        """Send what is queued, then let go."""
+        """Send the queued messages, then close the sender, the journals and the log."""
         if self._sender is not None:
             self._sender.close()
         if self._portal is not None:
@@ -113,7 +127,7 @@ class BookParts:
         self._sender = self._portal = self._log = None
 
 
-async def _opened(make: Any) -> Any:
+async def _call_in_thread(make: Any) -> Any:
     return await asyncio.to_thread(make)
 
 
@@ -124,15 +138,15 @@ def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDa
         "hold_parked": outbox.parked == "hold_key",
     }
     if url is None or scheme(url) == "sqlite":
-        from tidebook.sql.sqlite.outbox import SqliteOutboxDatabase
+        from tidebook.outbox.sqlite.store import SqliteOutboxDatabase
 
         path = (settings.folder / FILE).absolute() if url is None else Path(url.split("://", 1)[1].removeprefix("/"))
         return f"sqlite:///{path}", SqliteOutboxDatabase(path, **options)
     if scheme(url) in {"postgresql", "postgres"}:
-        postgres = extra("tidebook.sql.postgres.outbox", "postgres")
+        postgres = extra("tidebook.outbox.postgres.store", "postgres")
         return "postgresql+psycopg://" + url.split("://", 1)[1], postgres.PostgresOutboxDatabase(url, **options)
     if scheme(url) in {"mysql", "mariadb"}:
-        mysql = extra("tidebook.sql.mysql.outbox", "mysql")
+        mysql = extra("tidebook.outbox.mysql.store", "mysql")
         return "mysql+pymysql://" + url.split("://", 1)[1], mysql.MysqlOutboxDatabase(url, **options)
     raise InvalidInput(f"[sql] url: {scheme(url)}:// is unknown; there are postgresql://, mysql:// and sqlite:///")
 
@@ -140,6 +154,6 @@ def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDa
 def make_outbox(
     settings: Settings, make_book: MakeBook, *, ids: Ids | None = None, metrics: Metrics | None = None
 ) -> Outbox:
-    """The outbox of a book; log, store and journals (of a book that `make_book` makes) wait until they are needed."""
-    counted = metrics or Metrics()
-    return Outbox(BookParts(settings, metrics=counted, make_book=make_book), ids=ids, metrics=counted)
+    """Return the outbox of a book; the relay opens a separate book with `make_book` when it first needs journals."""
+    metrics = metrics or Metrics()
+    return Outbox(BookParts(settings, metrics=metrics, make_book=make_book), ids=ids, metrics=metrics)

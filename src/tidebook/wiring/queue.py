@@ -1,55 +1,64 @@
-"""From the settings to a book's queues.
+"""Build the queues of a book from its settings.
 
     [queue]                                              [queue.mail]
     schema = "tidebook_queue"                            max_timeouts = 3
     flag_webhook = "https://…"                           period = "hour"
 
-A table below [queue] is the settings of the queue of that name; its `fields` are the declaration of the queue's data.
+A table below [queue] holds the settings of the queue of that name; its `fields` declare the data of the entries.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tidebook.core.clock import Clock, Ids
 from tidebook.core.errors import InvalidInput
-from tidebook.core.metrics import Metrics
 from tidebook.queue.hooks import Hooks
+from tidebook.queue.port import QueueSettings, QueueStore
 from tidebook.queue.queues import Queues
-from tidebook.queue.service import Service
-from tidebook.sql.port.queue import QueueSettings, QueueStore
+from tidebook.queue.runtime import QueueRuntime
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.runtime.metrics import Metrics
 from tidebook.wiring.adapters import extra, scheme
-from tidebook.wiring.settings import Section, Settings, options_as
+from tidebook.wiring.settings import Settings, options_as
 
 
 class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What [queue] may say beside the tables of single queues."""
+    """The options of section [queue] that apply to all queues."""
 
-    #: PostgreSQL's schema that the tables are in.
+    #: The PostgreSQL schema of the tables.
     schema: str = "tidebook_queue"
     connections_max: int = 4
-    #: Told of every flag, on its standard input.
+    #: A command that receives every dead letter on its standard input.
     flag_command: tuple[str, ...] = ()
-    #: Told of every flag, by a POST.
+    #: A URL that receives every dead letter as a POST request.
     flag_webhook: str | None = None
 
 
 def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics) -> Queues:
-    """The queues that the settings name; nothing is opened yet."""
+    """Return the queues of a book; the store opens when a queue is first used."""
     section = settings.section("queue")
-    plain = {name: value for name, value in section.options.items() if not isinstance(value, dict)}
-    options = options_as(Section(options=plain), "queue", QueueOptions)
-    tables = {name: dict(value) for name, value in section.options.items() if isinstance(value, dict)}
-    declared = {name: table.pop("fields") for name, table in tables.items() if "fields" in table}
-    single = {
-        name: options_as(Section(options=table), f"queue.{name}", QueueSettings) for name, table in tables.items()
-    }
+    shared = {name: value for name, value in section.options.items() if not isinstance(value, dict)}
+    options = options_as(msgspec.structs.replace(section, options=shared), "queue", QueueOptions)
+    tables = {name: section.table(name) for name, value in section.options.items() if isinstance(value, dict)}
+    declared = {name: table.options.pop("fields") for name, table in tables.items() if "fields" in table.options}
+    queue_settings = {name: options_as(table, f"queue.{name}", QueueSettings) for name, table in tables.items()}
 
     async def open_store() -> QueueStore:
         return await _open_store(settings, options, metrics=metrics)
 
     hooks = Hooks(command=options.flag_command, webhook=options.flag_webhook)
-    queues = Queues(Service(open_store, clock=clock, ids=ids, metrics=metrics, settings=single, hooks=hooks))
+
+    def missing() -> bool:
+        from tidebook.queue.sqlite.tables import FILE
+
+        # A SQLite write-ahead file without its database is damage; opening the store reports it.
+        files = (settings.folder.expanduser() / f"{FILE}{end}" for end in ("", "-wal"))
+        return settings.section("sql").embedded and not any(file.exists() for file in files)
+
+    runtime = QueueRuntime(
+        open_store, clock=clock, ids=ids, metrics=metrics, settings=queue_settings, hooks=hooks, missing=missing
+    )
+    queues = Queues(runtime)
     for name, fields in declared.items():
         queues.queue(name, fields=fields)
     return queues
@@ -58,13 +67,15 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
 async def _open_store(settings: Settings, options: QueueOptions, *, metrics: Metrics) -> QueueStore:
     section = settings.section("sql")
     if section.url is None:
-        from tidebook.sql.sqlite.queue import SqliteQueues
+        from tidebook.queue.sqlite.store import SqliteQueues
 
-        return SqliteQueues(settings.folder, metrics=metrics)  # the machine's clock is the store's, not the client's
+        return SqliteQueues(settings.folder, metrics=metrics)  # no clock: the store uses the machine's own
     if scheme(section.url) in {"postgresql", "postgres"}:
-        adapter = extra("tidebook.sql.postgres.queue", "postgres")
+        adapter = extra("tidebook.queue.postgres.store", "postgres")
         store: QueueStore = await adapter.PostgresQueues.open(
             section.url, schema=options.schema, connections_max=options.connections_max
         )
         return store
-    raise InvalidInput(f"[sql] url: a queue lives on postgresql:// or in the folder, not on {scheme(section.url)}://")
+    raise InvalidInput(
+        f"[sql] url: queues are stored on postgresql:// or in the folder, not on {scheme(section.url)}://"
+    )

@@ -1,16 +1,18 @@
-"""`tidebook.toml`, the environment and a bare folder, as one value.
+"""Read the settings of a book from `tidebook.toml`, the environment or a bare folder.
 
     [log]                                      [store]                                    [sql]
     url = "kafka://host:9092"                  url = "cassandra://host:9042/keyspace"     url = "postgresql://…"
 
-A section without a URL is embedded in the book's folder. All other names of a section are options of its adapter.
+A section without a URL is embedded: SQLite files in the book's folder. All other keys are options of the adapter.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +25,56 @@ DEFAULT_FOLDER = "tidebook-data"
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One section: where the part lives, and its options."""
+    """One section of the settings: the URL of the server, if any, and the options."""
 
     url: str | None = None
     options: dict[str, Any] = {}
+    #: The file it was read from, and the line of each option in it; the key "" holds the line of the section header.
+    file: str | None = None
+    lines: dict[str, int] = {}
 
     @property
     def embedded(self) -> bool:
+        """Whether the part uses SQLite files in the book's folder instead of a server."""
         return self.url is None
 
-    def __repr__(self) -> str:  # a URL or an option may hold a password
+    def __repr__(self) -> str:  # a URL or an option may contain a password
         return f"Section(embedded={self.embedded}, options={sorted(self.options)})"
+
+    def place(self, name: str, option: str = "") -> str:
+        """Return the file, the line and the section of an option, for error messages."""
+        line = self.lines.get(option) or self.lines.get("")
+        where = f"{self.file or 'tidebook.toml'}, line {line}: " if line else ""
+        return f"{where}[{name}]" if where or self.file is None else f"{self.file}: [{name}]"
+
+    def table(self, name: str) -> Section:
+        """Return a nested table, such as [queue.mail], as a section."""
+        lines = {key.removeprefix(f"{name}."): line for key, line in self.lines.items() if key.startswith(f"{name}.")}
+        return Section(None, dict(self.options[name]), self.file, {"": self.lines.get(name, 0), **lines})
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Where a book lives and how its parts are set."""
+    """The settings of a book: its folder, and one section for each part."""
 
     folder: Path
     sections: dict[str, Section] = {}
 
     def section(self, name: str) -> Section:
+        """Return the section of this name; an empty one if the settings do not have it."""
         return self.sections.get(name, Section())
+
+    @property
+    def missing_folder(self) -> Path | None:
+        """The book's folder if an embedded part needs it and it does not exist; else None."""
+        embedded = any(self.section(name).embedded for name in ("log", "store", "sql"))
+        return self.folder if embedded and not self.folder.expanduser().exists() else None
 
 
 def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a folder, or of a `.toml` file; `TIDEBOOK_LOG_URL` and its like win over the file."""
+    """Return the settings of a folder or of a `.toml` file; raise `InvalidInput` if the file is not valid.
+
+    The environment variables `TIDEBOOK_LOG_URL`, `TIDEBOOK_STORE_URL` and `TIDEBOOK_SQL_URL` override the file.
+    """
     environment = os.environ if environment is None else environment
     text = str(where)
     if not text:
@@ -63,47 +90,114 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
         url = environment.get(f"TIDEBOOK_{name.upper()}_URL")
         if url:
             old = sections.get(name, Section())
-            sections[name] = Section(url, old.options)
+            sections[name] = msgspec.structs.replace(old, url=url)
     return Settings(folder, sections)
 
 
 def _read_file(path: Path) -> tuple[Path, dict[str, Section]]:
     try:
-        with path.open("rb") as file:
-            tree = tomllib.load(file)
+        text = path.read_bytes().decode()
+        tree = tomllib.loads(text)
     except FileNotFoundError as error:
         raise InvalidInput(f"{path}: there is no such settings file") from error
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{path}: cannot be read as TOML: {error}") from error
     folder = tree.pop("folder", DEFAULT_FOLDER)
     if not isinstance(folder, str):
         raise InvalidInput(f"{path}: folder must be text")
     sections = {}
+    lines = _lines(text)
     for name, value in tree.items():
         if name not in SECTIONS or not isinstance(value, dict):
-            raise InvalidInput(f"{path}: [{name}] is no section; there are {', '.join(SECTIONS)}")
+            line = lines.get(name, {}).get("") or lines.get("", {}).get(name)
+            where = f"{path}, line {line}" if line else str(path)
+            there = f"there are {', '.join(SECTIONS)}"
+            raise InvalidInput(f"{where}: [{name}] is no section{_suggestion(name, SECTIONS)}; {there}")
         options = dict(value)
         url = options.pop("url", None)
         if url is not None and not isinstance(url, str):
-            raise InvalidInput(f"{path}: url in [{name}] must be text")
-        sections[name] = Section(url, options)
+            raise InvalidInput(f"{path}, line {lines[name]['url']}: url in [{name}] must be text")
+        sections[name] = Section(url, options, str(path), lines.get(name, {}))
     return path.parent / folder, sections
 
 
+_HEADER = re.compile(r"""\s*\[\s*(?P<name>[^\[\]#]+?)\s*\]""")
+_OPTION = re.compile(r"""\s*(?P<name>[A-Za-z0-9_.-]+|"[^"]*"|'[^']*')\s*=""")
+
+
+def _lines(text: str) -> dict[str, dict[str, int]]:
+    """Return the line of each option by section, for error messages: `tomllib` does not report lines.
+
+    The options of a nested table have its name as a prefix.
+
+    >>> _lines("[queue]\\nschema = 'a'\\n[queue.mail]\\nperiod = 'day'")
+    {'queue': {'': 1, 'schema': 2, 'mail': 3, 'mail.period': 4}}
+    """
+    found: dict[str, dict[str, int]] = {}
+    section, prefix = "", ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            section, _, table = header["name"].replace('"', "").replace("'", "").partition(".")
+            prefix = f"{table}." if table else ""
+            found.setdefault(section, {}).setdefault(table, number)
+        elif option := _OPTION.match(line):
+            found.setdefault(section, {}).setdefault(prefix + option["name"].strip("\"'"), number)
+    return found
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def check_names(section: Section, name: str, type_: type[Any]) -> None:
+    """Raise `InvalidInput`, with file, line and the closest name, for an option that the struct does not have."""
+    known = [field.encode_name for field in msgspec.structs.fields(type_)]
+    for option in section.options:
+        if option not in known:
+            close = _suggestion(option, known) or f": there are {', '.join(sorted(known))}"
+            raise InvalidInput(f"{section.place(name, option)} {option} is unknown{close}")
+
+
 def options_as(section: Section, name: str, type_: type[Any]) -> Any:
-    """A section's options as the struct of the part that takes them; a wrong name or value says so."""
+    """Return a section's options as an instance of the struct `type_`.
+
+    Raise `InvalidInput`, with file and line, for an unknown name, a missing required option or a value of a wrong type.
+    """
+    check_names(section, name, type_)
+    for field in msgspec.structs.fields(type_):
+        option = field.encode_name
+        if option not in section.options:
+            if field.required:
+                raise InvalidInput(f"{section.place(name)} {option} is missing: add a line '{option} = …'")
+            continue
+        try:
+            msgspec.convert(section.options[option], field.type)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"{section.place(name, option)} {option}: {error}") from error
     try:
         return msgspec.convert(section.options, type_)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"[{name}] in tidebook.toml: {error}") from error
+    except (msgspec.ValidationError, InvalidInput) as error:  # raised by the checks of the struct as a whole
+        raise InvalidInput(f"{section.place(name)}: {error}") from error
+
+
+def adapter_options(section: Section, name: str, type_: Any) -> Any:
+    """Return the adapter settings that `type_.read` builds from the URL and the options of a section."""
+    check_names(section, name, type_)
+    try:
+        return type_.read(section.url, section.options)
+    except InvalidInput as error:
+        if section.file is None:
+            raise
+        raise InvalidInput(f"{section.place(name)}: {error}") from error
 
 
 def settings_to_json(settings: Settings) -> str:
-    """Settings as text, for the workers of a cluster, which may not have the file. It may hold secrets."""
+    """Return the settings as JSON, for Spark workers that do not have the file. The text may contain secrets."""
     folder = str(settings.folder.resolve())
     return msgspec.json.encode({"folder": folder, "sections": settings.sections}).decode()
 
 
 def settings_from_json(text: str) -> Settings:
-    """Undo `settings_to_json`."""
+    """Return the settings that `settings_to_json` encoded."""
     return msgspec.json.decode(text, type=Settings, dec_hook=lambda type_, value: type_(value))

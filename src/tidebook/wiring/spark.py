@@ -1,28 +1,48 @@
-"""What Spark's own connectors must be told, so that they reach the very servers that the settings name."""
+"""Derive from the settings what Spark needs: whether a book exists, and the options of Kafka's Java client."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.log.sqlite.tables import FILE as LOG_FILE
+from tidebook.store.sqlite.tables import FILE as STORE_FILE
 from tidebook.wiring.adapters import extra
-from tidebook.wiring.settings import Settings
+from tidebook.wiring.settings import Settings, adapter_options
+
+_FILES = {"log": LOG_FILE, "store": STORE_FILE}
+
+
+def has_part(settings: Settings, part: str) -> bool:
+    """Return whether the log or the store of a book exists; a part on a server is assumed to exist."""
+    return not settings.section(part).embedded or (settings.folder / _FILES[part]).is_file()
+
+
+def require_book(settings: Settings, *, parts: Collection[str]) -> None:
+    """Raise `NotFound` if a part of a book is missing; open nothing, since an adapter would create it."""
+    for part in parts:
+        if not has_part(settings, part):
+            raise NotFound(
+                f"there is no book in {settings.folder}: it has no {_FILES[part]}; "
+                "name the folder, or the tidebook.toml, of a book that was written to"
+            )
 
 
 def kafka_client_options(settings: Settings) -> dict[str, str]:
-    """The `[log]` section as options of a Java client of Kafka. They may hold secrets."""
+    """Return the `[log]` section as options of Kafka's Java client. They may contain secrets."""
     section = settings.section("log")
     if section.url is None:
         raise InvalidInput("[log] has no url: an embedded log is not read through Kafka's client")
-    kafka: Any = extra("tidebook.log.kafka.settings", "kafka").KafkaSettings.read(section.url, section.options)
+    kafka: Any = adapter_options(section, "log", extra("tidebook.kafka.settings", "kafka").KafkaSettings)
     options = {
         "bootstrap.servers": ",".join(kafka.servers),
         "client.id": kafka.client_id,
         "security.protocol": kafka.protocol.upper(),
         "request.timeout.ms": str(kafka.request_timeout_ms),
         "default.api.timeout.ms": str(2 * kafka.request_timeout_ms),
-        # As every other reader of the log, or they would number a journal differently.
+        # The same isolation as every other reader: skipping a record would change the sequence numbers of a journal.
         "isolation.level": "read_uncommitted",
     }
     if kafka.protocol.startswith("sasl"):
@@ -45,7 +65,7 @@ def _quoted(text: str) -> str:
 
 
 def _tls(ca_file: str | None, cert_file: str | None, key_file: str | None) -> dict[str, str]:
-    """The texts of the PEM files themselves, for the executors need not have the files."""
+    """Return the contents of the PEM files instead of their paths: executors may not have the files."""
     options: dict[str, str] = {}
     if ca_file is not None:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _text(ca_file, "ca_file")}

@@ -1,4 +1,4 @@
-"""How a book stands: its topics, their logs, and how far replication is behind."""
+"""Report the status of a book: its journal topics, their replication lag, and damage of its files."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ import msgspec
 from tidebook.wiring.book import Book
 
 
-class TopicStatus(msgspec.Struct, frozen=True):
-    """One topic."""
+class JournalTopicStatus(msgspec.Struct, frozen=True):
+    """The size and the replication lag of one journal topic."""
 
     topic: str
     epoch: int
     partitions: int
-    #: Records that the log holds, and those of them that the store does not have yet.
+    #: The number of records in the log.
     records: int
+    #: How many of them are not replicated yet.
     lag: int
 
     def as_row(self) -> dict[str, Any]:
+        """Return the status as a JSON object."""
         return msgspec.structs.asdict(self)
 
 
 def file_damage(book: Book) -> dict[str, list[str]]:
-    """What SQLite finds wrong in the files of the book's folder when it reads all of them, by file."""
-    from tidebook.log.embedded.log import EmbeddedLog
-    from tidebook.store.embedded.store import EmbeddedStore
+    """Return the errors of SQLite's integrity check by file name, for the embedded files of a book."""
+    from tidebook.wiring.lazy_folder import LazyLog, LazyStore
 
-    parts = [part for part in (book.log, book.store) if isinstance(part, EmbeddedLog | EmbeddedStore)]
-    return {part.path.name: part.damage() for part in parts}
+    parts = [part for part in (book.log, book.store) if isinstance(part, LazyLog | LazyStore)]
+    return {part.path.name: part.damage() for part in parts if part.open_existing() is not None}
 
 
-async def topic_statuses(book: Book) -> list[TopicStatus]:
-    """Every topic of the book, by name."""
+async def topic_statuses(book: Book) -> list[JournalTopicStatus]:
+    """Return the status of every journal topic, sorted by name."""
     return [await topic_status(book, topic) for topic in await book.topics()]
 
 
-async def topic_status(book: Book, topic: str) -> TopicStatus:
-    """One topic as it stands now."""
-    facts = await book.journal(topic).facts()
+async def topic_status(book: Book, topic: str) -> JournalTopicStatus:
+    """Return the current status of one journal topic."""
+    config = await book.journal(topic).facts()
     records = lag = 0
-    for partition in range(facts.partitions):
+    for partition in range(config.partitions):
         start, end = await book.log.start(topic, partition), await book.log.end(topic, partition)
         pointer = await book.store.pointer(topic, partition)
-        replicated = pointer.position.offset + 1 if pointer and pointer.position.epoch == facts.epoch else 0
+        replicated = pointer.position.offset + 1 if pointer and pointer.position.epoch == config.epoch else 0
         records += end - start
         lag += max(0, end - max(replicated, start))
-    return TopicStatus(topic, facts.epoch, facts.partitions, records, lag)
+    return JournalTopicStatus(topic, config.epoch, config.partitions, records, lag)

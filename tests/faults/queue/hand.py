@@ -25,8 +25,9 @@ if OFF_S and sys.argv[2].endswith(".toml"):  # a machine whose clock is wrong, a
 
 from tidebook.core.errors import LeaseLost, OutcomeUnknown, Unavailable  # noqa: E402
 from tidebook.queue.job import Job  # noqa: E402
+from tidebook.queue.port import QueueSettings  # noqa: E402
 from tidebook.queue.queue import Queue  # noqa: E402
-from tidebook.sql.port.queue import QueueSettings  # noqa: E402
+from tidebook.runtime.clock import SystemClock  # noqa: E402
 from tidebook.wiring.book import Book  # noqa: E402
 from tidebook.wiring.settings import read_settings  # noqa: E402
 
@@ -49,7 +50,7 @@ class History:
         os.write(self._file, line.encode() + b"\n")
 
 
-class CountingClock:
+class CountingClock(SystemClock):
     """A client's clock that is wrong by half a century, and never says the same twice."""
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class CountingClock:
         return next(self._next)
 
 
-class OffClock:
+class OffClock(SystemClock):
     """A client's clock that is wrong; in a folder only the client's can be, since the machine's is the store's."""
 
     def now_ms(self) -> int:

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 import tidebook
 from tests.faults.queue.standby import Standby
+from tidebook.queue.port import QueueSettings, Step, Synchronous
 from tidebook.queue.queue import Queue
-from tidebook.sql.port.queue import QueueSettings, Step, Synchronous
 from tidebook.testing.servers import Postgres
 
 pytestmark = pytest.mark.postgres

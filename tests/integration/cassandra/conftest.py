@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tidebook.core.metrics import Metrics
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
 
 KEYSPACE = "store_trials"

@@ -12,9 +12,9 @@ import pytest
 
 from tests.integration.cassandra.conftest import KEYSPACE
 from tidebook.core.key import partition_of
-from tidebook.core.replication import SliceWrites
-from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.slice import plan_slice, replicate_slice
+from tidebook.core.replication_plan import SliceWrites
+from tidebook.core.topic_config import TopicConfig
+from tidebook.replication.slice import plan_slice, replicate_slice
 from tidebook.store.cassandra import CassandraSettings, CassandraStore
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.testing.conformance.journal_records import Step, records_of
@@ -62,9 +62,9 @@ class Held:
 
 
 @pytest.fixture
-async def facts(open_store: OpenStore) -> tuple[str, TopicFacts]:
+async def facts(open_store: OpenStore) -> tuple[str, TopicConfig]:
     topic = f"t-{uuid4().hex}"
-    wanted = TopicFacts(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
+    wanted = TopicConfig(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
     return topic, await (await open_store()).set_facts(topic, wanted, expected=None)
 
 
@@ -81,7 +81,7 @@ class Stage(NamedTuple):
     store: CassandraStore
     zombie: CassandraStore
     topic: str
-    facts: TopicFacts
+    facts: TopicConfig
 
     async def hold(self, trial: Trial, id: str, steps: Sequence[Step]) -> bool:
         """Run one trial; False where the held replicator had not that many writes."""

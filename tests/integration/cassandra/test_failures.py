@@ -12,18 +12,18 @@ from uuid import uuid4
 
 import pytest
 
-from tidebook.core.clock import SystemClock
 from tidebook.core.errors import OutcomeUnknown, Unavailable
 from tidebook.core.key import Key
-from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.replication import TagRow
-from tidebook.pipeline.slice import replicate_slice
+from tidebook.core.replication_plan import TagRow
+from tidebook.replication.slice import replicate_slice
+from tidebook.runtime.clock import SystemClock
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
 from tidebook.store.cassandra.mutations import Batch
-from tidebook.store.port import Snapshot
-from tidebook.tags.sizes import change_size
-from tidebook.testing.conformance.journal_records import Step, append, delete, facts_of, purge, records_of
+from tidebook.store.port import StoredSnapshot
+from tidebook.tags.bucket_size import change_size
+from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config
 from tidebook.testing.conformance.store_suite import assert_shows
 from tidebook.testing.servers import Cassandra
 
@@ -92,7 +92,7 @@ async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_deadline_s=1.0, write_timeout_s=0.5, partitions_together_max=2)
-    facts = await store.set_facts(topic, facts_of(topic, segments=16), expected=None)
+    facts = await store.set_facts(topic, topic_config(topic, segments=16), expected=None)
     steps = history(12)
     records = records_of(steps)
     pass_on, count = store.write, 0
@@ -118,7 +118,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    facts = await store.set_facts(topic, topic_config(topic), expected=None)
     steps: list[Step] = [("a", append(3))]
     await replicate_slice(store, topic, 0, records_of(steps), facts)
     key, life = Key(topic, "a"), Position(1, 0)
@@ -146,7 +146,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         assert time.monotonic() - began < SOON_S
     began = time.monotonic()
     with pytest.raises(OutcomeUnknown):  # the driver does not tell whether a node had it before it died
-        await store.save_snapshot(key, life, Snapshot(1, 2, b"", 0), slots=1)
+        await store.save_snapshot(key, life, StoredSnapshot(1, 2, b"", 0), slots=1)
     assert time.monotonic() - began < SOON_S
 
     await asyncio.to_thread(server.restart)
@@ -173,7 +173,7 @@ async def test_what_was_under_way_when_the_node_died_has_an_unknown_outcome(
 
     async def act() -> None:
         if kind == "write":
-            await store.save_snapshot(Key(topic, "a"), Position(1, 0), Snapshot(1, 2, b"", 0), slots=1)
+            await store.save_snapshot(Key(topic, "a"), Position(1, 0), StoredSnapshot(1, 2, b"", 0), slots=1)
         else:
             await store.set_setting(f"{topic} {next(numbers)}", "1", expected=None)
 
@@ -193,7 +193,7 @@ async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    facts = await store.set_facts(topic, topic_config(topic), expected=None)
     server.pause()
     try:
         for _ in range(2):
@@ -235,7 +235,7 @@ async def test_writes_of_a_slice_are_sent_again_until_a_frozen_node_acknowledges
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_timeout_s=0.5)
-    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    facts = await store.set_facts(topic, topic_config(topic), expected=None)
     steps = history(3)
     records = records_of(steps)
     await replicate_slice(store, topic, 0, records[:-9], facts)  # every statement is prepared now
@@ -262,7 +262,7 @@ async def test_a_slice_is_given_up_at_its_deadline(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_timeout_s=0.4, write_deadline_s=1.0)
-    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    facts = await store.set_facts(topic, topic_config(topic), expected=None)
     pass_on = store.write
 
     async def freezing(batch: Batch) -> None:
@@ -303,7 +303,7 @@ async def test_a_call_that_was_cancelled_leaves_the_store_as_it_was(
     opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    facts = await store.set_facts(topic, facts_of(topic), expected=None)
+    facts = await store.set_facts(topic, topic_config(topic), expected=None)
     for _ in range(20):
         call = asyncio.create_task(store.heads(topic, ["a", "b", "c"]))
         await asyncio.sleep(0)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidebook.core.key import Key
-from tidebook.core.replication import EventRow
-from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.slice import replicate_slice
+from tidebook.core.replication_plan import EventRow
+from tidebook.core.topic_config import TopicConfig
+from tidebook.replication.slice import replicate_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, truth_of
 
@@ -22,9 +22,11 @@ OpenStore = Callable[[], Awaitable[CassandraStore]]
 EVENT_BYTES = 1_000_000
 
 
-async def made(store: CassandraStore, segment_size: int = 1000, limit_bytes: int = 1_000_000) -> tuple[str, TopicFacts]:
+async def made(
+    store: CassandraStore, segment_size: int = 1000, limit_bytes: int = 1_000_000
+) -> tuple[str, TopicConfig]:
     topic = f"t-{uuid4().hex}"
-    wanted = TopicFacts(topic_id=topic, partitions=1, segment_size=segment_size, segments=8, limit_bytes=limit_bytes)
+    wanted = TopicConfig(topic_id=topic, partitions=1, segment_size=segment_size, segments=8, limit_bytes=limit_bytes)
     return topic, await store.set_facts(topic, wanted, expected=None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -10,14 +11,13 @@ from uuid import uuid4
 import pytest
 
 from tidebook.core.errors import Corrupt, InvalidInput, TidebookError, Unavailable, UnknownVersion
-from tidebook.core.metrics import Metrics
-from tidebook.store.cassandra import CassandraSettings, open_cassandra_store
-from tidebook.store.cassandra import migrate as migrations
+from tidebook.runtime.metrics import Metrics
+from tidebook.store.cassandra import CassandraSettings, migrations, open_cassandra_store
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.migrate import SCHEMA, VERSION, migrate, use_keyspace
-from tidebook.store.cassandra.mutations import Statement
+from tidebook.store.cassandra.migrations import SCHEMA, VERSION, migrate, use_keyspace
+from tidebook.store.cassandra.mutations import CqlStatement
 from tidebook.store.cassandra.schema import MIGRATIONS, Migration
-from tidebook.store.cassandra.session import Session, connect
+from tidebook.store.cassandra.session import CassandraSession, connect
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
@@ -38,14 +38,14 @@ async def fresh(cassandra_address: str) -> AsyncIterator[CassandraSettings]:
 
 
 @pytest.fixture
-async def session(fresh: CassandraSettings) -> AsyncIterator[Session]:
+async def session(fresh: CassandraSettings) -> AsyncIterator[CassandraSession]:
     session = await connect(fresh, Metrics())
     await use_keyspace(session, fresh)
     yield session
     await session.close()
 
 
-async def version(session: Session) -> str | None:
+async def version(session: CassandraSession) -> str | None:
     row = (await session.read_serial(cql.SETTING, [SCHEMA, VERSION])).first()
     return None if row is None else row.as_tuple()[0]
 
@@ -58,8 +58,68 @@ async def test_processes_that_open_a_new_keyspace_at_once_all_find_it_whole(fres
         await store.close()
 
 
+OPENER = """
+import asyncio, sys
+from tidebook.runtime.metrics import Metrics
+from tidebook.core.topic_config import TopicConfig
+from tidebook.store.cassandra import CassandraSettings, open_cassandra_store
+
+async def main():
+    settings = CassandraSettings.read(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    stores = await asyncio.gather(*(open_cassandra_store(settings, metrics=Metrics()) for _ in range(2)))
+    for store in stores:
+        facts = TopicConfig(topic_id=sys.argv[2], partitions=1)
+        print((await store.set_facts("orders", facts, expected=None)).topic_id, flush=True)
+        await store.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_several_processes_make_a_new_keyspace_at_once_and_share_it(
+    fresh: CassandraSettings, session: CassandraSession
+) -> None:
+    """Each opens two stores. What one of them has written all of them see: there is one table of each name."""
+    await session.define(f"DROP KEYSPACE IF EXISTS {fresh.keyspace}")
+    url = f"cassandra://{fresh.hosts[0]}:{fresh.port}/{fresh.keyspace}"
+    openers = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OPENER, url, f"of process {number}",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    for opener in openers:
+        assert opener.stdout is not None
+        assert await opener.stdout.readline() == b"ready\n"
+    told = await asyncio.gather(*(opener.communicate(b"go\n") for opener in openers))
+    assert [opener.returncode for opener in openers] == [0, 0, 0]
+    lines = [line for out, _ in told for line in out.decode().splitlines()]
+    assert len(lines) == 6
+    assert len(set(lines)) == 1
+    tables = await session.query(
+        f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{fresh.keyspace}'"
+    )
+    assert {name for (name,) in tables} >= {"locks", "setting", "metajournal", "journal", "pointer"}
+    await session.use(fresh.keyspace)
+    assert await version(session) == BEFORE
+
+
+async def test_the_node_that_makes_the_first_table_is_reached_by_its_address(
+    fresh: CassandraSettings, session: CassandraSession
+) -> None:
+    statement = "CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)"
+    [(address,)] = await session.query("SELECT rpc_address FROM system.local")
+    await session.define(statement, address=address)
+    assert await session.query("SELECT id FROM extra") == []
+    # Where there is no such node any other does it, which is harmless: the statement does nothing the second time.
+    await session.define(statement, address="127.9.9.9")
+
+
 async def test_a_migration_that_fails_says_which_and_leaves_the_version(
-    fresh: CassandraSettings, session: Session
+    fresh: CassandraSettings, session: CassandraSession
 ) -> None:
     await migrate(session, fresh.keyspace)
     with pytest.raises(TidebookError) as told:
@@ -75,21 +135,21 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
 
 
 async def test_the_progress_of_tags_moves_to_the_partitions_of_heads(
-    fresh: CassandraSettings, session: Session
+    fresh: CassandraSettings, session: CassandraSession
 ) -> None:
     await migrate(session, fresh.keyspace, MIGRATIONS[:2])
     await session.define(
         "CREATE TABLE tag_views_progress (topic text, id text, tag text, PRIMARY KEY ((topic, id), tag))"
     )
     await migrate(session, fresh.keyspace)
-    await session.write([Statement(cql.PUT_TAG_PROGRESS, ["orders", 3, "o-1", "paid", 1, 1, 1, 7, 8])])
+    await session.write([CqlStatement(cql.PUT_TAG_PROGRESS, ["orders", 3, "o-1", "paid", 1, 1, 1, 7, 8])])
     assert await session.query("SELECT topic, segment, id, tag, log_offset FROM tag_views_progress") == [
         ("orders", 3, "o-1", "paid", 7)
     ]
     assert await version(session) == BEFORE
 
 
-async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: Session) -> None:
+async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: CassandraSession) -> None:
     await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
     with pytest.raises(UnknownVersion) as told:
         await open_cassandra_store(fresh, metrics=Metrics())
@@ -97,7 +157,7 @@ async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSetting
 
 
 async def test_the_lock_of_a_process_that_died_runs_out(
-    fresh: CassandraSettings, session: Session, monkeypatch: pytest.MonkeyPatch
+    fresh: CassandraSettings, session: CassandraSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(session, fresh.keyspace)
     assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "the dead", 2]))["[applied]"]
@@ -106,7 +166,7 @@ async def test_the_lock_of_a_process_that_died_runs_out(
 
 
 async def test_whoever_waits_too_long_for_the_lock_is_told(
-    fresh: CassandraSettings, session: Session, monkeypatch: pytest.MonkeyPatch
+    fresh: CassandraSettings, session: CassandraSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(session, fresh.keyspace)
     assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "another", 60]))["[applied]"]

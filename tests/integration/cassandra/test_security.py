@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
-from tidebook.core.metrics import Metrics
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, open_cassandra_store
 from tidebook.store.cassandra.settings import PASSWORD_VARIABLE
 from tidebook.testing.servers import Cassandra, Security, make_security

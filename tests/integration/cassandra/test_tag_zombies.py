@@ -10,12 +10,12 @@ from tests.integration.cassandra.held import settings as settings
 from tests.integration.cassandra.test_zombies import CHOSEN, histories, steps_of
 from tidebook.core.action import Action, Append
 from tidebook.core.event import Event, count_tags, encode_event, event_tags, pack_events, unpack_events
-from tidebook.core.fold import Appended, Deleted, Purged, fold
+from tidebook.core.fold import AppendApplied, DeleteApplied, PurgeApplied, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, TagRow, tag_row
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import EventRow, TagRow, tag_row
+from tidebook.core.topic_config import TopicConfig
 from tidebook.testing.conformance.journal_records import Step, records_of
 
 pytestmark = pytest.mark.cassandra
@@ -40,7 +40,7 @@ def with_tag(action: Append, tag: str, *, every: int) -> Action:
     return Append(action.epoch, b"", action.count, body, action.expected, action.at, tagged=count_tags(events))
 
 
-def truth(steps: list[Step], facts: TopicFacts, key: Key, tag: str) -> list[TagRow]:
+def truth(steps: list[Step], facts: TopicConfig, key: Key, tag: str) -> list[TagRow]:
     """The rows that must be there, counted in the plainest way there is."""
     head: Head | None = None
     rows: list[TagRow] = []
@@ -55,12 +55,12 @@ def truth(steps: list[Step], facts: TopicFacts, key: Key, tag: str) -> list[TagR
         before = head
         head, change = fold(head, action, at, record.timestamp_ms, facts)
         match change:
-            case Purged():
+            case PurgeApplied():
                 rows, count = [], 0
-            case Deleted(to=to):
+            case DeleteApplied(to=to):
                 rows = [row for row in rows if row.seq_nr > to]
                 count = 0 if before is None or not before.live else count
-            case Appended(first=first):
+            case AppendApplied(first=first):
                 assert head is not None
                 assert isinstance(action, Append)
                 for i, kept in enumerate(unpack_events(action.body)):
@@ -75,7 +75,7 @@ def truth(steps: list[Step], facts: TopicFacts, key: Key, tag: str) -> list[TagR
 
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_no_tag_row(
-    open_store: OpenStore, facts: tuple[str, TopicFacts], long_form: bool
+    open_store: OpenStore, facts: tuple[str, TopicConfig], long_form: bool
 ) -> None:
     topic, of_topic = facts
     stage = Stage(await open_store(), await open_store(), topic, of_topic)

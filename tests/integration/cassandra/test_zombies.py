@@ -24,10 +24,10 @@ from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Pointer, SliceWrites
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import EventRow, Pointer, SliceWrites
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.pipeline.slice import plan_slice, replicate_slice
+from tidebook.replication.slice import plan_slice, replicate_slice
 from tidebook.store.cassandra import CassandraStore
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, delete, purge, records_of, truth_of
@@ -45,8 +45,12 @@ ACTIONS: dict[str, Action] = {
     "del2": delete(2),
     "purge": purge(),
 }
+#: Further away, over more segments: only in chosen histories.
+FURTHER: dict[str, Action] = {"at9": append(2, at=9), "at15": append(1, at=15), "del9": delete(9)}
 #: The shapes that once broke a rule set, beside all short ones.
 CHOSEN = ["3 purge 1 purge", "3 del2 purge 1", "del2 purge 3 del2", "3 purge at5 del2", "1 at5 purge 3"]
+#: The segments before a jump are found through their list.
+JUMPS = ["1 at5 at9 purge", "at5 at9 del9 at15", "1 at9 purge at5 at15", "at5 at9 del9 purge 1"]
 
 
 def histories(lengths: Sequence[int]) -> Iterator[str]:
@@ -57,11 +61,11 @@ def histories(lengths: Sequence[int]) -> Iterator[str]:
 
 
 def steps_of(history: str, id: str) -> list[Step]:
-    return [(id, ACTIONS[name]) for name in history.split()]
+    return [(id, ACTIONS.get(name) or FURTHER[name]) for name in history.split()]
 
 
 async def assert_rows(
-    store: CassandraStore, topic: str, facts: TopicFacts, id: str, steps: list[Step], why: object
+    store: CassandraStore, topic: str, facts: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
     """What lies in the tables is the fold's result: nothing is missing, and nothing came back."""
     truth = truth_of(steps, facts)[id]
@@ -70,19 +74,25 @@ async def assert_rows(
     end = Position(facts.epoch, len(steps) - 1)
     assert await store.pointer(topic, partition_of(id, PARTITIONS)) == Pointer(end, FIRST_MS + end.offset * 1000), why
     everything = Head(True, NUMBERS_MAX, 0, end, end, SEGMENT_SIZE, None, 0, (), None, ())
+    assert await all_rows(store, key, everything) == truth.rows, why
+    if truth.head is not None:
+        assert await all_rows(store, key, truth.head) == truth.rows, why
+
+
+async def all_rows(store: CassandraStore, key: Key, head: Head) -> tuple[EventRow, ...]:
     rows: list[EventRow] = []
-    while page := await store.events(key, everything, after=rows[-1].seq_nr if rows else 0, to=NUMBERS_MAX, limit=9):
+    while page := await store.events(key, head, after=rows[-1].seq_nr if rows else 0, to=head.seq_nr, limit=9):
         rows += page
-    assert tuple(rows) == truth.rows, why
+    return tuple(rows)
 
 
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
-    open_store: OpenStore, facts: tuple[str, TopicFacts], long_form: bool
+    open_store: OpenStore, facts: tuple[str, TopicConfig], long_form: bool
 ) -> None:
     topic, of_topic = facts
     stage = Stage(await open_store(), await open_store(), topic, of_topic)
-    chosen = [*histories((1, 2, 3, 4) if long_form else (1, 2)), *CHOSEN]
+    chosen = [*histories((1, 2, 3, 4) if long_form else (1, 2)), *CHOSEN, *JUMPS[: None if long_form else 2]]
 
     async def hold_one(trial: Trial) -> bool:
         steps = steps_of(trial.history, f"{trial}")
@@ -94,7 +104,7 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
 
 
 async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
-    open_store: OpenStore, facts: tuple[str, TopicFacts]
+    open_store: OpenStore, facts: tuple[str, TopicConfig]
 ) -> None:
     topic, of_topic = facts
     store, id = await open_store(), "ahead"
@@ -116,7 +126,7 @@ async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_spe
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_fold_says(
-    open_store: OpenStore, facts: tuple[str, TopicFacts], seed: int, long_form: bool
+    open_store: OpenStore, facts: tuple[str, TopicConfig], seed: int, long_form: bool
 ) -> None:
     topic, of_topic = facts
     stores = [await open_store() for _ in range(3)]
@@ -127,7 +137,7 @@ async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_f
 
 
 async def interleave(
-    stores: list[CassandraStore], topic: str, facts: TopicFacts, id: str, history: str, chance: random.Random
+    stores: list[CassandraStore], topic: str, facts: TopicConfig, id: str, history: str, chance: random.Random
 ) -> None:
     """Some replicators advance by single writes, in an order that chance decides; some never finish."""
     steps = steps_of(history, id)
@@ -151,7 +161,7 @@ async def interleave(
 
 
 async def plan_some(
-    store: CassandraStore, topic: str, partition: int, records: list[Record], facts: TopicFacts, chance: random.Random
+    store: CassandraStore, topic: str, partition: int, records: list[Record], facts: TopicConfig, chance: random.Random
 ) -> SliceWrites | None:
     pointer = await store.pointer(topic, partition)
     start = 0 if pointer is None else pointer.position.offset + 1

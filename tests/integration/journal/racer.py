@@ -46,7 +46,7 @@ async def main(where: str, topic: str, name: str, ids: list[str], wins_wanted: i
                 try:
                     done, attempts = await append(journal, id, payload, last[id])
                 except Conflict as conflict:
-                    last[id] = conflict.found
+                    last[id] = conflict.found or 0  # nothing is purged here: it is known
                     tell(lost=id, expected=conflict.expected, found=conflict.found, payload=payload)
                 except OutcomeUnknown:
                     tell(unknown=id, payload=payload)  # the next attempt learns where the journal stands

@@ -97,7 +97,7 @@ async def test_exactly_one_process_wins_each_number_and_the_losers_learn_where_i
     topic = f"race-{uuid.uuid4().hex[:8]}"
     wins_wanted = 200 if long_form else 20
     async with open_book() as book:
-        await book.journal(topic).facts()
+        await book.journal(topic).create()
         race = Race(write_book(tmp_path, kafka_bootstrap, cassandra_address), topic, wins_wanted)
         await race.run()
         assert len(race.those("won")) >= RACERS * wins_wanted
@@ -118,7 +118,7 @@ async def test_a_broker_that_is_killed_under_the_race_gives_no_number_twice_and_
 ) -> None:
     topic = f"race-{uuid.uuid4().hex[:8]}"
     async with open_book(servers=own_kafka.address, log={"request_timeout_ms": 60_000}) as book:
-        await book.journal(topic).facts()
+        await book.journal(topic).create()
         race = Race(write_book(tmp_path, own_kafka.address, cassandra_address), topic, 100 if long_form else 30)
         running = asyncio.create_task(race.run())
         for _ in range(2):

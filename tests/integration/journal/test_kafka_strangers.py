@@ -1,8 +1,9 @@
-"""What others do to a topic of Kafka behind our back: records that are none of ours, and further partitions."""
+"""What others do to a topic of Kafka behind our back: foreign records, further partitions, a topic made again."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 
 import pytest
 from confluent_kafka import Producer
@@ -10,8 +11,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from tests.integration.journal.conftest import OpenBook
-from tidebook import Conflict, Event
+from tidebook import Conflict, Corrupt, Event
 from tidebook.core.key import partition_of
+from tidebook.journal.journal import Journal
 
 pytestmark = [pytest.mark.kafka, pytest.mark.cassandra]
 
@@ -79,7 +81,38 @@ async def test_a_topic_that_was_given_more_partitions_goes_on_with_those_it_was_
                 assert (await book.journal(topic).append(id, [Event(3)], expected=2)).partition == done.partition
                 for each in (book, fresh):
                     assert [event.payload async for event in each.journal(topic).read(id)] == [1, 2, 3]
-            assert (await fresh.journal(topic).facts()).partitions == 2
+            assert (await fresh.journal(topic).create()).partitions == 2
             state = await fresh.log.topic(topic)
             assert state is not None
             assert state.partitions == 5
+
+
+async def read(journal: Journal) -> None:
+    [_ async for _ in journal.read("a")]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda journal: journal.append("a", [Event("void")], expected=3),
+        lambda journal: journal.append("a", [Event("void")], confirm=False),
+        read,
+    ],
+    ids=["append", "unconfirmed", "read"],
+)
+async def test_a_topic_made_again_under_a_running_process_is_reported_and_nothing_is_confirmed(
+    open_book: OpenBook, act: Callable[[Journal], Awaitable[object]]
+) -> None:
+    topic = topic_name()
+    async with open_book(partitions=1) as book, open_book() as other:
+        journal = book.journal(topic)
+        for number in range(3):
+            await journal.append("a", [Event(number)], expected=number)
+        await other.log.delete_topic(topic)
+        await other.log.create_topic(topic, 1)
+        with pytest.raises(Corrupt, match=r"made again|another incarnation"):
+            await act(journal)
+        with pytest.raises(Corrupt):
+            await journal.append("a", [Event("void")])
+        await journal.adopt()
+        assert (await journal.append("a", [Event("counts")], expected=0)).last == 1

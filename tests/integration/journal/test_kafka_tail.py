@@ -64,7 +64,7 @@ async def test_a_long_unreplicated_tail_is_read_in_bounded_memory(
     count = 100_000 if long_form or not bounds else 30_000
     async with open_book(partitions=1, **bounds) as book:
         journal = book.journal(topic)
-        await journal.facts()
+        await journal.create()
         gc.collect()
         at_first_mb = resident_mb()
         for start in range(0, count, 5_000):

@@ -15,8 +15,8 @@ from tests.integration.journal.conftest import OpenBook
 from tidebook import Event
 from tidebook.core.errors import LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.journal.journal import Journal
-from tidebook.pipeline.losses import accept_losses, find_starts
-from tidebook.pipeline.status import topic_facts
+from tidebook.pipeline.retention_gaps import accept_losses, find_starts
+from tidebook.pipeline.status import topic_configs
 from tidebook.testing.replicating import replicate
 from tidebook.testing.servers import Cassandra, Kafka
 from tidebook.wiring.book import Book
@@ -104,7 +104,7 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
         await book.log.truncate(topic, 0, before=first + 2)
     async with open_book() as book:
         journal = book.journal(topic)
-        for act in (payloads(journal, "a"), find_starts(book, await topic_facts(book, (topic,)))):
+        for act in (payloads(journal, "a"), find_starts(book, await topic_configs(book, (topic,)))):
             error = await told_soon(act, LogLost)
             assert isinstance(error, LogLost)
             assert (error.topic, error.partition, error.first, error.last) == (topic, 0, first, first + 1)

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers import Kafka
 
 #: open_log(url, **options): a log that is closed at the end.
 OpenKafkaLog = Callable[..., AbstractAsyncContextManager[KafkaLog]]
+
+
+def kafka_clients() -> int:
+    """How many clients of librdkafka live in this process: each has one main thread, unknown to Python."""
+    names = [Path(f"/proc/self/task/{id}/comm") for id in os.listdir("/proc/self/task")]
+    return sum(name.read_text().startswith("rdk:main") for name in names if name.exists())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_client_is_left() -> Iterator[None]:
+    """Fail where a module leaves a client behind: it would look for its broker through the rest of the run."""
+    before = kafka_clients()
+    yield
+    gc.collect()
+    assert kafka_clients() <= before
 
 
 @pytest.fixture(scope="module")

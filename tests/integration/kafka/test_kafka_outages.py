@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.kafka.conftest import OpenKafkaLog
 from tidebook.core.errors import NotFound, OutcomeUnknown, TidebookError, Unavailable
-from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog
-from tidebook.log.port import Outgoing, Record, Sent, read_all
+from tidebook.log.port import Acknowledged, Outgoing, Record, read_all
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers import Kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -31,7 +31,7 @@ class Appending:
         self._stopped = False
         self._changed = asyncio.Event()
         self._tasks = [asyncio.create_task(self._append()) for _ in range(16)]
-        self.sent: dict[int, Sent] = {}
+        self.sent: dict[int, Acknowledged] = {}
         self.failed: set[int] = set()
         self.unknown: set[int] = set()
 
@@ -141,7 +141,7 @@ async def everything(log: KafkaLog, topic: str) -> list[Record]:
                 continue
 
 
-async def until_it_works(log: KafkaLog, record: Outgoing) -> Sent:
+async def until_it_works(log: KafkaLog, record: Outgoing) -> Acknowledged:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -171,7 +171,7 @@ async def test_without_a_broker_a_send_is_unavailable_and_nothing_is_written_lat
         assert metrics.counted("kafka_send_failed", error="Unavailable") >= 1
 
 
-async def outcome(log: KafkaLog, record: Outgoing) -> Sent | TidebookError:
+async def outcome(log: KafkaLog, record: Outgoing) -> Acknowledged | TidebookError:
     try:
         return await log.append(record)
     except TidebookError as error:
@@ -215,7 +215,7 @@ async def test_reads_and_waits_come_back_after_a_restart(own_kafka: Kafka, open_
 async def test_closing_without_a_broker_ends_in_time_and_answers_every_record(
     own_kafka: Kafka, open_log: OpenKafkaLog, topic: str
 ) -> None:
-    results: list[Sent | TidebookError] = []
+    results: list[Acknowledged | TidebookError] = []
     try:
         async with open_log(own_kafka.url) as patient:
             await patient.create_topic(topic, 1)

@@ -11,10 +11,10 @@ import pytest
 
 from tests.integration.kafka.conftest import OpenKafkaLog
 from tidebook.core.errors import InvalidInput, Unavailable
-from tidebook.core.metrics import Metrics
+from tidebook.kafka.settings import PASSWORD_VARIABLE
 from tidebook.log.kafka import KafkaSettings, open_kafka_log
-from tidebook.log.kafka.settings import PASSWORD_VARIABLE
 from tidebook.log.port import Outgoing
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers import Credentials, Kafka, make_security
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.kafka.conftest import OpenKafkaLog
 from tidebook.core.errors import OutcomeUnknown, TidebookError, TooLarge
-from tidebook.core.metrics import Metrics
-from tidebook.log.port import Outgoing, Sent, read_all
+from tidebook.log.port import Acknowledged, Outgoing, read_all
+from tidebook.runtime.metrics import Metrics
 
 pytestmark = pytest.mark.kafka
 
@@ -32,19 +32,19 @@ async def test_a_failed_producer_is_replaced_and_every_record_is_answered(
 ) -> None:
     async with open_log(f"kafka://{kafka_bootstrap}") as log:
         await log.create_topic(topic, 1)
-        results: list[Sent | TidebookError] = []
+        results: list[Acknowledged | TidebookError] = []
         for i in range(500):
             log.send(Outgoing(topic, 0, b"k", b"%d" % i), results.append)
         await asyncio.sleep(0)
         (producer,) = log._producers.values()
-        producer._fatal(producer._client)  # as the client's error callback does
+        producer._replace(producer._client_number)  # as the client's error callback does
         sent = await log.append(Outgoing(topic, 0, b"k", b"after"))
         async with asyncio.timeout(60):
             while len(results) < 500:  # noqa: ASYNC110 - the callbacks are the test's own
                 await asyncio.sleep(0.01)
         assert metrics.counted("kafka_producer_replaced") == 1
-        assert all(isinstance(result, Sent | OutcomeUnknown) for result in results)
-        acknowledged = {result.offset for result in results if isinstance(result, Sent)}
+        assert all(isinstance(result, Acknowledged | OutcomeUnknown) for result in results)
+        acknowledged = {result.offset for result in results if isinstance(result, Acknowledged)}
         found = await read_all(log, topic, 0, start=0, stop=sent.offset + 1)
         assert acknowledged <= {record.offset for record in found}
         assert len({record.value for record in found}) == len(found)
@@ -61,8 +61,8 @@ async def test_long_headers_are_too_large(kafka_bootstrap: str, open_log: OpenKa
 
 FORKED = """
 import asyncio, os, sys
-from tidebook.core.errors import Unavailable
-from tidebook.core.metrics import Metrics
+from tidebook.core.errors import InvalidInput
+from tidebook.runtime.metrics import Metrics
 from tidebook.log.kafka import KafkaSettings, open_kafka_log
 from tidebook.log.port import Outgoing
 
@@ -78,7 +78,7 @@ async def main():
     if os.fork() == 0:
         try:
             await write(log, b"wrong")
-        except Unavailable as error:
+        except InvalidInput as error:
             print("refused" if "fork" in str(error) else error, flush=True)
         os._exit(0)
     os.wait()

@@ -8,7 +8,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tests.integration.kafka.conftest import OpenKafkaLog
 from tidebook.core.errors import InvalidInput
-from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.kafka.settings import KafkaSettings
 from tidebook.log.kafka.topics import FRAME_BYTES, Topics
 from tidebook.log.port import Outgoing
 
@@ -19,7 +19,7 @@ GOOD = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
 
 async def config_of(bootstrap: str, topic: str) -> dict[str, str]:
     topics = Topics(KafkaSettings.read(f"kafka://{bootstrap}"))
-    found = await topics._look(topic)
+    found = await topics._describe(topic)
     assert found is not None
     await topics.close()
     return found[1]

@@ -1,4 +1,4 @@
-"""What arrived, held against what was committed."""
+"""Compare the messages that arrived with those that were committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Numbers = Mapping[bytes, Sequence[int]]
 
 
 def arrived(cluster: Cluster, topics: Sequence[str]) -> dict[bytes, list[int]]:
-    """By key, the numbers of messages `key:number`, in the order in which a consumer gets them."""
+    """Return, by key, the numbers of messages `key:number` in the order in which a consumer reads them."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for topic in topics:
         for each in cluster.read(topic):
@@ -22,7 +22,7 @@ def arrived(cluster: Cluster, topics: Sequence[str]) -> dict[bytes, list[int]]:
 
 
 def faults(found: Numbers, committed: Numbers) -> set[str]:
-    """What is wrong: nothing, if everything that was committed arrived once and in order."""
+    """Return the errors; none if every committed message arrived once and in order."""
     wrong = set()
     for key in found.keys() | committed.keys():
         there, due = list(found.get(key, ())), list(committed.get(key, ()))

@@ -85,7 +85,7 @@ def book(tmp_path: Path) -> Iterator[SyncBook]:
 
 @pytest.fixture
 def engine(book: SyncBook) -> Iterator[Engine]:
-    """The database of that book's outbox."""
+    """The database of the book's outbox."""
     made = create_engine(book.outbox.url)
     yield made
     made.dispose()

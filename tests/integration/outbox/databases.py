@@ -1,4 +1,4 @@
-"""A fresh, empty database for one test, on each server that the outbox knows."""
+"""An empty database per test, on each server that the outbox supports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import sqlalchemy
 
 @dataclass(frozen=True)
 class Database:
-    """One database. `url` is as Tidebook's settings take it."""
+    """A database; `url` is in the form of Tidebook's settings."""
 
     kind: str
     url: str
@@ -49,7 +49,7 @@ class Database:
 
     @contextmanager
     def connect(self) -> Iterator[Any]:
-        """A bare DB-API connection, not in autocommit."""
+        """Open a DB-API connection that is not in autocommit."""
         connection = self._connect()
         try:
             yield connection
@@ -66,7 +66,7 @@ class Database:
                 return sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run a statement on a connection of its own, committed."""
+        """Run a statement on a separate connection and commit it."""
         with self.connect() as connection:
             cursor = connection.cursor()
             cursor.execute(sql)
@@ -76,7 +76,7 @@ class Database:
         return [tuple(row) for row in rows]
 
     def waiting(self) -> int:
-        """How many messages wait."""
+        """Return how many messages wait."""
         [[count]] = self.query("SELECT count(*) FROM kafka_messages")
         return int(count)
 

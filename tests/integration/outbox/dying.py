@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tidebook
-from tidebook.outbox.hold import Held
+from tidebook.outbox.topic_relay import TopicRelay
 from tidebook.wiring.outbox_journals import BookJournals
 
 #: When, in the life of one batch.
@@ -30,7 +30,7 @@ def die() -> None:
 
 
 def after(inner: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
-    """Die when it has returned so many times."""
+    """Kill the process after the function has returned `count` times."""
     left = [count]
 
     def call(*args: Any, **options: Any) -> Any:
@@ -76,7 +76,7 @@ def main(path: str, point: str) -> None:
             case "between appends":
                 BookJournals.append = after_await(BookJournals.append, 4)  # type: ignore[method-assign]
             case "after the batch was sent":
-                Held._send = after(Held._send)  # type: ignore[method-assign]
+                TopicRelay._send = after(TopicRelay._send)  # type: ignore[method-assign]
             case "before the session is closed":
                 store.finish = before
             case "after the session was closed":

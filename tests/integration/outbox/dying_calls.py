@@ -1,4 +1,4 @@
-"""Relays that die, each a call later than the last: `python -m tests.integration.outbox.dying_calls BOOK MANY`."""
+"""Relays that die, each one call later than the last: `python -m tests.integration.outbox.dying_calls BOOK MANY`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tidebook
-from tidebook.log.kafka.relay_channel import KafkaChannel, KafkaTransactionChannel
-from tidebook.log.kafka.relay_target import KafkaTarget
+from tidebook.outbox.kafka.channel import KafkaChannel, KafkaTransactionChannel
+from tidebook.outbox.kafka.target import KafkaTarget
 
 #: What a relay calls while it holds a topic: between any two of them it may die.
 CALLS = {
-    "store": ("try_lock", "begin", "finish", "forget", "set_aside", "unlock", "rest", "notice"),
+    "store": ("try_lock", "begin", "finish", "delete_sent", "park", "unlock", "rest", "notice"),
     KafkaTarget: ("topic", "ends", "channel", "scan", "release"),
     KafkaChannel: ("start", "wait", "drop"),
     KafkaTransactionChannel: ("start", "wait", "_complete", "drop"),
@@ -22,7 +22,7 @@ CALLS = {
 
 
 class Countdown:
-    """Kills its process in place of the call that it comes to."""
+    """Kills its process instead of the n-th call."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls

@@ -1,4 +1,4 @@
-"""A relay taken apart, to be stopped at any point."""
+"""A relay that a test runs step by step, to stop it at any point."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, relay_database
-from tidebook.log.relay_port import Channel, Relayed, TargetTopic
-from tidebook.outbox import plan
+from tidebook.outbox import batch_selection as plan
+from tidebook.outbox.port import BatchLimit, MessageBatch, NewSession, OutboxStore, TopicLock
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.port.outbox import Batch, BatchLimit, Hold, NewSession, OutboxStore
+from tidebook.outbox.target_port import Channel, RelayedMessage, TargetTopic
 
 #: A lock limit that a test can wait for, and half of it for a batch to arrive.
 SHORT = OutboxSettings(lock_limit_s=2, fence_s=1, rest_s=0.2)
@@ -21,7 +21,7 @@ def short(fence: str) -> OutboxSettings:
 
 
 class Owner:
-    """It locks, opens a session, and then does what the test wants."""
+    """Locks a topic and opens a session; the test drives the rest."""
 
     def __init__(self, database: Database, cluster: Cluster, topic: str, settings: OutboxSettings) -> None:
         self.settings = settings
@@ -29,27 +29,27 @@ class Owner:
         self.identity = self.store.identity()
         self.target = cluster.target(settings, self.identity)
         self.topic: TargetTopic = self.target.topic(topic)
-        hold = self.store.try_lock(topic, hold=uuid.uuid4().bytes, owner="a test")
+        hold = self.store.try_lock(topic, lock_id=uuid.uuid4().bytes, owner="a test")
         assert hold is not None
-        self.hold: Hold = hold
+        self.hold: TopicLock = hold
         self.channel: Channel = self.target.channel(self.topic, fresh=True)
-        self.batch: Batch = self.store.begin(
+        self.batch: MessageBatch = self.store.begin(
             hold,
             NewSession(uuid.uuid4().bytes, self.topic.fence, self.topic.uuid, self.target.ends(self.topic)),
-            lambda rows, held: plan.choose(rows, held, self.topic, settings),
+            lambda rows, held: plan.select_batch(rows, held, self.topic, settings),
             BatchLimit(),
         )
 
-    def messages(self) -> list[Relayed]:
-        return plan.relayed(self.batch.messages, session=self.batch.session, outbox=self.identity)
+    def messages(self) -> list[RelayedMessage]:
+        return plan.to_relayed(self.batch.messages, session=self.batch.session, outbox=self.identity)
 
     def send(self, count: int | None = None) -> Any:
-        """Send the batch, or so many of it; the outcome."""
+        """Send the batch, or its first `count` messages; return the outcome."""
         self.channel.start(self.messages()[:count], timestamp_ms=self.batch.opened_ms)
         while (outcome := self.channel.wait(1.0)) is None:
             pass
         return outcome
 
     def wait_until_lost(self) -> None:
-        """Stand still for the lock limit, in the database's time."""
+        """Wait for the lock limit by the database's clock."""
         [[_]] = self.store._rows("SELECT pg_sleep(%s)", (self.settings.lock_limit_s + 0.1,))  # type: ignore[attr-defined]

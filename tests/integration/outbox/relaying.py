@@ -1,4 +1,4 @@
-"""Relays, topics and what a consumer sees of them."""
+"""Relays, topics and a consumer's view of them, for tests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 
 from tests.integration.outbox.databases import Database
 from tidebook import outbox
-from tidebook.core.metrics import Metrics
-from tidebook.log.kafka.relay_target import KafkaTarget
-from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
+from tidebook.outbox.kafka.target import KafkaTarget
+from tidebook.outbox.mysql.store import MysqlOutboxDatabase
+from tidebook.outbox.port import OutboxDatabase, OutboxStore
+from tidebook.outbox.postgres.store import PostgresOutboxDatabase
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.mysql.outbox import MysqlOutboxDatabase
-from tidebook.sql.port.outbox import OutboxDatabase, OutboxStore
-from tidebook.sql.postgres.outbox import PostgresOutboxDatabase
-from tidebook.sql.sqlite.outbox import SqliteOutboxDatabase
+from tidebook.outbox.sqlite.store import SqliteOutboxDatabase
+from tidebook.runtime.metrics import Metrics
 
 WAIT_S_MAX = 60.0
 #: A wait and the stop behind it stay below pytest's own limit.
@@ -33,7 +33,7 @@ STOP_S_MAX = 30.0
 
 
 class Seen(NamedTuple):
-    """A message as a consumer gets it."""
+    """A message as a consumer reads it."""
 
     partition: int
     offset: int
@@ -50,20 +50,24 @@ class Cluster:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
 
+    def close(self) -> None:
+        """Drop the client, which would otherwise reconnect for as long as this object is referenced."""
+        del self.admin
+
     def topic(self, partitions: int = 3, **config: str) -> str:
-        """A new topic."""
+        """Create a topic with a new name."""
         name = f"outbox-{uuid.uuid4().hex[:12]}"
         self.make(name, partitions, **config)
         return name
 
     def make(self, name: str, partitions: int = 3, **config: str) -> None:
-        """A topic of this name."""
+        """Create a topic with this name."""
         wanted = {key.replace("_", "."): value for key, value in config.items()}
         self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)])[name].result(30)
         until(lambda: self._led(name, partitions), "the topic has leaders")
 
     def make_again(self, name: str, partitions: int) -> None:
-        """Another topic of the same name."""
+        """Delete the topic and create another one with the same name."""
         self.admin.delete_topics([name])[name].result(30)
         until(lambda: name not in self.admin.list_topics(timeout=10).topics, "the topic is gone")
         self.make(name, partitions)
@@ -86,7 +90,7 @@ class Cluster:
         return True
 
     def read(self, topic: str) -> list[Seen]:
-        """Everything that a reader of committed messages gets, in order within each partition."""
+        """Return all committed messages, in order within each partition."""
         config: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "group.id": "test", "enable.auto.commit": False}
         config |= {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
         config["fetch.wait.max.ms"] = 10
@@ -122,7 +126,7 @@ class Cluster:
         return {place.partition: answer.result(10).offset for place, answer in told.items()}
 
     def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
-        """What a relay sends to."""
+        """Return a target for a relay."""
         return KafkaTarget(
             KafkaSettings.read(f"kafka://{self.bootstrap}"),
             outbox=identity,
@@ -130,10 +134,11 @@ class Cluster:
             fence_ms=settings.fence_ms,
             fence_ms_most=settings.lock_limit_ms // 2,
             configure_topics=settings.configure_topics,
+            create_topics=False,  # tests make their topics, and make them again, themselves
         )
 
     def relay(self, database: Database, settings: OutboxSettings | None = None) -> Relay:
-        """A relay from this database to this cluster."""
+        """Return a relay from this database to this cluster."""
         chosen = settings or OutboxSettings()
         return Relay(
             relay_database(database, chosen),
@@ -144,7 +149,7 @@ class Cluster:
 
 
 def _news(consumer: Consumer) -> list[Any]:
-    """What is there, or else what comes first: a `consume` with a timeout would wait for a thousand messages."""
+    """Return what is available, or wait for the next message: `consume` with a timeout would wait for a thousand."""
     first = consumer.poll(0.5)
     return [] if first is None else [first, *consumer.consume(999, 0)]
 
@@ -155,7 +160,7 @@ def _seen(message: Any) -> Seen:
 
 
 def relay_database(database: Database, settings: OutboxSettings) -> OutboxDatabase:
-    """The relay's side of a test's database."""
+    """Return the outbox's database for a test's database."""
     options: dict[str, Any] = {
         "lock_limit_ms": settings.lock_limit_ms,
         "hold_parked": settings.parked == "hold_key",
@@ -171,7 +176,7 @@ def relay_database(database: Database, settings: OutboxSettings) -> OutboxDataba
 
 @contextmanager
 def opened_store(database: Database, settings: OutboxSettings | None = None) -> Iterator[OutboxStore]:
-    """One connection of the relay's side."""
+    """Open one connection to the outbox."""
     store = relay_database(database, settings or OutboxSettings()).connect()
     try:
         yield store
@@ -181,7 +186,7 @@ def opened_store(database: Database, settings: OutboxSettings | None = None) -> 
 
 @contextmanager
 def running(relay: Relay) -> Iterator[Relay]:
-    """A relay at work in a thread; stopped, and its failure raised, at the end."""
+    """Run a relay in a thread; stop it at the end and raise its failure."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -211,7 +216,7 @@ def publish(database: Database, topic: str, *messages: tuple[bytes | None, bytes
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S_MAX) -> None:
-    """Wait for something that another process or thread does."""
+    """Wait until the condition holds, which another process or thread fulfils."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"

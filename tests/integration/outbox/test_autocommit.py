@@ -1,4 +1,4 @@
-"""A connection on which a message would be committed by itself is refused, whichever driver it is of."""
+"""A connection in autocommit and outside a transaction is refused, for every driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ on_sqlite = pytest.mark.parametrize("empty_database", ["sqlite"], indirect=True)
 
 
 class Shaped:
-    """A real connection that tells of itself only what another driver's would."""
+    """A real connection that exposes only what another driver's connection has."""
 
     def __init__(self, inner: pymysql.Connection[Any]) -> None:
         self.inner = inner
@@ -29,7 +29,7 @@ class Shaped:
 
 
 class Mysqlclient(Shaped):
-    """It says whether it is in autocommit, by a method, and not whether it is in a transaction."""
+    """Reports autocommit by a method, and does not report whether it is in a transaction."""
 
     def get_autocommit(self) -> bool:
         return bool(self.inner.get_autocommit())
@@ -39,7 +39,7 @@ class Mysqlclient(Shaped):
 
 
 class MysqlConnector(Shaped):
-    """It says both, by properties."""
+    """Reports both by properties."""
 
     @property
     def autocommit(self) -> bool:
@@ -54,7 +54,7 @@ class MysqlConnector(Shaped):
 
 
 class Mariadb(Shaped):
-    """It says the one by a property, the other by the server's flags; its parameters are question marks."""
+    """Reports autocommit by a property and the transaction by the server's flags; its parameters are question marks."""
 
     @property
     def autocommit(self) -> bool:
@@ -69,7 +69,7 @@ class Mariadb(Shaped):
 
 
 class _Unread:
-    """A cursor that is closed only when it was read to its end."""
+    """A cursor that can be closed only after all its rows were read."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

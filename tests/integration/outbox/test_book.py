@@ -1,4 +1,4 @@
-"""The outbox of a book: embedded, and through its facades."""
+"""The outbox of an embedded book, through its sync and async facades."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, until
 from tidebook import Event, outbox
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.log.embedded.relay_lock import RelayLocks
+from tidebook.log.sqlite.relay_lock import RelayLocks
 from tidebook.outbox import Message
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.relay import Relay
@@ -63,9 +63,9 @@ def test_many_messages_keep_their_order_by_key(book: SyncBook) -> None:
 
 
 def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
-    """Its batch is in the log and its session is open: the next relay deletes it and sends nothing twice."""
-    from tidebook.outbox import plan
-    from tidebook.sql.port.outbox import BatchLimit, NewSession
+    """Its batch is in the log and its session is open: the next relay deletes the rows and sends nothing twice."""
+    from tidebook.outbox import batch_selection as plan
+    from tidebook.outbox.port import BatchLimit, NewSession
 
     box: Outbox = book.outbox
     box.publish_alone([Message("orders", str(n).encode(), key=b"k") for n in range(10)])
@@ -73,16 +73,16 @@ def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
     identity = store.identity()
     target = box._parts.target(identity)
     topic = target.topic("orders")
-    hold = store.try_lock("orders", hold=uuid.uuid4().bytes, owner="dead")
+    hold = store.try_lock("orders", lock_id=uuid.uuid4().bytes, owner="dead")
     assert hold is not None
     batch = store.begin(
         hold,
         NewSession(uuid.uuid4().bytes, topic.fence, topic.uuid, target.ends(topic)),
-        lambda rows, held: plan.choose(rows, held, topic, box.settings),
+        lambda rows, held: plan.select_batch(rows, held, topic, box.settings),
         BatchLimit(),
     )
     channel = target.channel(topic, fresh=True)
-    channel.start(plan.relayed(batch.messages[:6], session=batch.session, outbox=identity), timestamp_ms=0)
+    channel.start(plan.to_relayed(batch.messages[:6], session=batch.session, outbox=identity), timestamp_ms=0)
     # While the dead one's lock is held (a stopped process), nobody sends.
     store.unlock(hold)
     assert RelayLocks(book.settings.folder).take("orders") is False
@@ -99,7 +99,7 @@ async def test_an_async_book_relays_in_the_background(tmp_path: Path) -> None:
         engine = create_async_engine(book.outbox.url.replace("sqlite:", "sqlite+aiosqlite:"))
         async with book.outbox.relaying() as relay:
             async with engine.begin() as connection:
-                await book.outbox.publish(connection, topic="orders", payload=b"x")
+                await book.outbox.publish(connection, topic="mail", payload=b"x")
                 await book.outbox.append(connection, "orders", "o-1", [Event(1)])
             await asyncio.to_thread(until, lambda: relay.metrics.counted("outbox_sent") == 2, "both went")
         await engine.dispose()
@@ -109,7 +109,7 @@ async def test_an_async_book_relays_in_the_background(tmp_path: Path) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert {each.topic: each.relayed for each in await book.outbox.status()} == {"orders": 1, "journal:orders": 1}
+        assert {each.topic: each.relayed for each in await book.outbox.status()} == {"mail": 1, "journal:orders": 1}
 
 
 def test_what_ends_a_relay_in_the_background_is_raised(book: SyncBook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_what_ends_a_relay_in_the_background_is_raised(book: SyncBook, monkeypat
     def relayed() -> None:
         with book.outbox.relaying() as relay:
             book.outbox.publish_alone([Message("orders", b"x")])
-            until(lambda: relay._stop.asked(), "the relay ends")
+            until(lambda: relay._shutdown.requested(), "the relay ends")
 
     monkeypatch.setattr(Relay, "_relay", broken)
     with pytest.raises(RuntimeError, match="broken"):
@@ -161,7 +161,7 @@ def test_the_kafka_backends_send_at_once(postgres: Database, cluster: Cluster, t
             assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
             with pytest.raises(NotFound):
                 box.publish(None, topic=f"missing-{uuid.uuid4().hex[:8]}", payload=b"x")
-            with pytest.raises(InvalidInput, match="in no log"):
+            with pytest.raises(InvalidInput, match="not in the log"):
                 box.publish(None, topic=topic, payload=bytes(2_000_000))
     assert [each.value for each in cluster.read(topic)] == [b"1", b"2"]
     assert postgres.waiting() == 0

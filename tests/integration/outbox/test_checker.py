@@ -1,4 +1,4 @@
-"""The torture test's checker sees what it is there for: each scenario breaks one thing that the relay rests on."""
+"""The torture test's checker finds errors: each scenario breaks one assumption of the relay."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.integration.outbox.checker import arrived, faults
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.owner import SHORT, Owner, short
 from tests.integration.outbox.relaying import Cluster, publish
-from tidebook.log.relay_port import Sent
-from tidebook.sql.port.outbox import Finished
+from tidebook.outbox.port import SentIds
+from tidebook.outbox.target_port import BatchSent
 
 COMMITTED = {b"k": range(10)}
 
@@ -37,7 +37,7 @@ def test_every_fault_has_its_name(found: dict[bytes, list[int]], wrong: set[str]
 
 @pytest.fixture
 def topic(postgres: Database, cluster: Cluster) -> str:
-    """A topic for which ten messages wait."""
+    """A topic with ten waiting messages."""
     made = cluster.topic()
     publish(postgres, made, *((b"k", f"k:{n}".encode()) for n in COMMITTED[b"k"]))
     return made
@@ -66,7 +66,7 @@ def test_an_open_session_that_nobody_looks_for_is_seen_to_be_sent_twice(
     postgres: Database, cluster: Cluster, owners: Any, topic: str
 ) -> None:
     dead: Owner = owners(topic)
-    assert isinstance(dead.send(4), Sent)
+    assert isinstance(dead.send(4), BatchSent)
     postgres.query("UPDATE kafka_topic_info SET session_id = NULL, session_ids = NULL, locked_by = NULL")
     assert cluster.relay(postgres, SHORT).run(once=True) == 10
     assert seen(cluster, topic) == {"twice"}
@@ -82,7 +82,7 @@ def test_a_delete_without_its_guard_is_seen_to_lose_messages(
     owners(topic)  # it has the lock now, and dies before it sends
     [[uuid]] = postgres.query("SELECT locked_by FROM kafka_topic_info")
     unguarded = msgspec.structs.replace(lost.hold, uuid=uuid.bytes)
-    lost.store.finish(unguarded, Finished([row.id for row in lost.batch.messages]), unlock=True)
+    lost.store.finish(unguarded, SentIds([row.id for row in lost.batch.messages]), unlock=True)
     cluster.relay(postgres, SHORT).run(once=True)
     assert seen(cluster, topic) == {"lost"}
 

@@ -1,4 +1,4 @@
-"""`tidebook outbox`, as a person or a script uses it."""
+"""The command line `tidebook outbox`."""
 
 from __future__ import annotations
 

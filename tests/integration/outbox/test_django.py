@@ -1,4 +1,4 @@
-"""Django's connection, as its users have it."""
+"""Publishing with Django's connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appends to journals from a transaction: each counts once, whatever becomes of the relays."""
+"""Appends to journals from a transaction: each is applied once, whichever relays die."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from tests.integration.outbox.dying import POINTS
 from tests.integration.outbox.relaying import Cluster
 from tidebook import Event
 from tidebook.core.errors import NotFound
-from tidebook.log.relay_port import Outcome, Relayed, Sent
-from tidebook.outbox import plan
+from tidebook.outbox import batch_selection as plan
 from tidebook.outbox.outbox import Outbox
-from tidebook.sql.port.outbox import BatchLimit, NewSession
+from tidebook.outbox.port import BatchLimit, NewSession
+from tidebook.outbox.target_port import BatchSent, Outcome, RelayedMessage
 from tidebook.wiring.sync import SyncBook
 
 TOPIC = "journal:orders"
 
 
 class Owner:
-    """A relay of appends, taken apart: it has opened a session."""
+    """A relay of appends, driven by the test, with an open session."""
 
     def __init__(self, box: Outbox) -> None:
         self.store = box._parts.database.connect()
         identity = self.store.identity()
         self.target = box._parts.target(identity)
         self.topic = self.target.topic(TOPIC)
-        hold = self.store.try_lock(TOPIC, hold=uuid.uuid4().bytes, owner="dead")
+        hold = self.store.try_lock(TOPIC, lock_id=uuid.uuid4().bytes, owner="dead")
         assert hold is not None
         self.hold = hold
         batch = self.store.begin(
             hold,
             NewSession(uuid.uuid4().bytes, self.topic.fence, self.topic.uuid, self.target.ends(self.topic)),
-            lambda rows, held: plan.choose(rows, held, self.topic, box.settings),
+            lambda rows, held: plan.select_batch(rows, held, self.topic, box.settings),
             BatchLimit(),
         )
-        self.messages = plan.relayed(batch.messages, session=batch.session, outbox=identity)
+        self.messages = plan.to_relayed(batch.messages, session=batch.session, outbox=identity)
 
-    def send(self, messages: list[Relayed]) -> Outcome:
+    def send(self, messages: list[RelayedMessage]) -> Outcome:
         channel = self.target.channel(self.topic, fresh=True)
         channel.start(messages, timestamp_ms=0)
         while (outcome := channel.wait(1.0)) is None:
@@ -55,7 +55,7 @@ class Owner:
         return outcome
 
     def die(self) -> None:
-        """Another relay may take the topic at once."""
+        """Let another relay take the topic immediately."""
         self.store.unlock(self.hold)
         self.store.close()
 
@@ -114,29 +114,29 @@ def test_an_append_that_was_made_before_its_relay_died_is_not_made_again(book: S
     box = book.outbox
     append(box, engine, "o-1", *range(5))
     dead = Owner(box)
-    assert dead.send(dead.messages[:3]) == Sent()
+    assert dead.send(dead.messages[:3]) == BatchSent()
     dead.die()
     assert box.relay(once=True) == 5
     for n in range(30):
         book.journal("orders").append("o-1", [Event(f"other {n}")])
     # The one that was thought dead goes on, long after the journal has forgotten its ids: nothing counts twice.
-    assert dead.send(dead.messages) != Sent()
+    assert dead.send(dead.messages) != BatchSent()
     assert payloads(book, "o-1") == [*range(5), *(f"other {n}" for n in range(30))]
 
 
 def test_an_append_that_the_journal_can_no_longer_tell_is_left_to_a_person(book: SyncBook, engine: Engine) -> None:
-    """A relay dies in the middle, and twenty others append before the next relay comes."""
+    """A relay dies during a batch, and others make twenty appends before the next relay starts."""
     box = book.outbox
     append(box, engine, "o-1", 1, 2, 3)
     dead = Owner(box)
-    assert dead.send(dead.messages[:2]) == Sent()
+    assert dead.send(dead.messages[:2]) == BatchSent()
     dead.die()
     for _ in range(20):
         book.journal("orders").append("o-1", [Event("other")])
     assert box.relay(once=True) == 0
     parked = box.parked()
     assert [each.state for each in parked] == ["parked"] * 3
-    assert "no longer tells" in parked[0].reason
+    assert "no longer remembers" in parked[0].reason
     assert payloads(book, "o-1") == [1, 2, *["other"] * 20]
     box.parked_drop(TOPIC, parked[0].id)
     box.parked_drop(TOPIC, parked[1].id)
@@ -147,7 +147,7 @@ def test_an_append_that_the_journal_can_no_longer_tell_is_left_to_a_person(book:
 
 @pytest.mark.postgres
 def test_a_late_commit_does_not_push_an_open_session_out_of_its_place(postgres: Database, tmp_path: Path) -> None:
-    """Eight appends were made by a relay that died; eight with lower ids commit, so that a batch would be those."""
+    """A dead relay made eight appends; eight with lower ids commit later, and would be the next batch."""
     path = tmp_path / "tidebook.toml"
     path.write_text(f'[sql]\nurl = "{postgres.url}"\n')
     with tidebook.open_sync(path) as book, postgres.connect() as late, postgres.engine() as engine:
@@ -156,7 +156,7 @@ def test_a_late_commit_does_not_push_an_open_session_out_of_its_place(postgres: 
             box.append(late, "orders", "o-1", [Event(f"late {n}")])
         append(box, engine, "o-1", *range(8))
         dead = Owner(box)
-        assert dead.send(dead.messages) == Sent()
+        assert dead.send(dead.messages) == BatchSent()
         dead.die()
         late.commit()
         for n in range(4):
@@ -168,7 +168,7 @@ def test_a_late_commit_does_not_push_an_open_session_out_of_its_place(postgres: 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.postgres])])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A book on one machine, and one on real servers."""
+    """An embedded book, and one on real servers."""
     text = "[outbox]\nbatch_rows = 6\nlock_limit_s = 1\nrest_s = 0.2\npoll_s = 0.1\n"
     if request.param == "kafka":
         database: Database = request.getfixturevalue("postgres")

@@ -1,4 +1,4 @@
-"""The tables by Alembic and by plain SQL."""
+"""Creating the tables with Alembic and with plain SQL."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alembic.config import Config
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tidebook import outbox
-from tidebook.sql.migrate.outbox import create_statements, drop_statements, script
-from tidebook.sql.port.dialect import dialect
+from tidebook.outbox.dialect import dialect
+from tidebook.outbox.migrations.tables import create_statements, drop_statements, script
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 
@@ -41,7 +41,7 @@ def test_alembic_makes_and_removes_the_tables(empty_database: Database, tmp_path
     config = Config()
     config.set_main_option("script_location", str(tmp_path))
     config.set_main_option("path_separator", "space")
-    config.set_main_option("version_locations", "tidebook.sql.migrate:versions")
+    config.set_main_option("version_locations", "tidebook.outbox.migrations:versions")
     config.set_main_option("sqlalchemy.url", empty_database.sqlalchemy_url())
     command.upgrade(config, "tidebook_outbox@head")
     assert {"kafka_messages", "kafka_topic_info", "kafka_topic_offset", "kafka_parked"} <= tables(empty_database)

@@ -1,4 +1,4 @@
-"""What operators see and what relays clean up, on real servers."""
+"""The operator's view and the relays' cleanup, on real servers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, opened_store, publish, relay_database
 from tidebook.core.errors import NotFound
-from tidebook.core.metrics import Metrics
-from tidebook.log.kafka.relay_sender import KafkaSender
-from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
+from tidebook.outbox.kafka.sender import KafkaSender
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.runtime.metrics import Metrics
 
 pytestmark = [pytest.mark.kafka]
 

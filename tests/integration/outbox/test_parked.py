@@ -1,4 +1,4 @@
-"""Messages that Kafka can never take: set aside with a reason, in nobody's way but their own key's."""
+"""Messages that Kafka never accepts are parked with a reason, and hold only later messages of their key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, opened_store, publish, running, until
 from tidebook.core.errors import NotFound
+from tidebook.outbox.port import ParkedMessage
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.port.outbox import ParkedMessage
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 pytestmark = pytest.mark.kafka
@@ -128,7 +128,7 @@ def test_what_is_not_parked_can_be_neither_retried_nor_dropped(database: Databas
 
 @every_database
 def test_rows_that_somebody_else_wrote_wrongly_stop_nobody_else(database: Database, cluster: Cluster) -> None:
-    """Headers that are no headers are parked; a topic that Kafka cannot have rests; neighbours go."""
+    """Invalid headers are parked; a topic with an invalid name rests; other messages are sent."""
     topic = cluster.topic(partitions=1)
     with database.connect() as connection:
         cursor = connection.cursor()

@@ -1,4 +1,4 @@
-"""The relay's producers: what they keep while they are idle, and how they end."""
+"""The relay's producers: serving idle ones, and closing them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.integration.outbox.databases import Database
 from tests.integration.outbox.owner import short
 from tests.integration.outbox.relaying import Cluster, publish, running, until
 from tidebook.core.errors import Unavailable
-from tidebook.log.kafka.relay_producer import ENDING_MAX, RelayProducer
-from tidebook.log.kafka.relay_target import KafkaTarget
-from tidebook.log.relay_port import TargetTopic
+from tidebook.outbox.kafka.producer import CLOSING_MAX, RelayProducer
+from tidebook.outbox.kafka.target import KafkaTarget
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.target_port import TargetTopic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -33,19 +33,19 @@ def test_an_idle_relay_serves_its_producers(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster.topic(partitions=1)
-    tended: list[int] = []
-    tend = KafkaTarget.tend
+    maintained: list[int] = []
+    maintain = KafkaTarget.maintain
 
     def counted(target: KafkaTarget) -> None:
-        tended.append(len(target._producers()))
-        tend(target)
+        maintained.append(len(target._producers()))
+        maintain(target)
 
-    monkeypatch.setattr(KafkaTarget, "tend", counted)
+    monkeypatch.setattr(KafkaTarget, "maintain", counted)
     with running(cluster.relay(postgres)) as relay:
         publish(postgres, topic, (b"k", b"1"))
         until(lambda: relay.metrics.counted("outbox_sent") == 1, "it went")
-        tended.clear()
-        until(lambda: tended.count(1) >= 2, "it was looked after twice", timeout_s=10)
+        maintained.clear()
+        until(lambda: maintained.count(1) >= 2, "it was looked after twice", timeout_s=10)
 
 
 def test_a_topic_that_takes_more_than_the_client_does_is_relayed(postgres: Database, cluster: Cluster) -> None:
@@ -98,6 +98,6 @@ def test_a_call_of_the_client_that_does_not_return_costs_its_topic_a_rest_and_no
 def test_no_more_producers_are_made_while_many_do_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     target = cluster.target(OutboxSettings())
     topic = target.topic(cluster.topic(partitions=1))
-    monkeypatch.setattr("tidebook.log.kafka.relay_target.ending", lambda: ENDING_MAX)
-    with pytest.raises(Unavailable, match="about to end"):
+    monkeypatch.setattr("tidebook.outbox.kafka.target.closing_count", lambda: CLOSING_MAX)
+    with pytest.raises(Unavailable, match="are closing"):
         target.channel(topic, fresh=True)

@@ -1,4 +1,4 @@
-"""Publishing inside the caller's transaction, on every database and through every kind of connection."""
+"""Publishing in the caller's transaction, on every database and with every kind of connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.outbox.databases import Database
 from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox import Message
-from tidebook.sql.port.outbox import unpack_headers
+from tidebook.outbox.port import unpack_headers
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 every_async_database = pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_a_long_list_keeps_its_order(database: Database, ordered: bool) -> None:
 
 
 class Base(DeclarativeBase):
-    """Has a registry too, though none of sessions."""
+    """A model class, which has a `registry` too, but not one of sessions."""
 
 
 class OwnSession(AsyncSession):
-    """As applications derive them."""
+    """A subclass, as applications define them."""
 
 
 @every_async_database
@@ -140,7 +140,7 @@ def test_psycopgs_connection_publishes_whatever_cursors_it_makes(postgres: Datab
 def test_what_is_no_connection_is_told_so(database: Database) -> None:
     with database.engine() as engine, database.connect() as connection:
         for wrong in (engine, connection.cursor(), Base, database.url, None):
-            with pytest.raises(InvalidInput, match="is no transaction"):
+            with pytest.raises(InvalidInput, match="is not a session or connection"):
                 outbox.publish(wrong, topic="orders", payload=b"x")
 
 
@@ -189,7 +189,7 @@ def test_making_the_tables_again_keeps_what_waits(database: Database) -> None:
     "empty_database", [each for each in EVERY_DATABASE if each.values != ("sqlite",)], indirect=True
 )
 def test_rule_34_ordered_makes_id_order_commit_order_for_a_key(database: Database) -> None:
-    """T2's ordered publish for the same key waits for T1's end; another key does not."""
+    """T2's ordered publish for the same key waits until T1 ends; one for another key does not."""
     done = threading.Event()
 
     def second() -> None:
@@ -214,7 +214,7 @@ def test_rule_34_ordered_makes_id_order_commit_order_for_a_key(database: Databas
 
 @pytest.mark.postgres
 def test_a_transaction_has_its_number_before_a_row_has_its_id(postgres: Database) -> None:
-    """PostgreSQL evaluates defaults in column order; the relay's floor rests on it."""
+    """PostgreSQL evaluates defaults in column order, which the relay's scan floor depends on."""
     postgres.query(
         "CREATE TABLE probe (xid xid8 DEFAULT pg_current_xact_id(), "
         "assigned boolean DEFAULT (pg_current_xact_id_if_assigned() IS NOT NULL), n int)"

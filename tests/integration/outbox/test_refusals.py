@@ -1,4 +1,4 @@
-"""What follows a message that the log refuses: the same on the embedded log and on Kafka (rules 33 and 34)."""
+"""A message that the log refuses has the same effects on the embedded log and on Kafka (rules 33 and 34)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = b"x" * 50_000
 
 
 class Site(NamedTuple):
-    """An outbox, a topic of one partition that takes 20,000 bytes, and what is in it."""
+    """An outbox, and a topic with one partition and a limit of 20,000 bytes."""
 
     outbox: Outbox
     topic: str
@@ -37,7 +37,7 @@ OpenSite = Callable[[str], Any]
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSite:
-    """Opens an outbox with these settings."""
+    """Return a function that opens an outbox with given settings."""
 
     @contextmanager
     def opened(settings: str = "") -> Iterator[Site]:

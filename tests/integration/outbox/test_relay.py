@@ -1,4 +1,4 @@
-"""The relay on every database: everything that was committed arrives once, in order, as it was given."""
+"""The relay on every database: every committed message arrives once, in order and unchanged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, opened_store, publish, running, until
 from tidebook import outbox
-from tidebook.log.kafka.relay_partition import partition_of
-from tidebook.log.relay_port import ID_HEADER, SESSION_HEADER
 from tidebook.outbox import Message
+from tidebook.outbox.kafka.partitioner import partition_of
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.queries.outbox_words import MYSQL, POSTGRES, SQLITE
+from tidebook.outbox.sql_dialect import MYSQL, POSTGRES, SQLITE
+from tidebook.outbox.target_port import ID_HEADER, SESSION_HEADER
 
 WORDS = {"postgresql": POSTGRES, "mysql": MYSQL, "sqlite": SQLITE}
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
@@ -117,7 +117,7 @@ def test_two_relays_share_a_topic_without_sending_anything_twice(database: Datab
 def test_rule_34_what_commits_late_is_sent_and_what_began_after_it_comes_behind(
     database: Database, cluster: Cluster
 ) -> None:
-    """T1 draws id 1 and commits late; T3 began after T1's commit: T1 is first. Nothing is passed over."""
+    """T1 draws id 1 and commits late; T3 begins after T1's commit, so T1's message is first. No row is skipped."""
     topic = cluster.topic(partitions=1)
     with database.connect() as late:
         outbox.publish(late, topic=topic, key=b"k", payload=b"late")

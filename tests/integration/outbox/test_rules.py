@@ -1,4 +1,4 @@
-"""The facts that the relay rests on, each on a real PostgreSQL and a real Kafka."""
+"""The rules that the relay depends on, each on a real PostgreSQL and a real Kafka."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.integration.outbox.owner import SHORT, Owner, short
 from tests.integration.outbox.relaying import Cluster, opened_store, publish, relay_database, running, until
 from tidebook import outbox
 from tidebook.core.errors import Fenced
-from tidebook.log.relay_port import Scan, Sent, Unsure
-from tidebook.outbox import plan
+from tidebook.outbox import batch_selection as plan
+from tidebook.outbox.port import SentIds
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.port.outbox import Finished
+from tidebook.outbox.target_port import BatchOutcomeUnknown, BatchSent, Scan
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -44,7 +44,7 @@ def test_rule_29_a_paused_owner_that_sends_late_is_fenced_by_the_broker(
     paused.wait_until_lost()
     assert cluster.relay(postgres, short(fence)).run(once=True) == 10
     outcome = paused.send()
-    assert isinstance(outcome, Unsure)
+    assert isinstance(outcome, BatchOutcomeUnknown)
     assert (outcome.late, outcome.suspect) == (fence == "timestamp", False), outcome.reason
     with pytest.raises(Fenced):
         paused.store.heartbeat(paused.hold)
@@ -60,7 +60,7 @@ def test_rule_29_without_a_fence_it_leaks_and_the_relay_says_so(
     paused.wait_until_lost()
     relay = cluster.relay(postgres, short("none"))
     relay.run(once=True)
-    assert isinstance(paused.send(), Sent)
+    assert isinstance(paused.send(), BatchSent)
     assert len(values(cluster, topic)) == 20
     assert relay.metrics.counted("outbox_at_least_once", topic=topic, cause="weak") > 0
     with opened_store(postgres) as store:
@@ -88,9 +88,9 @@ def test_rule_30_another_outboxs_message_of_the_same_id_is_not_taken_for_ones_ow
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, (b"k", b"mine"))
     dying: Owner = owners(topic)
-    stranger = plan.relayed(dying.batch.messages, session=uuid.uuid4().bytes, outbox=uuid.uuid4().bytes)
+    stranger = plan.to_relayed(dying.batch.messages, session=uuid.uuid4().bytes, outbox=uuid.uuid4().bytes)
     dying.channel.start(stranger, timestamp_ms=dying.batch.opened_ms)
-    until(lambda: isinstance(dying.channel.wait(1.0), Sent), "the stranger's message is there")
+    until(lambda: isinstance(dying.channel.wait(1.0), BatchSent), "the stranger's message is there")
     dying.wait_until_lost()
     assert cluster.relay(postgres, SHORT).run(once=True) == 1
     assert len(values(cluster, topic)) == 2
@@ -105,7 +105,7 @@ def test_rule_31_what_a_dead_owner_sent_is_found_and_the_rest_follows_in_order(
     publish(postgres, topic, *ten())
     dead: Owner = owners(topic, short(fence))
     if sent:
-        assert isinstance(dead.send(sent), Sent)
+        assert isinstance(dead.send(sent), BatchSent)
     dead.wait_until_lost()
     relay = cluster.relay(postgres, short(fence))
     assert relay.run(once=True) == 10 - sent
@@ -117,14 +117,14 @@ def test_rule_31_what_a_dead_owner_sent_is_found_and_the_rest_follows_in_order(
 def test_rule_31_an_open_session_is_looked_for_only_when_it_can_no_longer_arrive(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
-    """The owner let go of the lock at once; its batch may still be on its way until the fence closes."""
+    """The owner released the lock immediately; its batch may still arrive until the fence's time is over."""
     topic = cluster.topic()
     publish(postgres, topic, *ten())
     hasty: Owner = owners(topic)
     hasty.store.unlock(hasty.hold)
     relay = cluster.relay(postgres, SHORT)
     assert relay.run(once=True) == 0
-    assert isinstance(hasty.send(), Sent)
+    assert isinstance(hasty.send(), BatchSent)
     with running(cluster.relay(postgres, SHORT)) as later:
         until(lambda: later.metrics.counted("outbox_found") == 10, "the batch was found")
         until(lambda: postgres.waiting() == 0, "and deleted")
@@ -137,7 +137,7 @@ def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
     topic = cluster.topic()
     publish(postgres, topic, *ten())
     dead: Owner = owners(topic)
-    assert isinstance(dead.send(), Sent)
+    assert isinstance(dead.send(), BatchSent)
     cluster.admin.delete_topics([topic])[topic].result(30)
     until(lambda: topic not in cluster.admin.list_topics(timeout=10).topics, "the topic is gone")
     cluster.make(topic)
@@ -147,7 +147,7 @@ def test_rule_31_a_topic_made_anew_is_at_least_once_and_says_so(
     assert relay.metrics.counted("outbox_at_least_once", cause="lost") == 1
     with opened_store(postgres) as store:
         [status] = store.status(count_max=10)
-    assert "made anew" in (status.notice or "")
+    assert "re-created" in (status.notice or "")
     assert len(values(cluster, topic)) == 10
 
 
@@ -157,14 +157,14 @@ def test_rule_31_a_log_that_begins_behind_the_session_is_at_least_once_and_says_
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, *ten())
     dead: Owner = owners(topic)
-    assert isinstance(dead.send(), Sent)
+    assert isinstance(dead.send(), BatchSent)
     cluster.admin.delete_records([TopicPartition(topic, 0, 6)])[TopicPartition(topic, 0)].result(30)
     dead.wait_until_lost()
     relay = cluster.relay(postgres, SHORT)
     assert relay.run(once=True) == 6
     with opened_store(postgres) as store:
         [status] = store.status(count_max=10)
-    assert "now begins behind" in (status.notice or "")
+    assert "now starts after" in (status.notice or "")
     assert sorted(values(cluster, topic)) == sorted(value for _, value in ten())  # type: ignore[type-var]
 
 
@@ -172,11 +172,11 @@ def test_rule_31_a_lost_owner_deletes_nothing(postgres: Database, cluster: Clust
     topic = cluster.topic()
     publish(postgres, topic, *ten())
     lost: Owner = owners(topic)
-    assert isinstance(lost.send(), Sent)
+    assert isinstance(lost.send(), BatchSent)
     lost.wait_until_lost()
     with opened_store(postgres, SHORT) as other:
-        assert other.try_lock(topic, hold=uuid.uuid4().bytes, owner="another") is not None
-        finished = Finished([row.id for row in lost.batch.messages])
+        assert other.try_lock(topic, lock_id=uuid.uuid4().bytes, owner="another") is not None
+        finished = SentIds([row.id for row in lost.batch.messages])
         with pytest.raises(Fenced):
             lost.store.finish(lost.hold, finished, unlock=True)
     assert postgres.waiting() == 10
@@ -190,10 +190,10 @@ def test_rule_31_a_scan_stops_early_when_all_is_found(postgres: Database, cluste
     ends = owner.target.ends(owner.topic)
     for _ in range(5):
         owner.channel.start(
-            plan.relayed(owner.batch.messages * 100, session=uuid.uuid4().bytes, outbox=owner.identity),
+            plan.to_relayed(owner.batch.messages * 100, session=uuid.uuid4().bytes, outbox=owner.identity),
             timestamp_ms=int(owner.store._rows("SELECT extract(epoch FROM now()) * 1000")[0][0]),  # type: ignore[attr-defined]
         )
-        until(lambda: isinstance(owner.channel.wait(1.0), Sent), "noise is there")
+        until(lambda: isinstance(owner.channel.wait(1.0), BatchSent), "noise is there")
     steps: list[None] = []
     ids = frozenset(row.id for row in owner.batch.messages)
     scan = Scan(owner.batch.session, ids, {0: ends[0] - 10}, owner.topic.uuid)
@@ -203,27 +203,27 @@ def test_rule_31_a_scan_stops_early_when_all_is_found(postgres: Database, cluste
 
 def test_rule_32_a_lock_is_of_one_topic(postgres: Database) -> None:
     with opened_store(postgres, SHORT) as store, opened_store(postgres, SHORT) as other:
-        assert store.try_lock("a", hold=uuid.uuid4().bytes, owner="one") is not None
-        assert other.try_lock("b", hold=uuid.uuid4().bytes, owner="two") is not None
-        assert other.try_lock("a", hold=uuid.uuid4().bytes, owner="two") is None
+        assert store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one") is not None
+        assert other.try_lock("b", lock_id=uuid.uuid4().bytes, owner="two") is not None
+        assert other.try_lock("a", lock_id=uuid.uuid4().bytes, owner="two") is None
 
 
 def test_rule_32_a_topic_that_failed_rests_and_is_taken_again(postgres: Database) -> None:
     with opened_store(postgres, SHORT) as store:
-        hold = store.try_lock("a", hold=uuid.uuid4().bytes, owner="one")
+        hold = store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one")
         assert hold is not None
         store.rest(hold, reason="it failed", rest_ms=300)
-        assert store.try_lock("a", hold=uuid.uuid4().bytes, owner="one") is None
+        assert store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one") is None
         [status] = store.status(count_max=10)
         assert (status.error, status.retries, status.reason) == (True, 1, "it failed")
-        until(lambda: store.try_lock("a", hold=uuid.uuid4().bytes, owner="one"), "its rest is over")
+        until(lambda: store.try_lock("a", lock_id=uuid.uuid4().bytes, owner="one"), "its rest is over")
 
 
 @pytest.mark.parametrize("off_s", [60, -60])
 def test_rule_32_database_time_decides_whatever_a_relays_clock_says(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, off_s: int
 ) -> None:
-    """A relay whose clock is a minute off neither steals a lock nor stamps a message with its own time."""
+    """A relay whose clock is a minute off neither takes a lock early nor stamps messages with its own time."""
     import time
 
     topic = cluster.topic(partitions=1)
@@ -232,7 +232,7 @@ def test_rule_32_database_time_decides_whatever_a_relays_clock_says(
     monkeypatch.setattr(time, "time", lambda: real() + off_s)
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + off_s * 1_000_000_000)
     with opened_store(postgres) as store:
-        held = store.try_lock(topic, hold=uuid.uuid4().bytes, owner="another")
+        held = store.try_lock(topic, lock_id=uuid.uuid4().bytes, owner="another")
         assert held is not None
         assert cluster.relay(postgres).run(once=True) == 0
         store.unlock(held)
@@ -243,13 +243,13 @@ def test_rule_32_database_time_decides_whatever_a_relays_clock_says(
 def test_rule_33_what_follows_a_refused_message_never_passes_it(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
-    """Kafka refuses the third; without gap-less sending the fourth to tenth would be there."""
+    """Kafka refuses the third; without the gapless guarantee the fourth to tenth would be in the log."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, *ten()[:2], (b"k", b"x" * 50_000), *ten()[3:])
     owner: Owner = owners(topic)
     _limit(cluster, topic, 20_000)
     outcome = owner.send()
-    assert isinstance(outcome, Unsure)
+    assert isinstance(outcome, BatchOutcomeUnknown)
     assert outcome.suspect
     owner.channel.drop()
     assert values(cluster, topic) in ([], [b"0"], [b"0", b"1"])
@@ -258,7 +258,7 @@ def test_rule_33_what_follows_a_refused_message_never_passes_it(
 def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
     postgres: Database, cluster: Cluster
 ) -> None:
-    """The limit shrinks while the relay remembers the old one: the broker refuses what the relay thought would pass."""
+    """The limit shrinks while the relay has cached the old one: the broker refuses what the relay expected to fit."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, (b"k", b"first"))
     with running(cluster.relay(postgres, SHORT)) as relay:
@@ -273,7 +273,7 @@ def test_rule_33_the_refused_message_is_found_and_set_aside_and_the_others_go(
 
 
 def test_rule_33_a_message_that_no_segment_can_hold_is_set_aside(postgres: Database, cluster: Cluster) -> None:
-    """Kafka has two limits, and names them by two errors."""
+    """Kafka has two limits, and reports them by two errors."""
     topic = cluster.topic(partitions=1, max_message_bytes="5000000")
     small = cluster.topic(partitions=1, max_message_bytes="5000000", segment_bytes="1048576")
     large = b"x" * 2_000_000
@@ -315,13 +315,13 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
         connection.commit()
         connection.execute("ANALYZE kafka_messages")
         connection.commit()
-    from tidebook.sql.postgres import outbox_statements
+    from tidebook.outbox.postgres import statements as outbox_statements
 
     with opened_store(postgres) as store, postgres.connect() as connection:
         found: set[str] = set()
         while fresh := set(store.topics_waiting()) - found:  # unknown topics turn up one after the other
             for topic in fresh:
-                hold = store.try_lock(topic, hold=uuid.uuid4().bytes, owner="test")
+                hold = store.try_lock(topic, lock_id=uuid.uuid4().bytes, owner="test")
                 assert hold is not None
                 store.unlock(hold)
             found |= fresh
@@ -335,7 +335,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
 def test_rule_35_under_a_held_snapshot_a_batch_goes_on_behind_the_last_one(
     postgres: Database, cluster: Cluster
 ) -> None:
-    """And still sends what commits late: the floor waits for every transaction that may be below it."""
+    """Late commits are still sent: the floor waits for every transaction that may have drawn a lower id."""
     topic = cluster.topic(partitions=1)
     publish(postgres, topic, *((b"k", str(n).encode()) for n in range(400)))
     database = relay_database(postgres, OutboxSettings())
@@ -346,7 +346,7 @@ def test_rule_35_under_a_held_snapshot_a_batch_goes_on_behind_the_last_one(
         relay_again(cluster, postgres, database, settings)
 
         def risen() -> bool:
-            """A floor waits for writers of the server's other databases too: those of other tests."""
+            """A floor also waits for transactions of other databases on the server, such as those of other tests."""
             publish(postgres, topic, (b"k", b"more"))
             relay_again(cluster, postgres, database, settings)
             floors: list[int] = database._floors.known()[1]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Sending past the database: a topic whose partitions become other ones while a process runs."""
+"""Sending without the outbox: a topic's partitions change while the process runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from tests.integration.outbox.relaying import Cluster, until
 from tidebook.core.errors import NotFound, OutcomeUnknown
-from tidebook.core.metrics import Metrics
-from tidebook.log.kafka import relay_sender
-from tidebook.log.kafka.relay_partition import partition_of
-from tidebook.log.kafka.relay_sender import KafkaSender
-from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
+from tidebook.outbox.kafka import sender as relay_sender
+from tidebook.outbox.kafka.partitioner import partition_of
+from tidebook.outbox.kafka.sender import KafkaSender
+from tidebook.runtime.metrics import Metrics
 
 pytestmark = pytest.mark.kafka
 
@@ -58,6 +58,6 @@ def test_what_is_sent_at_once_follows_a_topic_that_grows_when_its_count_has_grow
     sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
     cluster.grow(topic, partitions=2)
     sender.send([Message(topic, b"2", partition_key=chosen)], wait=True)
-    monkeypatch.setattr(relay_sender, "COUNT_S_MAX", 0.0)
+    monkeypatch.setattr(relay_sender, "PARTITION_COUNT_TTL_S", 0.0)
     sender.send([Message(topic, b"3", partition_key=chosen)], wait=True)
     assert placed(cluster, topic) == [(0, b"1"), (0, b"2"), (1, b"3")]

@@ -67,7 +67,7 @@ class Relays:
             return subprocess.Popen([*command, "--book", "tidebook.toml"], cwd=self._folder, stdout=log, stderr=log)
 
     def disturb(self) -> None:
-        """Kill one, or stop one; and let go on those that were stopped long enough."""
+        """Kill one or stop one; continue those that were stopped long enough."""
         self.resume(time.monotonic())
         which = self._chance.randrange(RELAYS)
         process = self._processes[which]
@@ -90,7 +90,7 @@ class Relays:
                 del self._stopped[which]
 
     def end(self) -> None:
-        """Ask all to end, and wait for it."""
+        """Ask all processes to end, and wait for them."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -114,7 +114,7 @@ def relays(folder: Path, chance: random.Random) -> Iterator[Relays]:
 
 
 class Keys:
-    """What was committed by key; a key belongs to one transaction at a time, so that they are serial per key."""
+    """What was committed, by key; a key belongs to one transaction at a time, so commits are serial per key."""
 
     def __init__(self) -> None:
         self._next: Counter[int] = Counter()
@@ -140,7 +140,7 @@ class Keys:
 
 
 class Writer:
-    """One of several, whose transactions overlap; some are rolled back, and some commit late."""
+    """A writer whose transactions overlap with others'; some are rolled back, and some commit late."""
 
     def __init__(self, database: Database, topics: list[str], keys: Keys, chance: random.Random) -> None:
         self._topics = topics
@@ -151,7 +151,7 @@ class Writer:
         self._late_keys: Counter[int] = Counter()
 
     def write(self, count: int) -> None:
-        """So many, in short transactions; the late one of the last call ends on the way, and another one begins."""
+        """Write `count` messages in short transactions; then end the previous late transaction and begin another."""
         while count > 0:
             taken = self._publish(self._connection)
             if self._chance.random() < 0.1:
@@ -165,7 +165,7 @@ class Writer:
         self._late_keys = self._publish(self._late)
 
     def _publish(self, connection: Any) -> Counter[int]:
-        """In two calls, between which others draw ids."""
+        """Publish in two calls, between which other transactions draw ids."""
         wanted = Counter(self._chance.randrange(KEYS) for _ in range(self._chance.randint(1, 20)))
         taken = Counter({key: many for key, many in wanted.items() if self._keys.take(key)})
         messages = [
@@ -193,7 +193,7 @@ class Writer:
 def writers(
     database: Database, topics: list[str], keys: Keys, chance: random.Random
 ) -> Iterator[Callable[[int], object]]:
-    """Writes so many messages each time it is called, with several writers at once."""
+    """Yield a function that writes so many messages per call, with several concurrent writers."""
     made = [Writer(database, topics, keys, random.Random(chance.random())) for _ in range(WRITERS)]
     try:
         with ThreadPoolExecutor(WRITERS) as pool:

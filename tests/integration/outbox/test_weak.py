@@ -1,4 +1,4 @@
-"""Where exactly once does not hold, or does not hold yet: what is found, what is told, and when it is taken back."""
+"""Topics without exactly-once delivery: what a scan finds, which notice is stored, and when it is cleared."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.integration.outbox.databases import Database
 from tests.integration.outbox.owner import SHORT, Owner
 from tests.integration.outbox.relaying import Cluster, opened_store, publish
 from tidebook.core.errors import Unavailable
-from tidebook.log.relay_port import Sent
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.target_port import BatchSent
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -32,16 +32,16 @@ def values(cluster: Cluster, topic: str) -> list[bytes | None]:
 
 
 def send_only(owner: Owner, index: int) -> None:
-    """As if what was sent before it were gone from the log since."""
+    """Send one message only, as if the earlier ones had been deleted from the log."""
     owner.channel.start(owner.messages()[index : index + 1], timestamp_ms=owner.batch.opened_ms)
     while (outcome := owner.channel.wait(1.0)) is None:
         pass
-    assert isinstance(outcome, Sent)
+    assert isinstance(outcome, BatchSent)
 
 
 @contextmanager
 def transaction(cluster: Cluster, topic: str) -> Iterator[Producer]:
-    """Somebody else's, open inside the block and aborted behind it."""
+    """Open another producer's transaction inside the block, and abort it at the end."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -56,7 +56,7 @@ def transaction(cluster: Cluster, topic: str) -> Iterator[Producer]:
 def test_a_found_message_proves_the_earlier_ones_of_its_key_on_a_compacted_topic(
     postgres: Database, cluster: Cluster, owners: Any
 ) -> None:
-    """Sent again, the older value would be the last one of its key."""
+    """If it were sent again, the older value would be the last one of its key."""
     topic = cluster.topic(partitions=3, cleanup_policy="compact")
     publish(postgres, topic, (b"k", b"1"), (b"k", b"2"))
     dead: Owner = owners(topic)
@@ -93,7 +93,7 @@ def test_somebody_elses_open_transaction_does_not_stop_the_look_for_a_session(
     publish(postgres, topic, *((b"k", str(n).encode()) for n in range(10)))
     dead: Owner = owners(topic)
     with transaction(cluster, topic):
-        assert isinstance(dead.send(4), Sent)
+        assert isinstance(dead.send(4), BatchSent)
         dead.wait_until_lost()
         relay = cluster.relay(postgres, SHORT)
         assert relay.run(once=True) == 6
@@ -128,7 +128,7 @@ def test_a_notice_is_taken_back_when_the_fence_is_in_force_and_told_once_while_i
 def test_only_a_refusal_makes_a_topic_weak(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: int, weak: bool
 ) -> None:
-    """Where Kafka only does not answer, the topic rests: without a fence it would send for a minute."""
+    """If Kafka only fails to answer, the topic rests: otherwise it would be relayed without a fence for a minute."""
     target = cluster.target(OutboxSettings())
     topic = cluster.topic(partitions=1)
     failed: Future[None] = Future()

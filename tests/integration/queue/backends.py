@@ -1,4 +1,4 @@
-"""Where a queue's tests run: on PostgreSQL, by the `settings_file` of their folder, and embedded."""
+"""The backends of the queue tests: PostgreSQL, by the `settings_file` of the folder, and SQLite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(params=["postgres", "embedded"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A book on either backend."""
+    """The location of a book, on each backend."""
     if request.param == "embedded":
         return tmp_path / "data"
     file: Path = request.getfixturevalue("settings_file")

@@ -39,7 +39,7 @@ def hang(job: Job) -> None:
 
 
 class Mails:
-    """A handler may be found inside a class."""
+    """A class with a handler as its method."""
 
     @staticmethod
     def send(job: Job) -> None:

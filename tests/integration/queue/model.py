@@ -1,4 +1,4 @@
-"""The rules of a queue in plain Python, and machines that hold a real store against them."""
+"""A model of a queue in plain Python, and state machines that compare a real store with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tidebook.core.payload import BYTES
-from tidebook.sql.port.queue import NEVER_MS, QueueRef, QueueStore
+from tidebook.queue.port import NEVER_MS, QueueRef, QueueStore
 from tidebook.testing.conformance.queue_base import Desk, Taken, entry, new_queue
 
 MAX_TIMEOUTS = 1
@@ -22,7 +22,7 @@ SLOW = 200
 
 @dataclass
 class Item:
-    """An entry, whether it waits or is being processed."""
+    """A waiting or processing entry."""
 
     age: int
     name: str
@@ -39,7 +39,7 @@ class Item:
 
 @dataclass
 class Model:
-    """A queue: at most one waiting entry a key, at most one that is being processed."""
+    """A queue with at most one waiting and at most one processing entry for each key."""
 
     now: int
     waiting: dict[str, Item] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Model:
         self.waiting[new.name] = new
 
     def merge(self, old: Item, timeouts: int, process_at: int) -> bool:
-        """An entry that was processed goes into the waiting one of its key."""
+        """Merge an entry that was being processed into the waiting one of its key."""
         new = self.waiting.get(old.name)
         if new is None or new.expires_at <= self.now:
             return False
@@ -128,7 +128,7 @@ class Model:
         return "waiting"
 
     def retry(self, letter: Item, age: int) -> None:
-        """A dead letter waits again; what is newer of its key keeps its data."""
+        """Return a dead letter to the queue; a newer entry of its key keeps its data."""
         self.dead.remove(letter)
         expires_at = letter.expires_at if letter.expires_at > self.now else NEVER_MS
         out = self.processing.get(letter.name)
@@ -156,7 +156,7 @@ class Model:
         return item if item is not None and item.holder == holder else None
 
     def shown(self) -> list[tuple[Any, ...]]:
-        """What a listing shows, order aside."""
+        """Return the entries of a listing, in any order."""
         alive = [("P", each) for each in self.processing.values()]
         alive += [("W", each) for each in self.waiting.values() if each.expires_at > self.now]
         return sorted(
@@ -166,7 +166,7 @@ class Model:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Subclass it with `open`, which opens a store on a fresh clock and tells how to move that clock."""
+    """A state machine; a subclass defines `open`, which opens a store and returns how to advance its clock."""
 
     #: Whether the store is swept whenever the clock moves.
     sweeps_as_time_goes = False
@@ -225,7 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.do(self.desk.store.put(self.desk.ref, made, inserted_at=0))
 
     def letter(self, data: st.DataObject) -> tuple[Item, int] | None:
-        """A dead letter, and its flag."""
+        """Choose a dead letter."""
         if not self.model.dead:
             return None
         item = data.draw(st.sampled_from(self.model.dead), label="letter")

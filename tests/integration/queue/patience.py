@@ -1,4 +1,4 @@
-"""Waiting for what tells no event of itself: another process, a counter."""
+"""Polling for conditions that signal no event, such as those of another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATIENCE_S = 60
 
 
 async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait until it is so; fail when it does not come true."""
+    """Wait until the condition holds; fail after a time limit."""
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110  nothing else tells
             await asyncio.sleep(0.01)

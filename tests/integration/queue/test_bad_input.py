@@ -1,4 +1,4 @@
-"""What cannot be accepted is refused with InvalidInput or NotFound, on either backend, and nothing is changed."""
+"""Invalid input raises InvalidInput or NotFound on either backend, and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import tidebook
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound
 from tidebook.queue import Entry, QueueSettings
+from tidebook.queue.port import Step
 from tidebook.queue.queue import Queue
-from tidebook.sql.port.queue import Step
 
 pytestmark = pytest.mark.postgres
 NAN = float("nan")
@@ -32,6 +32,8 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
     "an empty key": lambda q: q.put(1, key=""),
     "a long key": lambda q: q.put(1, key="é" * 501),
     "a date that is text": lambda q: q.put(1, process_at="now"),  # type: ignore[arg-type]
+    "a date without a zone": lambda q: q.put(1, process_at=datetime(2030, 1, 1)),
+    "an expiry without a zone": lambda q: q.put(1, expires_at=datetime(2030, 1, 1)),
     "a date before all": lambda q: q.put(1, process_at=datetime.min),
     "a date after all": lambda q: q.put(1, expires_at=10**18),
     "text for a list": lambda q: q.put_many("abc"),
@@ -212,7 +214,7 @@ def test_threads_without_a_loop_have_the_same_names(tmp_path: Path) -> None:
 async def test_what_a_cancelled_claim_took_is_given_back(book: tidebook.Book, limit: int) -> None:
     queue = await book.queue("mail").open()
     await queue.put("x")
-    store = await book.queues._service.store()
+    store = await book.queues._runtime.store()
     begun, going_on, claim = asyncio.Event(), asyncio.Event(), store.claim
 
     async def slowly(*arguments: Any, **named: Any) -> Any:

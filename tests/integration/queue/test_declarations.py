@@ -1,4 +1,4 @@
-"""Declared fields are checked on put, and a changed declaration begins a new table."""
+"""Declared fields are checked on put, and a changed declaration begins a new partition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import tidebook.queue
 from tidebook.cli.app import main
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.queue import Entry
-from tidebook.sql.postgres.queue import PostgresQueues
-from tidebook.sql.postgres.queue_keeping import Keeping
+from tidebook.queue.postgres.maintenance import PartitionMaintenance
+from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, new_queue
 
 
@@ -86,7 +86,7 @@ async def test_an_edited_dead_letter_is_checked_too(book: tidebook.Book) -> None
 
 def test_an_entity_bomb_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "bomb.xml").write_text(BOMB)
-    with tidebook.open_sync(tmp_path / "data") as book, pytest.raises(InvalidInput, match="no place"):
+    with tidebook.open_sync(tmp_path / "data") as book, pytest.raises(InvalidInput, match="must not contain"):
         book.queue("mail", fields=tmp_path / "bomb.xml")
 
 
@@ -172,7 +172,7 @@ async def test_a_declaration_whose_table_could_not_be_begun_begins_it_the_next_t
         raise Unavailable("open transactions keep its table busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Keeping, "begin", busy)
+        patch.setattr(PartitionMaintenance, "begin", busy)
         with pytest.raises(Unavailable):
             await store.declare(ref, b"new")
     changed = await store.declare(ref, b"new")

@@ -1,4 +1,4 @@
-"""In a folder one table is enough: what is finished leaves nothing behind that a claim would walk over."""
+"""In SQLite one table is enough: finished entries leave nothing that a claim would scan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def churn(queue: Queue) -> None:
 
 
 def pages(folder: Path) -> tuple[int, int]:
-    """How many pages the queue takes, and how many of them are free."""
+    """Return how many pages the queue uses, and how many of them are free."""
     connection = apsw.Connection(str(folder / "queue.db"), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         taken: int = connection.execute("PRAGMA page_count").get

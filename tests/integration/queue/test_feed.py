@@ -1,4 +1,4 @@
-"""Work from events: each event of a tag becomes an entry, exactly once, whoever delivers it and however often."""
+"""Each event of a tag becomes one entry, exactly once, however often it is delivered and by whichever process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import tidebook
 from tidebook import Event
 from tidebook.cli.app import main
 from tidebook.queue import Entry
+from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring import feed as feed_module
 
@@ -51,7 +51,7 @@ asyncio.run(main(sys.argv[1], left))
 
 
 async def replicated(book: tidebook.Book) -> None:
-    """Bring all events into their streams."""
+    """Replicate all events to their tag streams."""
     await replicate(book.log, book.store, "orders")
     await tick(book.log, book.store, ["orders"])
     await replicate(book.log, book.store, "orders")
@@ -68,7 +68,7 @@ async def paid(book: tidebook.Book) -> AsyncIterator[tidebook.Book]:
 
 
 async def totals(book: tidebook.Book, queue: str = "mail") -> list[int]:
-    """What was put."""
+    """Return the entries that were put."""
     return sorted(job.data["payload"]["total"] for job in await book.queue(queue).claim(1_000))
 
 

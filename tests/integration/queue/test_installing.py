@@ -1,4 +1,4 @@
-"""The tables are made once, by whoever comes first; who may not make any can work all the same."""
+"""The first process creates the tables; a user without the right to create any can still use them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 import tidebook
-from tidebook.sql.port.queue import QueueSettings
-from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.queue.port import QueueSettings
+from tidebook.queue.postgres.store import PostgresQueues
 
 pytestmark = pytest.mark.postgres
 
 
-async def test_many_who_open_at_one_time_find_the_same_queues(postgres_url: str, schema: str) -> None:
+async def test_processes_that_open_concurrently_find_the_same_queues(postgres_url: str, schema: str) -> None:
     stores = await asyncio.gather(*(PostgresQueues.open(postgres_url, schema=schema) for _ in range(6)))
     settings = QueueSettings(own_table=True)
     refs = await asyncio.gather(*(store.queue("mail") for store in stores))
@@ -28,7 +28,7 @@ async def test_many_who_open_at_one_time_find_the_same_queues(postgres_url: str,
 
 @pytest.fixture
 def clerk(postgres_url: str, schema: str) -> Iterator[str]:
-    """The URL of a user who may read and write tables, and make none."""
+    """The URL of a user that may read and write tables but not create any."""
     name = f"clerk_{schema}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN")
@@ -58,7 +58,7 @@ async def test_a_user_who_may_make_no_table_puts_claims_and_finishes(
         assert (await queue.status()).waiting == 0
 
 
-async def test_a_user_without_rights_is_told_so(
+async def test_a_user_without_rights_gets_an_error(
     settings_file: Path, postgres_url: str, schema: str, clerk: str
 ) -> None:
     settings_file.write_text(settings_file.read_text().replace(postgres_url, clerk))
@@ -67,7 +67,7 @@ async def test_a_user_without_rights_is_told_so(
             await book.queue("mail").put("x")
 
 
-async def test_a_tidebook_that_gives_no_floors_claims_beside_a_newer_one(
+async def test_an_older_version_that_passes_no_watermarks_claims_beside_a_newer_one(
     settings_file: Path, postgres_url: str, schema: str
 ) -> None:
     async with tidebook.open(settings_file) as book:

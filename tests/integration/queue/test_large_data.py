@@ -1,4 +1,4 @@
-"""Claims and puts are bounded in bytes, not in entries alone."""
+"""Claims and puts are bounded in bytes, not only in entries."""
 
 from __future__ import annotations
 

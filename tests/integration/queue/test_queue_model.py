@@ -1,4 +1,4 @@
-"""Both stores follow the rules, whatever is done to them in whatever order."""
+"""Both stores behave like the model under any sequence of operations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.integration.queue.model import QueueMachine
-from tidebook.sql.port.queue import QueueStore
-from tidebook.sql.postgres.queue import PostgresQueues
-from tidebook.sql.sqlite.queue import SqliteQueues
+from tidebook.queue.port import QueueStore
+from tidebook.queue.postgres.store import PostgresQueues
+from tidebook.queue.sqlite.store import SqliteQueues
+from tidebook.runtime.clock import SystemClock
 from tidebook.testing.conformance.queue_base import START_MS
 
 
-class HandClock:
-    """A clock that stands until it is moved."""
+class HandClock(SystemClock):
+    """A clock that only moves when it is told to."""
 
     def __init__(self) -> None:
         self.ms = START_MS

@@ -17,10 +17,11 @@ from sqlalchemy.orm import Session
 import tidebook
 from tidebook import outbox
 from tidebook.core.errors import Unavailable
+from tidebook.postgres import connect
 from tidebook.queue.entry import Entry
-from tidebook.sql.port.queue import QueueSettings, Step
-from tidebook.sql.postgres import connect, queue_calls
-from tidebook.sql.postgres.queue import PostgresQueues
+from tidebook.queue.port import QueueSettings, Step
+from tidebook.queue.postgres import statement_runner
+from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
 
 pytestmark = pytest.mark.postgres
@@ -103,7 +104,7 @@ async def test_a_session_on_another_database_is_told_so(settings_file: Path) -> 
 async def test_work_and_a_message_are_committed_with_the_callers_own_rows(
     settings_file: Path, postgres_url: str, schema: str
 ) -> None:
-    """The order's row, the message to the broker and the work on it: all three, or none."""
+    """The order, its outbox message and its queue entry are committed together or not at all."""
     engine = create_engine(
         postgres_url.replace("postgresql://", "postgresql+psycopg://"),
         connect_args={"options": f"-c search_path={schema}"},
@@ -179,7 +180,7 @@ async def test_puts_that_wait_for_an_open_transaction_leave_a_connection_for_lea
 
 
 async def test_a_put_waits_for_a_lock_once(postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (connect, queue_calls):
+    for module in (connect, statement_runner):
         monkeypatch.setattr(module, "LOCK_MS_MAX", 500, raising=False)
     store = await PostgresQueues.open(postgres_url, schema=schema)
     desk = Desk(store, await new_queue(store))

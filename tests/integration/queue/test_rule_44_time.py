@@ -1,4 +1,4 @@
-"""Rule 44: the store's time decides; the client's own clock is only written down."""
+"""Rule 44: the store's clock decides; the client's clock is only recorded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidebook
+from tidebook.runtime.clock import SystemClock
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import read_settings
 
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.postgres
 HOUR_MS = 3_600_000
 
 
-class WrongClock:
-    """A machine whose clock is off."""
+class WrongClock(SystemClock):
+    """A clock that is wrong."""
 
     def __init__(self, off_ms: int) -> None:
         self._off_ms = off_ms

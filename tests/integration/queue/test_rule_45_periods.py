@@ -1,4 +1,4 @@
-"""Rule 45: a ring of period tables, in order across them, cleared even while an old snapshot is held."""
+"""Rule 45: claims are in order across partitions, which are cleared even under an old snapshot."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import psycopg
 import pytest
 
 from tidebook.core.errors import Unavailable
-from tidebook.sql.port.queue import NEVER_MS, Failure, QueueSettings
-from tidebook.sql.postgres.queue import PostgresQueues
-from tidebook.sql.postgres.queue_periods import period_end
+from tidebook.queue.port import NEVER_MS, Failure, QueueSettings
+from tidebook.queue.postgres.partition_rotation import period_end
+from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
 
 pytestmark = pytest.mark.postgres
 
 
 async def turn(desk: Desk, url: str, schema: str) -> None:
-    """End the period."""
+    """Rotate to a new partition."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(f"UPDATE {schema}.period SET finished = 1000000")
     await desk.store.sweep(desk.ref)
 
 
 async def slots(url: str, schema: str) -> dict[int, int]:
-    """How many entries are in each table."""
+    """Return the number of entries in each partition."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(f"SELECT slot, count(*) FROM {schema}.entry GROUP BY slot ORDER BY slot")
         return dict(await cursor.fetchall())

@@ -1,4 +1,4 @@
-"""Rule 46: listeners wake exactly when work becomes due, and putters notify only those who would sleep past it."""
+"""Rule 46: listeners wake exactly when work becomes due, and puts notify only processes that would sleep past it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 import tidebook
 from tests.integration.queue.patience import until
+from tidebook.queue.port import NEVER_MS
 from tidebook.queue.queue import Queue
-from tidebook.sql.port.queue import NEVER_MS
 from tidebook.testing.conformance.queue_base import Desk
 
 pytestmark = pytest.mark.postgres
@@ -23,13 +23,13 @@ PATIENCE_S = 30
 
 
 class Ear:
-    """Hears every notification of a schema."""
+    """Records every notification of a schema."""
 
     def __init__(self, connection: psycopg.AsyncConnection) -> None:
         self._connection = connection
 
     async def heard(self) -> list[str]:
-        """All so far: the one that is sent last is the end."""
+        """Return all notifications so far, up to a marker that this call sends."""
         channel = "tidebook_test_end"
         await self._connection.execute(f"LISTEN {channel}")
         async with await psycopg.AsyncConnection.connect(self._connection.info.dsn, autocommit=True) as other:
@@ -78,7 +78,7 @@ async def test_done_notifies_who_waits_for_a_held_key(desk: Desk, postgres_url: 
 
 
 async def next_job(queue: Queue) -> tuple[object, float]:
-    """Listen until a job comes: its data, and when."""
+    """Listen until a job is claimed; return its data and the time."""
     async with aclosing(queue.listen()) as dues:
         async for _ in dues:
             if jobs := await queue.claim():
@@ -89,7 +89,7 @@ async def next_job(queue: Queue) -> tuple[object, float]:
 
 
 async def settled(book: tidebook.Book) -> None:
-    """Wait until the listener has looked, found nothing, and said so."""
+    """Wait until the listener has polled, found nothing, and published its sleep."""
     await until(lambda: book.metrics.counted("queue_looks") >= 3)
 
 

@@ -1,4 +1,4 @@
-"""Rule 47: under putters and workers that die and pause, each key has one holder at a time and nothing is lost."""
+"""Rule 47: with putters and workers that die and pause, each key has one holder at a time and nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import tidebook
 from tests.integration.queue.patience import until
 from tidebook.core.errors import LeaseLost
 from tidebook.queue.job import Job
+from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
-from tidebook.sql.port.queue import QueueSettings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 KEYS = 12
@@ -22,7 +22,7 @@ LEASE_S = 0.4
 
 
 class Ledger:
-    """Who holds what, and what was done."""
+    """Records which worker holds each key, and which jobs were done."""
 
     def __init__(self) -> None:
         self.last_put: dict[str, int] = {}
@@ -31,7 +31,7 @@ class Ledger:
         self._holds: dict[str, dict[int, Job]] = defaultdict(dict)
 
     def take(self, job: Job) -> None:
-        """A job came. Whoever holds its key still, and has not even begun to let go, must have lost his lease."""
+        """Record a claim. A worker that still holds the key, and is not finishing it, must have lost its lease."""
         assert job.key is not None
         others = self._holds[job.key].values()
         self.overlaps += [
@@ -42,7 +42,7 @@ class Ledger:
         self._holds[job.key][id(job)] = job
 
     def let_go(self, job: Job) -> None:
-        """It is about to be finished or given back."""
+        """Record that a job is about to be finished or returned."""
         assert job.key is not None
         del self._holds[job.key][id(job)]
 

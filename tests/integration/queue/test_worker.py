@@ -1,4 +1,4 @@
-"""A worker takes what is due, keeps its leases alive, and stops without dropping anything."""
+"""A worker claims what is due, extends its leases, and stops without losing anything."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import tidebook
 from tests.integration.queue.patience import until
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.queue.job import Job
+from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
 from tidebook.queue.worker import Handler, Worker
-from tidebook.sql.port.queue import QueueSettings
 
 pytestmark = pytest.mark.postgres
 NO_REST = Retry(first_s=0.0, spread=0.0)
@@ -27,7 +27,7 @@ NO_REST = Retry(first_s=0.0, spread=0.0)
 
 @asynccontextmanager
 async def working(queue: Queue, handler: Handler, **settings: object) -> AsyncIterator[Worker]:
-    """A worker that runs meanwhile, and is stopped then."""
+    """Run a worker for the duration of the block."""
     worker = Worker(queue, handler, **settings)  # type: ignore[arg-type]
     running = asyncio.create_task(worker.run())
     try:
@@ -38,7 +38,7 @@ async def working(queue: Queue, handler: Handler, **settings: object) -> AsyncIt
 
 
 async def empty(queue: Queue) -> None:
-    """Wait until nothing waits, and nothing is being processed."""
+    """Wait until the queue has neither waiting nor processing entries."""
     async with asyncio.timeout(60):
         while (status := await queue.status()).waiting or status.processing:  # noqa: ASYNC110  nothing else tells
             await asyncio.sleep(0.01)

@@ -14,10 +14,10 @@ import pytest_asyncio
 
 from tidebook import Event, Fenced
 from tidebook.core.segments import head_segment
-from tidebook.tags.shares import SHARES
+from tidebook.replication.ticks import tick
+from tidebook.tags.group_assignment import SHARES
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.tags.subscription import Subscription
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
@@ -74,7 +74,7 @@ class Member:
 
     async def kill(self) -> None:
         """Neither it nor what keeps its lease goes on, and it does not say goodbye."""
-        for task in (self._task, self.events._keeping):
+        for task in (self._task, self.events._renewal):
             assert task is not None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -155,7 +155,7 @@ async def test_progress_rows_say_how_far_each_journal_and_tag_has_come(
     await replicate(book.log, book.store, topic)
     await book.journal(topic).purge("gone")
     await replicate(book.log, book.store, topic)
-    facts = await book.journal(topic).facts()
+    facts = await book.journal(topic).create()
     host, port = cassandra_address.split(":")
     cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
     session = await cluster.create_session(keyspace=KEYSPACE)

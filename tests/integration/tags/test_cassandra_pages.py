@@ -12,12 +12,12 @@ import pytest_asyncio
 from tidebook import Event
 from tidebook.core.action import Mark
 from tidebook.core.key import Key
-from tidebook.core.mend import Mend
 from tidebook.core.record import encode_record
-from tidebook.core.replication import TagPlace
+from tidebook.core.repair import Repair
+from tidebook.core.replication_plan import TagPosition
 from tidebook.log.port import Outgoing
+from tidebook.replication.ticks import tick
 from tidebook.store.cassandra.page_size import PAGE_BYTES
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
@@ -60,8 +60,8 @@ async def test_a_stream_goes_on_behind_more_deleted_events_than_cassandra_reads_
     pointer, head = await book.store.pointer(topic, 0), await book.store.head(key)
     assert pointer is not None
     assert head is not None
-    gone = tuple(TagPlace(tag, begin_ms + n // 100, topic, 0, 1000 + n, 0, 1) for n in range(TOMBSTONES))
-    await book.store.mend(Mend(key=key, partition=0, pointer=pointer, rev=1, head=head, extra_tags=gone))
+    gone = tuple(TagPosition(tag, begin_ms + n // 100, topic, 0, 1000 + n, 0, 1) for n in range(TOMBSTONES))
+    await book.store.mend(Repair(key=key, partition=0, pointer=pointer, rev=1, head=head, extra_tags=gone))
     facts = await book.store.facts(topic)
     assert facts is not None
     later = encode_record(Mark(facts.epoch, gone[-1].time_ms + 1), limit_bytes=facts.limit_bytes)

@@ -13,8 +13,8 @@ import pytest
 
 import tidebook
 from tidebook import Event
+from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 
 pytestmark = pytest.mark.cassandra

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tidebook import Event
-from tidebook.tags.ticks import tick
+from tidebook.replication.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
@@ -49,6 +49,19 @@ def test_a_stream_is_printed_and_resumed(folder: Path) -> None:
     ]
     assert tidebook_tags(folder, "read", "paid", "--after", rows[1]["tag_offset"], "--topic", "orders") == rows[2:]
     assert tidebook_tags(folder, "read", "paid", "--since", "2999-01-01T00:00:00Z") == []
+
+
+def test_what_is_not_replicated_yet_is_told_of_on_standard_error(tmp_path: Path) -> None:
+    async def append() -> None:
+        async with Book(Settings(tmp_path)) as book:
+            await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+
+    asyncio.run(append())
+    command = [sys.executable, "-m", "tidebook.cli.app", "tags", "read", "paid", "--book", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    for part in ("1 records are not replicated", "tidebook pipeline replicate", "tidebook up"):
+        assert part in done.stderr
 
 
 def test_tags_are_listed_their_completeness_is_told_and_one_is_made_anew(folder: Path) -> None:

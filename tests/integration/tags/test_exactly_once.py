@@ -18,8 +18,8 @@ import pytest
 
 import tidebook
 from tidebook import Event
+from tidebook.replication.ticks import tick
 from tidebook.tags.sql_offsets import TABLE, TABLE_MYSQL, SqlOffsets
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 
 EVENTS = 120

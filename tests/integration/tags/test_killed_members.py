@@ -15,9 +15,9 @@ import pytest
 
 import tidebook
 from tidebook import Event
-from tidebook.tags.shares import SHARES
+from tidebook.replication.ticks import tick
+from tidebook.tags.group_assignment import SHARES
 from tidebook.tags.sql_offsets import TABLE
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 
 pytestmark = pytest.mark.postgres

@@ -13,8 +13,8 @@ import pytest
 
 import tidebook
 from tidebook import Event
+from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 
 #: Replicates the topic in batches of three records, and is killed at the named moment of its second batch.
@@ -22,7 +22,7 @@ REPLICATOR = textwrap.dedent(
     """
     import asyncio, os, signal, sys
     import tidebook
-    from tidebook.pipeline.slice import plan_slice
+    from tidebook.replication.slice import plan_slice
 
     async def main(folder, moment):
         async with tidebook.open(folder) as book:

@@ -1,4 +1,4 @@
-"""What every case of a region starts from: a log, a namespace of its own, ways to open it again."""
+"""The fixtures of the region tests: a log, a separate namespace, and a second process's view of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 import pytest_asyncio
 
-from tidebook.core.clock import RandomIds, SystemClock
-from tidebook.core.metrics import Metrics
 from tidebook.log.port import Log, Record, read_all
-from tidebook.wal.entry import Entry
+from tidebook.runtime.clock import RandomIds, SystemClock
+from tidebook.runtime.metrics import Metrics
+from tidebook.wal.entry import WalEntry
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.region import Region
 from tidebook.wal.settings import WalSettings
@@ -34,7 +34,7 @@ def make_wal(log: Log, namespace: str, **settings: Any) -> Wal:
 
 
 class RegionBase:
-    """Subclasses give `open_log`, each call of it another instance on the same data."""
+    """Base of the region tests. Subclasses implement `open_log`, which returns a new instance on the same data."""
 
     pytestmark: ClassVar = [pytest.mark.asyncio]
 
@@ -65,32 +65,32 @@ class RegionBase:
 
     @pytest_asyncio.fixture
     async def other(self, log: Log, namespace: str, wal: Wal) -> AsyncIterator[Wal]:
-        """The same namespace, as another process would have it."""
+        """The same namespace as another process sees it."""
         other = make_wal(log, namespace)
         yield other
         await other.close()
 
 
-def facts(meta: RegionMeta) -> dict[int, Any]:
-    """Everything of a meta that must survive, comparable."""
+def state_of(meta: RegionMeta) -> dict[int, Any]:
+    """Return the part of the state that must survive a recovery, as comparable values."""
     return {
-        table: (t.life, t.next_seq_num, t.latest_marked_deleted, t.current_high_watermark, dict(t.mapping))
+        table: (t.incarnation, t.next_seq_num, t.latest_marked_deleted, t.current_high_watermark, dict(t.mapping))
         for table, t in meta.tables.items()
     }
 
 
 async def held_records(log: Log, topic: str) -> list[Record]:
-    """All that a topic holds."""
+    """Return all records of a topic."""
     start, stop = await log.start(topic, 0), await log.end(topic, 0)
     return list(await read_all(log, topic, 0, start=start, stop=stop))
 
 
-async def entries(reading: AsyncIterator[Entry]) -> list[tuple[int, int, Any]]:
+async def entries(reading: AsyncIterator[WalEntry]) -> list[tuple[int, int, Any]]:
     return [(e.table, e.seq, e.payload) async for e in reading]
 
 
 async def contents(region: Region) -> dict[int, list[tuple[int, Any]]]:
-    """What each table holds, by number."""
+    """Return the entries of each table by sequence number."""
     held: dict[int, list[tuple[int, Any]]] = {}
     async for entry in region.read():
         held.setdefault(entry.table, []).append((entry.seq, entry.payload))

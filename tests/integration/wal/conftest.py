@@ -1,4 +1,4 @@
-"""A log in a folder, and the same with faults to order."""
+"""Fixtures: an embedded log, and the same log with injected faults."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.wal.faulty import FaultyLog
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.sqlite import SqliteLog
 
 
 @pytest_asyncio.fixture
-async def inner(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
-    log = EmbeddedLog(tmp_path)
+async def inner(tmp_path: Path) -> AsyncIterator[SqliteLog]:
+    log = SqliteLog(tmp_path)
     yield log
     await log.close()
 
 
 @pytest.fixture
-def log(inner: EmbeddedLog) -> FaultyLog:
+def log(inner: SqliteLog) -> FaultyLog:
     return FaultyLog(inner)

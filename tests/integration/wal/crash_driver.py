@@ -1,7 +1,7 @@
-"""Kills a process at each step of a region's life, and looks at what the next one finds.
+"""Kill a process at each step of its work on a region, and check what the next process finds.
 
-Run as a program: each life is a fork that ends itself with SIGKILL before or after its n-th call to the log. Nothing
-that was acknowledged may be missing, nothing else may appear but the one step that was under way.
+Run as a program. Each run is a fork that ends itself with SIGKILL before or after its n-th call to the log. No
+acknowledged step may be missing, and nothing else may appear but the one step that was in progress.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.integration.wal.base import contents, facts, make_wal
-from tidebook.log.embedded import EmbeddedLog
-from tidebook.log.port import Log, OnSent, Outgoing, Sent, TopicState
+from tests.integration.wal.base import contents, make_wal, state_of
+from tidebook.log.port import Acknowledged, Log, OnSent, Outgoing, TopicState
+from tidebook.log.sqlite import SqliteLog
 from tidebook.wal.region import Region
 
 Step = list[Any]
-#: What happens in a life; each step is told before it begins and after it is done.
+#: The steps of a run; each is reported before it begins and after it is done.
 STEPS: list[Step] = [
     ["write", 1, ["a", "b"]],
     ["write", 2, ["c"]],
@@ -45,7 +45,7 @@ STEPS: list[Step] = [
 
 
 class KillingLog:
-    """Ends the process before or after its n-th change of the log."""
+    """Kill the process before or after its n-th change of the log."""
 
     def __init__(self, log: Log, *, at: int, after: bool) -> None:
         self._log = log
@@ -64,7 +64,7 @@ class KillingLog:
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         self._log.send(record, (lambda _: die()) if self._due() else on_sent)
 
-    async def append(self, record: Outgoing) -> Sent:
+    async def append(self, record: Outgoing) -> Acknowledged:
         return await self._change(lambda: self._log.append(record))
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
@@ -113,7 +113,7 @@ async def do(region: Region, step: Step) -> None:
 
 
 def expected(steps: list[Step]) -> dict[int, list[list[Any]]]:
-    """What the tables hold after these steps."""
+    """Return the expected contents of the tables after these steps."""
     tables: dict[int, tuple[int, list[list[Any]]]] = {}
     for step in steps:
         match step:
@@ -135,7 +135,7 @@ def expected(steps: list[Step]) -> dict[int, list[list[Any]]]:
 
 
 async def live(folder: Path, *, at: int, after: bool) -> None:
-    log = EmbeddedLog(folder)
+    log = SqliteLog(folder)
     wal = make_wal(KillingLog(log, at=at, after=after), "crash")
     region = await wal.open_region(7, create=True)
     for step in STEPS:
@@ -147,18 +147,18 @@ async def live(folder: Path, *, at: int, after: bool) -> None:
 
 
 async def inspect(folder: Path) -> None:
-    """What the next owner finds, what a reader finds, and that both go on."""
+    """Check what the next owner and a reader find, and that both can continue."""
     lines = told(folder / "diary")
     done = [step for word, step in lines if word == "done"]
     under_way = [step for word, step in lines[-1:] if word == "begin"]
-    log = EmbeddedLog(folder)
+    log = SqliteLog(folder)
     wal = make_wal(log, "crash")
     region = await wal.open_region(7, create=True)
     held = {t: [[seq, p.decode()] for seq, p in pairs] for t, pairs in sorted((await contents(region)).items())}
     assert held in (expected(done), expected(done + under_way)), (held, done, under_way)
     reader = await make_wal(log, "crash").open_region(7, writable=False)
-    assert facts(reader.meta) == facts(region.meta)
-    # Life goes on where it stopped.
+    assert state_of(reader.meta) == state_of(region.meta)
+    # The next owner continues where the killed one stopped.
     for step in [under_way[0]] if under_way and held == expected(done) else []:
         await do(region, step)
     left = STEPS[len(done) + len(under_way) :]
@@ -171,9 +171,9 @@ async def inspect(folder: Path) -> None:
 
 
 async def live_busily(folder: Path, *, seconds: float) -> None:
-    """Many writers, a marker and a cleaner at once, until the end comes from within a timer."""
+    """Run many writers, a marker and a cleaner concurrently, until a timer kills the process."""
     asyncio.get_running_loop().call_later(seconds, die)
-    wal = make_wal(EmbeddedLog(folder), "crash", pack_bytes=200)
+    wal = make_wal(SqliteLog(folder), "crash", pack_bytes=200)
     region = await wal.open_region(7, create=True)
     diary = os.open(folder / "diary", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
 
@@ -204,7 +204,7 @@ async def inspect_busily(folder: Path) -> None:
             assert wrote.setdefault((line[1], line[2]), line[3]) == line[3], f"a number was given twice: {line}"
         else:
             marks[line[1]] = max(marks.get(line[1], 0), line[2])
-    log = EmbeddedLog(folder)
+    log = SqliteLog(folder)
     wal = make_wal(log, "crash")
     region = await wal.open_region(7, create=True)
     held = {(t, seq): p.decode() for t, pairs in (await contents(region)).items() for seq, p in pairs}
@@ -219,7 +219,7 @@ async def inspect_busily(folder: Path) -> None:
 
 
 def in_fork(body: Callable[[], Awaitable[None]]) -> int:
-    """Run in a process of its own; its exit status, negative where a signal ended it."""
+    """Run in a forked process; return its exit status, negative if a signal ended it."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -233,16 +233,16 @@ def in_fork(body: Callable[[], Awaitable[None]]) -> int:
 
 
 def every_step(after: bool) -> int:
-    """Kill at the first call, the second, and so on, until a life is long enough to end by itself."""
+    """Kill at the first call, the second, and so on, until a run completes."""
     for at in range(1, 1000):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             ended = in_fork(lambda at=at, folder=folder: live(folder, at=at, after=after))  # type: ignore[misc]
-            assert ended in (0, -signal.SIGKILL), f"life {at} ended with {ended}"
-            assert in_fork(lambda folder=folder: inspect(folder)) == 0, f"life {at}, after={after}"  # type: ignore[misc]
+            assert ended in (0, -signal.SIGKILL), f"run {at} ended with {ended}"
+            assert in_fork(lambda folder=folder: inspect(folder)) == 0, f"run {at}, after={after}"  # type: ignore[misc]
             if ended == 0:
                 return at - 1
-    raise AssertionError("a life never ends")
+    raise AssertionError("a run never completes")
 
 
 def busy_lives(rounds: int, seed: int) -> int:

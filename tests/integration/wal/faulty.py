@@ -1,4 +1,4 @@
-"""Logs that misbehave on purpose, around a log that does not."""
+"""Wrap a log to inject faults."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidebook.core.errors import LogLost, OutcomeUnknown, TidebookError, Unavailable
-from tidebook.log.port import Batch, Log, OnSent, Outgoing, Record, Sent, TopicState
+from tidebook.log.port import Acknowledged, Log, OnSent, Outgoing, Record, RecordPage, TopicState
 from tidebook.wal.record import read_record
 
 Fault = Callable[[Outgoing], str | None]
 
 
 class FaultyLog:
-    """Sends go wrong as `fault` says of each: "refused", "lost", "unknown" (it lands, nobody is told), or None.
+    """A log that injects the fault that `fault` returns for each record; None sends it normally.
 
-    "held": it lands, and the answer waits for `release`.
+    "refused": not written, reported as failed. "lost": not written, outcome unknown. "late": written by `land`, outcome
+    unknown. "unknown": written, outcome unknown. "twice": written twice. "held": written, the acknowledgement waits for
+    `release`. "told and gone": acknowledged, but not written.
     """
 
     def __init__(self, log: Log) -> None:
@@ -26,9 +28,9 @@ class FaultyLog:
         self.fault: Fault = lambda _: None
         self.reads_fail = False
         self._sending: dict[type, asyncio.Event] = {}
-        #: Records that were "late": they land when `land` is called.
+        #: The records with the fault "late": `land` writes them.
         self.late: list[Outgoing] = []
-        self._answers: list[tuple[OnSent, Sent | TidebookError]] = []
+        self._answers: list[tuple[OnSent, Acknowledged | TidebookError]] = []
         self._answer_came = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -57,22 +59,22 @@ class FaultyLog:
             case "held":
                 self._log.send(record, lambda outcome: self._hold(on_sent, outcome))
             case "told and gone":
-                loop.call_soon(on_sent, Sent(0, 10_000, 0))
+                loop.call_soon(on_sent, Acknowledged(0, 10_000, 0))
             case other:
                 raise AssertionError(other)
 
-    def _hold(self, on_sent: OnSent, outcome: Sent | TidebookError) -> None:
+    def _hold(self, on_sent: OnSent, outcome: Acknowledged | TidebookError) -> None:
         self._answers.append((on_sent, outcome))
         self._answer_came.set()
 
     async def holds(self, count: int) -> None:
-        """Wait until so many answers are held."""
+        """Wait until this many acknowledgements are held."""
         while len(self._answers) < count:
             self._answer_came.clear()
             await self._answer_came.wait()
 
     def release(self, told: Sequence[bool]) -> None:
-        """Answer what was held; where `told` says no, say that nobody knows."""
+        """Deliver the held acknowledgements; report an unknown outcome where `told` is False."""
         answers, self._answers = self._answers, []
         for (on_sent, outcome), is_told in zip(answers, told, strict=True):
             on_sent(outcome if is_told else OutcomeUnknown("landed, but untold on purpose"))
@@ -81,8 +83,8 @@ class FaultyLog:
         """Wait until a record of this type is sent."""
         await self._sending.setdefault(kind, asyncio.Event()).wait()
 
-    async def append(self, record: Outgoing) -> Sent:
-        done: asyncio.Future[Sent | TidebookError] = asyncio.get_running_loop().create_future()
+    async def append(self, record: Outgoing) -> Acknowledged:
+        done: asyncio.Future[Acknowledged | TidebookError] = asyncio.get_running_loop().create_future()
         self.send(record, done.set_result)
         outcome = await done
         if isinstance(outcome, TidebookError):
@@ -90,19 +92,19 @@ class FaultyLog:
         return outcome
 
     async def land(self) -> None:
-        """Let the late records arrive."""
+        """Write the late records to the log."""
         for record in self.late:
             await self._log.append(record)
         self.late.clear()
 
-    async def read(self, *arguments: Any, **named: Any) -> Batch:
+    async def read(self, *arguments: Any, **named: Any) -> RecordPage:
         if self.reads_fail:
             raise Unavailable("no reads on purpose")
         return await self._log.read(*arguments, **named)
 
 
 class SparseLog:
-    """Shows every offset times `STRIDE` plus 3: holes everywhere, as transaction markers leave them."""
+    """Map every offset to `STRIDE` times it plus 3: gaps everywhere, like those of Kafka's transaction markers."""
 
     STRIDE = 7
 
@@ -118,16 +120,16 @@ class SparseLog:
         return await self._log.create_topic(topic, partitions, **named)
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
-        def shown(outcome: Sent | TidebookError) -> None:
-            on_sent(self._sent(outcome) if isinstance(outcome, Sent) else outcome)
+        def shown(outcome: Acknowledged | TidebookError) -> None:
+            on_sent(self._sent(outcome) if isinstance(outcome, Acknowledged) else outcome)
 
         self._log.send(record, shown)
 
-    async def append(self, record: Outgoing) -> Sent:
+    async def append(self, record: Outgoing) -> Acknowledged:
         return self._sent(await self._log.append(record))
 
-    def _sent(self, sent: Sent) -> Sent:
-        return Sent(sent.partition, self._shown(sent.offset), sent.timestamp_ms)
+    def _sent(self, sent: Acknowledged) -> Acknowledged:
+        return Acknowledged(sent.partition, self._shown(sent.offset), sent.timestamp_ms)
 
     def _shown(self, offset: int) -> int:
         return offset * self.STRIDE + 3
@@ -135,16 +137,16 @@ class SparseLog:
     def _inner(self, shown: int) -> int:
         return max(0, -(-(shown - 3) // self.STRIDE))
 
-    async def read(self, topic: str, partition: int, *, start: int, stop: int, **named: Any) -> Batch:
+    async def read(self, topic: str, partition: int, *, start: int, stop: int, **named: Any) -> RecordPage:
         inner_start, inner_stop = self._inner(start), self._inner(stop)
         if inner_start >= inner_stop:
-            return Batch((), stop)
+            return RecordPage((), stop)
         try:
             batch = await self._log.read(topic, partition, start=inner_start, stop=inner_stop, **named)
         except LogLost as error:
             raise LogLost(topic=topic, partition=partition, first=start, last=self._shown(error.last)) from error
         records = tuple(Record(self._shown(r.offset), r.timestamp_ms, r.key, r.value, r.headers) for r in batch.records)
-        return Batch(records, stop if batch.next_offset >= inner_stop else self._shown(batch.next_offset - 1) + 1)
+        return RecordPage(records, stop if batch.next_offset >= inner_stop else self._shown(batch.next_offset - 1) + 1)
 
     async def start(self, topic: str, partition: int) -> int:
         start = await self._log.start(topic, partition)

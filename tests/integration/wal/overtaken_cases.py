@@ -1,4 +1,4 @@
-"""A region object whose place in the log was cleaned away under it: it recovers anew, or says Fenced."""
+"""A region whose position in the log was truncated by another process recovers from a snapshot, or raises `Fenced`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.wal.base import RegionBase, contents, entries, facts, make_wal
+from tests.integration.wal.base import RegionBase, contents, entries, make_wal, state_of
 from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound
 from tidebook.log.port import Log
 from tidebook.wal.region import Region
@@ -15,7 +15,7 @@ from tidebook.wal.wal import Wal
 
 
 async def overtake(region: Region, *, tables: tuple[int, ...] = (1,), rounds: int = 3) -> None:
-    """Write, mark all of it, and clean: whoever stood before has nothing to go on from."""
+    """Write, mark everything deleted, and clean, so that the records after the position of others are gone."""
     for _ in range(rounds):
         for table in tables:
             written = await region.write(table, [b"flushed"])
@@ -24,7 +24,7 @@ async def overtake(region: Region, *, tables: tuple[int, ...] = (1,), rounds: in
 
 
 async def flush_all(reader: Region) -> None:
-    """Mark all that there is and clean, without a claim; more than once, so that the cut passes the marks too."""
+    """Mark everything deleted and clean without a claim, repeatedly, so that the marks are truncated too."""
     for _ in range(3):
         await reader.refresh()
         for table, held in list(reader.meta.tables.items()):
@@ -34,7 +34,7 @@ async def flush_all(reader: Region) -> None:
 
 
 class OvertakenCases(RegionBase):
-    async def test_a_reader_that_was_overtaken_recovers_anew(
+    async def test_an_overtaken_reader_recovers_from_a_snapshot(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -43,7 +43,7 @@ class OvertakenCases(RegionBase):
         last = await region.write(2, [b"kept"])
         assert await log.start(f"wal.{namespace}.7.data", 0) > 3
         assert await contents(reader) == {2: [(1, b"kept")]}
-        assert facts(reader.meta) == facts(region.meta)
+        assert state_of(reader.meta) == state_of(region.meta)
         await reader.mark_deleted(2, last.last + 1)
         await reader.drop_table(1)
         await reader.clean()
@@ -58,16 +58,16 @@ class OvertakenCases(RegionBase):
         assert (await region.write(1, [b"b"])).first == 5
         assert await contents(reader) == {1: [(5, b"b")]}
 
-    async def test_a_reader_opened_once_more_after_it_was_overtaken_is_up_to_date(
-        self, other: Wal, region: Region
-    ) -> None:
+    async def test_an_overtaken_reader_that_is_reopened_is_up_to_date(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a"])
         reader = await other.open_region(7, writable=False)
         await overtake(region)
         assert await other.open_region(7, writable=False) is reader
-        assert facts(reader.meta) == facts(region.meta)
+        assert state_of(reader.meta) == state_of(region.meta)
 
-    async def test_a_zombie_that_was_overtaken_is_fenced(self, wal: Wal, other: Wal, region: Region) -> None:
+    async def test_an_overtaken_former_owner_is_fenced_when_it_writes(
+        self, wal: Wal, other: Wal, region: Region
+    ) -> None:
         await region.write(1, [b"a"])
         second = await other.open_region(7)
         await overtake(second)
@@ -80,16 +80,16 @@ class OvertakenCases(RegionBase):
             await region.mark_deleted(1, 2)
         assert await contents(second) == {2: [(1, b"kept")]}
         again = await wal.open_region(7)
-        assert facts(again.meta) == facts(second.meta)
+        assert state_of(again.meta) == state_of(second.meta)
 
-    async def test_a_zombie_that_was_overtaken_looks_and_is_fenced(self, other: Wal, region: Region) -> None:
+    async def test_an_overtaken_former_owner_is_fenced_when_it_refreshes(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a"])
         await overtake(await other.open_region(7))
         with pytest.raises(Fenced):
             await region.refresh()
         assert not region.writable
 
-    async def test_a_zombie_is_told_so_rather_than_that_its_marks_make_no_sense(
+    async def test_a_former_owner_gets_fenced_rather_than_an_error_about_its_marks(
         self, other: Wal, region: Region
     ) -> None:
         await region.write(1, [b"a"])
@@ -100,7 +100,7 @@ class OvertakenCases(RegionBase):
         with pytest.raises(Fenced):
             await region.drop_table(2)
 
-    async def test_a_zombie_reads_what_there_is_now(self, other: Wal, region: Region) -> None:
+    async def test_a_former_owner_reads_the_current_entries(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a"])
         second = await other.open_region(7)
         await overtake(second)
@@ -109,7 +109,9 @@ class OvertakenCases(RegionBase):
         assert not region.writable
 
     @pytest.mark.parametrize("look", [False, True])
-    async def test_an_owner_whose_log_another_cleaned_writes_on(self, other: Wal, region: Region, look: bool) -> None:
+    async def test_an_owner_whose_log_another_process_cleaned_continues_writing(
+        self, other: Wal, region: Region, look: bool
+    ) -> None:
         await region.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
         reader = await other.open_region(7, writable=False)
         await flush_all(reader)
@@ -119,15 +121,15 @@ class OvertakenCases(RegionBase):
         assert [w.first for w in written] == [3, 2, 1]
         assert await contents(region) == {1: [(3, b"d")], 2: [(2, b"e")], 3: [(1, b"f")]}
         assert region.meta.term == 1
-        assert facts((await other.open_region(7)).meta) == facts(region.meta)
+        assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
-    async def test_an_owner_reads_without_what_others_marked(self, other: Wal, region: Region) -> None:
+    async def test_an_owner_does_not_read_entries_that_others_marked(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         reader = await other.open_region(7, writable=False)
         await reader.mark_deleted(1, 2)
         assert await contents(region) == {1: [(2, b"b")]}
 
-    async def test_an_owner_reads_on_after_another_cleaned_its_log(self, other: Wal, region: Region) -> None:
+    async def test_an_owner_reads_after_another_process_cleaned_its_log(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         await region.write(2, [b"c"])
         reader = await other.open_region(7, writable=False)
@@ -136,7 +138,7 @@ class OvertakenCases(RegionBase):
         assert await entries(region.read_table(1)) == []
         assert await region.replay({}, other=lambda _: None) == {}
 
-    async def test_entries_that_are_gone_though_nobody_marked_them_are_log_lost_to_who_has_it_open(
+    async def test_missing_entries_that_were_not_marked_are_log_lost_in_an_open_region(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -148,7 +150,7 @@ class OvertakenCases(RegionBase):
                 await contents(held)
             assert raised.value.first <= raised.value.last < second.offset
 
-    async def test_a_region_deleted_and_made_again_is_another_to_who_had_it_open(
+    async def test_a_region_deleted_and_created_again_is_not_found_by_its_open_objects(
         self, wal: Wal, other: Wal, region: Region
     ) -> None:
         await region.write_many([(1, [b"a"]), (2, [b"b"])])
@@ -167,7 +169,9 @@ class OvertakenCases(RegionBase):
         assert mine is not region
         assert (await mine.write(3, [b"mine"])).first == 4
 
-    async def test_a_region_deleted_by_another_can_be_made_again(self, wal: Wal, other: Wal, region: Region) -> None:
+    async def test_a_region_deleted_by_another_process_can_be_created_again(
+        self, wal: Wal, other: Wal, region: Region
+    ) -> None:
         await region.write(1, [b"a"])
         await other.delete_region(7)
         with pytest.raises(NotFound):
@@ -175,12 +179,12 @@ class OvertakenCases(RegionBase):
         again = await wal.open_region(7, create=True)
         assert (await again.write(1, [b"new"])).first == 1
 
-    async def test_topics_of_several_partitions_are_refused(self, log: Log, wal: Wal, namespace: str) -> None:
+    async def test_topics_with_several_partitions_are_rejected(self, log: Log, wal: Wal, namespace: str) -> None:
         await log.create_topic(f"wal.{namespace}.8.data", 2, keep_forever=True)
         with pytest.raises(InvalidInput, match="2 partitions"):
             await wal.open_region(8, create=True)
 
-    async def test_opening_while_another_cleans_without_rest_is_no_loss(
+    async def test_opening_during_continuous_cleaning_loses_nothing(
         self, open_log: Any, namespace: str, region: Region
     ) -> None:
         stop = asyncio.Event()
@@ -199,7 +203,7 @@ class OvertakenCases(RegionBase):
             stop.set()
             await cleaning
 
-    async def test_owners_that_take_over_and_a_flusher_that_cleans_lose_and_double_nothing(
+    async def test_alternating_owners_and_a_cleaning_flusher_lose_and_duplicate_nothing(
         self, open_log: Any, namespace: str, wal: Wal
     ) -> None:
         told: dict[tuple[int, int], bytes] = {}
@@ -211,7 +215,7 @@ class OvertakenCases(RegionBase):
                 mine = make_wal(log, namespace)
                 region = await mine.open_region(7, create=True)
                 for n in range(0, 60, 10):
-                    async with turn:  # the other one had it meanwhile, so this one is a zombie by now
+                    async with turn:  # the other owner claimed it meanwhile, so this one is fenced
                         for m in range(n, n + 10):
                             table, payload = m % 3, b"%s%d" % (name, m)
                             try:

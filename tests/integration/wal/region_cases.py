@@ -1,4 +1,4 @@
-"""What a region does, on every log."""
+"""The behaviour of a region, tested on every log."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.integration.wal.base import RegionBase, contents, entries, facts, held_records, make_wal
+from tests.integration.wal.base import RegionBase, contents, entries, held_records, make_wal, state_of
 from tests.integration.wal.overtaken_cases import OvertakenCases
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, LogLost, NotFound, TooLarge, Truncated
 from tidebook.log.port import Log, Outgoing
 from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import Entry
+from tidebook.wal.entry import WalEntry
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
 
 class WritingCases(RegionBase):
-    async def test_a_write_tells_its_numbers_and_its_offset(self, region: Region) -> None:
+    async def test_a_write_returns_its_numbers_and_its_offset(self, region: Region) -> None:
         first = await region.write(table=1, payloads=[b"a", b"b"])
         second = await region.write(table=1, payloads=[b"c"])
         assert (first.first, first.last) == (1, 2)
@@ -30,7 +30,7 @@ class WritingCases(RegionBase):
         assert table.current_high_watermark == second.offset + 1
         assert dict(table.mapping) == {1: first.offset, 2: first.offset, 3: second.offset}
 
-    async def test_payloads_come_back_as_the_type_that_went_in(self, region: Region) -> None:
+    async def test_payloads_are_read_with_the_type_that_was_written(self, region: Region) -> None:
         payloads: list[Any] = [b"bytes", "text", {"json": [1, None]}, b""]
         await region.write(1, payloads)
         assert [payload for _, _, payload in await entries(region.read())] == payloads
@@ -65,12 +65,12 @@ class WritingCases(RegionBase):
         firsts = [[each.first for each in w] if isinstance(w, list) else w.first for w in written]
         assert firsts == [1, [2, 1], 3, 2, [4], 4]
 
-    async def test_writes_that_wait_together_share_records(self, region: Region) -> None:
+    async def test_concurrent_writes_share_records(self, region: Region) -> None:
         written = await asyncio.gather(*(region.write(n % 4, [b"x" * 10]) for n in range(100)))
         assert len({w.offset for w in written}) < 20
         assert {t: meta.next_seq_num for t, meta in region.meta.tables.items()} == dict.fromkeys(range(4), 26)
 
-    async def test_numbers_of_a_table_have_no_gap_whoever_writes(self, region: Region) -> None:
+    async def test_numbers_of_a_table_have_no_gaps_with_concurrent_writers(self, region: Region) -> None:
         async def one(writer: int) -> list[tuple[int, int]]:
             return [((w := await region.write(1, [b"x"] * (1 + writer % 3))).first, w.last) for _ in range(10)]
 
@@ -86,7 +86,7 @@ class WritingCases(RegionBase):
         written = await region.write(1, [b"kept"])
         assert [seq for _, seq, _ in await entries(region.read_table(1))] == list(range(1, written.last + 1))
 
-    async def test_a_second_open_gives_the_same_region(self, wal: Wal, region: Region) -> None:
+    async def test_a_second_open_returns_the_same_region(self, wal: Wal, region: Region) -> None:
         assert await wal.open_region(7) is region
 
     async def test_regions_of_a_namespace_are_listed(self, wal: Wal, region: Region) -> None:
@@ -104,7 +104,7 @@ class BadInputCases(RegionBase):
         with pytest.raises(InvalidInput):
             await wal.open_region(bad)
 
-    async def test_a_flush_callback_is_something_to_call(self, wal: Wal) -> None:
+    async def test_a_flush_callback_must_be_callable(self, wal: Wal) -> None:
         with pytest.raises(InvalidInput, match="on_pinned"):
             await wal.open_region(7, create=True, on_pinned=5)  # type: ignore[arg-type]
 
@@ -115,7 +115,7 @@ class BadInputCases(RegionBase):
         assert region.meta.tables == {}
         assert (await region.write(1, [b"x"])).first == 1
 
-    async def test_the_largest_write_that_the_limit_takes_is_taken(self, region: Region) -> None:
+    async def test_the_largest_write_within_the_limit_is_accepted(self, region: Region) -> None:
         with pytest.raises(TooLarge) as raised:
             await region.write(1, [b"x" * 1_000_000])
         most = 1_000_000 - (raised.value.size_bytes - 1_000_000)
@@ -123,27 +123,27 @@ class BadInputCases(RegionBase):
         assert len((await entries(region.read()))[0][2]) == most
 
     @pytest.mark.parametrize("payloads", [[], b"one", "text", [object()], None, 5, {"n": 1}, {b"a"}])
-    async def test_payloads_that_make_no_sense_are_refused(self, region: Region, payloads: Any) -> None:
+    async def test_invalid_payloads_are_rejected(self, region: Region, payloads: Any) -> None:
         with pytest.raises(InvalidInput):
             await region.write(1, payloads)
 
     @pytest.mark.parametrize(
         "writes", [[], {}, None, 5, "ab", [5], [(1,)], ["ab"], [(1, None)], [("1", [b"x"])], {1: 5}]
     )
-    async def test_writes_that_make_no_sense_are_refused(self, region: Region, writes: Any) -> None:
+    async def test_invalid_writes_are_rejected(self, region: Region, writes: Any) -> None:
         with pytest.raises(InvalidInput):
             await region.write_many(writes)
         assert region.meta.tables == {}
 
     @pytest.mark.parametrize("bad", ["x", None, -1, 1.5, True])
-    async def test_where_a_read_begins_is_a_whole_number(self, region: Region, bad: Any) -> None:
+    async def test_the_start_of_a_read_is_an_integer(self, region: Region, bad: Any) -> None:
         await region.write(1, [b"a"])
         for reading in (region.read(from_offset=bad), region.read_table(1, start=bad), region.read_table(bad)):
             with pytest.raises(InvalidInput):
                 await anext(reading)
 
     @pytest.mark.parametrize("handlers", [None, 5, [1], {1: None}, {"1": print}])
-    async def test_handlers_that_make_no_sense_are_refused(self, region: Region, handlers: Any) -> None:
+    async def test_invalid_handlers_are_rejected(self, region: Region, handlers: Any) -> None:
         with pytest.raises(InvalidInput):
             await region.replay(handlers)
         for bad in ({"other": 5}, {"progress": 5}):
@@ -173,7 +173,7 @@ class BadInputCases(RegionBase):
         with pytest.raises(InvalidInput, match="writable=False"):
             await reader.write(1, [b"x"])
 
-    async def test_foreign_bytes_in_the_data_topic_are_passed_over(
+    async def test_foreign_bytes_in_the_data_topic_are_skipped(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -189,7 +189,7 @@ class ReadingCases(RegionBase):
             await region.write(n % 3, [b"%d" % n])
         assert [payload for _, _, payload in await entries(region.read())] == [b"%d" % n for n in range(30)]
 
-    async def test_one_table_reads_from_a_number_on(self, region: Region) -> None:
+    async def test_one_table_is_read_from_a_given_number_on(self, region: Region) -> None:
         for n in range(1, 31):
             await region.write_many([(1, [b"%d" % n, b"+"]), (2, [b"other"])])
         assert [seq for _, seq, _ in await entries(region.read_table(1, start=20))] == list(range(20, 61))
@@ -199,10 +199,10 @@ class ReadingCases(RegionBase):
     async def test_a_replay_splits_by_table_in_one_pass(self, region: Region) -> None:
         for n in range(20):
             await region.write(n % 4, [b"%d" % n])
-        got: dict[int, list[Entry]] = {0: [], 1: []}
-        rest: list[Entry] = []
+        got: dict[int, list[WalEntry]] = {0: [], 1: []}
+        rest: list[WalEntry] = []
 
-        async def one(entry: Entry) -> None:
+        async def one(entry: WalEntry) -> None:
             got[1].append(entry)
 
         steps: list[tuple[int, int]] = []
@@ -214,7 +214,7 @@ class ReadingCases(RegionBase):
         assert len(rest) == 10
         assert steps[-1][0] == steps[-1][1]
 
-    async def test_the_progress_of_a_replay_ends_at_the_whole(self, region: Region) -> None:
+    async def test_the_progress_of_a_replay_ends_at_the_total(self, region: Region) -> None:
         for n in range(5):
             await region.write(n, [b"x"])
         await region.mark_deleted(4, 2)
@@ -229,7 +229,7 @@ class ReadingCases(RegionBase):
         assert await region.replay({}, progress=lambda *step: steps.append(step)) == {}
         assert steps == [(0, 0)]
 
-    async def test_a_read_is_as_of_when_it_begins(self, region: Region) -> None:
+    async def test_a_read_returns_the_state_at_its_start(self, region: Region) -> None:
         await region.write(1, [b"a", b"b"])
         reading = region.read()
         first = await anext(reading)
@@ -245,13 +245,13 @@ class ReadingCases(RegionBase):
         await region.write(1, [b"b"])
         assert await contents(reader) == {1: [(1, b"a"), (2, b"b")]}
 
-    async def test_readers_of_one_object_may_look_at_once(self, other: Wal, region: Region) -> None:
+    async def test_one_reader_may_be_refreshed_concurrently(self, other: Wal, region: Region) -> None:
         reader = await other.open_region(7, writable=False)
         await region.write(1, [b"a", b"b"])
         looks = await asyncio.gather(*(contents(reader) for _ in range(5)), *(reader.refresh() for _ in range(5)))
         assert looks[:5] == [{1: [(1, b"a"), (2, b"b")]}] * 5
 
-    async def test_a_reader_opened_once_more_is_up_to_date(self, other: Wal, region: Region) -> None:
+    async def test_a_reopened_reader_is_up_to_date(self, other: Wal, region: Region) -> None:
         reader = await other.open_region(7, writable=False)
         await region.write(1, [b"a"])
         assert await other.open_region(7, writable=False) is reader
@@ -280,7 +280,7 @@ class DeletingCases(RegionBase):
         assert cleaned.pinned_by is None
         assert (await region.write(1, [b"c"])).first == 3
 
-    async def test_a_dropped_table_leaves_the_meta_and_begins_again_at_1(self, other: Wal, region: Region) -> None:
+    async def test_a_dropped_table_is_removed_and_restarts_at_1(self, other: Wal, region: Region) -> None:
         await region.write_many([(1, [b"a"]), (2, [b"b"])])
         await region.drop_table(1)
         assert list(region.meta.tables) == [2]
@@ -289,7 +289,7 @@ class DeletingCases(RegionBase):
         assert (await region.write(1, [b"new"])).first == 1
         assert await contents(region) == {1: [(1, b"new")], 2: [(1, b"b")]}
 
-    async def test_a_reader_may_mark_and_drop_and_the_owner_learns_of_it(self, other: Wal, region: Region) -> None:
+    async def test_marks_and_drops_by_a_reader_reach_the_owner(self, other: Wal, region: Region) -> None:
         await region.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
         reader = await other.open_region(7, writable=False)
         await reader.mark_deleted(1, 2)
@@ -297,7 +297,7 @@ class DeletingCases(RegionBase):
         assert (await region.write(1, [b"d"])).first == 3
         assert (await region.write(2, [b"e"])).first == 1
         assert await contents(region) == {1: [(2, b"b"), (3, b"d")], 2: [(1, b"e")]}
-        assert facts(reader.meta).keys() == {1}
+        assert state_of(reader.meta).keys() == {1}
 
     async def test_cleaning_removes_what_no_table_needs(self, log: Log, region: Region, namespace: str) -> None:
         last = [await region.write_many([(1, [b"x" * 100]), (2, [b"y" * 100])]) for _ in range(10)][-1]
@@ -318,7 +318,7 @@ class DeletingCases(RegionBase):
             await region.clean()
         assert len(await held_records(log, meta_topic)) == 2
 
-    async def test_an_idle_table_that_pins_the_log_is_offered_to_the_flush_callback(
+    async def test_an_idle_table_that_pins_the_log_is_passed_to_the_flush_callback(
         self, log: Log, namespace: str, wal: Wal
     ) -> None:
         offered: list[Pinned] = []
@@ -340,7 +340,7 @@ class DeletingCases(RegionBase):
         assert cleaned.pinned_by is None
         await small.close()
 
-    async def test_a_read_that_the_cleaner_overtakes_says_truncated(
+    async def test_a_read_overtaken_by_the_cleaner_raises_truncated(
         self, monkeypatch: pytest.MonkeyPatch, region: Region
     ) -> None:
         for n in range(5):
@@ -355,13 +355,13 @@ class DeletingCases(RegionBase):
 
 
 class RecoveryCases(RegionBase):
-    async def test_a_region_opened_again_knows_everything(self, other: Wal, region: Region) -> None:
+    async def test_a_region_opened_again_has_the_same_state(self, other: Wal, region: Region) -> None:
         for n in range(20):
             await region.write_many([(n % 3, [b"%d" % n, b"+"]), (5, [b"z"])])
         await region.mark_deleted(1, 4)
         await region.drop_table(2)
         again = await other.open_region(7)
-        assert facts(again.meta) == facts(region.meta)
+        assert state_of(again.meta) == state_of(region.meta)
         assert await contents(again) == await contents(region)
 
     async def test_recovery_scans_only_what_came_after_the_snapshot(
@@ -383,14 +383,14 @@ class RecoveryCases(RegionBase):
 
             log.read = counted
             again = make_wal(log, namespace)
-            assert facts((await again.open_region(7)).meta) == facts(region.meta)
+            assert state_of((await again.open_region(7)).meta) == state_of(region.meta)
             assert min(starts) == snapshot.data_offset
             await again.close()
 
     async def test_an_empty_meta_topic_means_a_full_scan(self, other: Wal, region: Region) -> None:
         await region.write(1, [b"a"])
         again = await other.open_region(7)
-        assert facts(again.meta) == facts(region.meta)
+        assert state_of(again.meta) == state_of(region.meta)
 
     async def test_a_missing_meta_topic_means_a_full_scan(
         self, log: Log, other: Wal, region: Region, namespace: str
@@ -399,7 +399,7 @@ class RecoveryCases(RegionBase):
         await region.snapshot()
         await log.delete_topic(f"wal.{namespace}.7.meta")
         again = await other.open_region(7)
-        assert facts(again.meta) == facts(region.meta)
+        assert state_of(again.meta) == state_of(region.meta)
         await again.snapshot()
 
     async def test_a_truncated_meta_topic_means_a_full_scan(
@@ -409,9 +409,9 @@ class RecoveryCases(RegionBase):
         await region.snapshot()
         meta_topic = f"wal.{namespace}.7.meta"
         await log.truncate(meta_topic, 0, before=await log.end(meta_topic, 0))
-        assert facts((await other.open_region(7)).meta) == facts(region.meta)
+        assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
-    async def test_a_lost_meta_topic_and_a_cut_log_is_log_lost_with_the_range(
+    async def test_a_lost_meta_topic_and_a_truncated_log_is_log_lost_with_the_range(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         written = await region.write(1, [b"a"])
@@ -448,7 +448,7 @@ class RecoveryCases(RegionBase):
         assert raised.value.first == snapshot.data_offset
         assert raised.value.last >= last.offset
 
-    async def test_a_data_topic_made_again_is_log_lost(
+    async def test_a_data_topic_created_again_is_log_lost(
         self, log: Log, other: Wal, wal: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -470,12 +470,12 @@ class RecoveryCases(RegionBase):
         bad = {"torn": good[:-3], "bent": good[:-1] + bytes([good[-1] ^ 1]), "foreign": b"hello"}[damage]
         await log.append(Outgoing(meta_topic, 0, None, bad))
         again = await other.open_region(7)
-        assert facts(again.meta) == facts(region.meta)
+        assert state_of(again.meta) == state_of(region.meta)
         await again.mark_deleted(1, 3)
         await again.clean()
         assert (await again.write(1, [b"c"])).first == 3
 
-    async def test_a_record_that_is_gone_from_the_middle_is_noticed(self, region: Region) -> None:
+    async def test_a_record_missing_from_the_middle_is_detected(self, region: Region) -> None:
         await region.write(1, [b"a"])
         second = await region.write(1, [b"b"])
         meta = region.meta
@@ -496,7 +496,7 @@ class FencingCases(RegionBase):
             await region.write(1, [b"later still"])
         assert await contents(second) == {1: [(1, b"a"), (2, b"b")]}
 
-    async def test_a_zombie_is_fenced_even_when_the_log_acknowledged_its_write(
+    async def test_a_former_owner_is_fenced_even_if_the_log_acknowledged_its_write(
         self, log: Log, other: Wal, region: Region, namespace: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -538,20 +538,20 @@ class FencingCases(RegionBase):
         assert dict(held) == dict(kept)
         assert len(held) == len(kept)
 
-    async def test_a_late_snapshot_of_a_zombie_does_not_win(self, log: Log, other: Wal, region: Region) -> None:
+    async def test_a_late_snapshot_of_a_former_owner_is_not_used(self, log: Log, other: Wal, region: Region) -> None:
         await region.write(1, [b"a"])
         second = await other.open_region(7)
         for _ in range(3):
             written = await second.write(1, [b"b"])
             await second.mark_deleted(1, written.last + 1)
             await second.clean()
-        await region.snapshot()  # of what it had verified, long ago
+        await region.snapshot()  # of an outdated state
         await region.snapshot()
         third = await make_wal(log, other.namespace).open_region(7)
-        assert facts(third.meta) == facts(second.meta)
+        assert state_of(third.meta) == state_of(second.meta)
 
 
 class RegionCases(
     WritingCases, BadInputCases, ReadingCases, DeletingCases, RecoveryCases, FencingCases, OvertakenCases
 ):
-    """All of it."""
+    """All cases of a region; subclasses choose the log."""

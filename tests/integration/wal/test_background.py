@@ -1,4 +1,4 @@
-"""The cleaner in the background, and what a region tells of itself."""
+"""Periodic cleaning, status and metrics of a region, backpressure and closing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest_asyncio
 
 from tests.integration.wal.base import held_records, make_wal
 from tests.integration.wal.faulty import FaultyLog
-from tidebook.core.clock import RandomIds
 from tidebook.core.errors import Fenced, InvalidInput
-from tidebook.core.metrics import Metrics
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.sqlite import SqliteLog
+from tidebook.runtime.clock import RandomIds, SystemClock
+from tidebook.runtime.metrics import Metrics
 from tidebook.wal.cleaning import Pinned
 from tidebook.wal.entry import Written
 from tidebook.wal.region import Region
@@ -22,7 +22,7 @@ from tidebook.wal.settings import WalSettings
 from tidebook.wal.wal import Wal
 
 
-class ManualClock:
+class ManualClock(SystemClock):
     def __init__(self) -> None:
         self.now = 1_000_000
 
@@ -32,7 +32,7 @@ class ManualClock:
 
 @pytest_asyncio.fixture
 async def log(tmp_path: Path) -> AsyncIterator[FaultyLog]:
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     yield FaultyLog(log)
     await log.close()
 
@@ -53,7 +53,7 @@ async def test_the_cleaner_runs_by_itself_and_survives_a_failure(log: FaultyLog)
     await wal.close()
 
 
-async def test_the_cleaner_takes_a_snapshot_when_much_was_written(log: FaultyLog) -> None:
+async def test_the_cleaner_writes_a_snapshot_after_the_configured_bytes(log: FaultyLog) -> None:
     rounds: asyncio.Queue[Pinned] = asyncio.Queue()
     wal = make_wal(log, "b", clean_every_s=0.01, force_flush_bytes=1, snapshot_every_bytes=1000)
     region = await wal.open_region(7, create=True, on_pinned=rounds.put_nowait)
@@ -63,7 +63,7 @@ async def test_the_cleaner_takes_a_snapshot_when_much_was_written(log: FaultyLog
     await wal.close()
 
 
-async def test_status_and_metrics_tell_what_is_held_and_by_whom(log: FaultyLog) -> None:
+async def test_status_and_metrics_report_held_bytes_and_the_pinning_table(log: FaultyLog) -> None:
     clock, metrics = ManualClock(), Metrics()
     wal = Wal(log, "m", clock=clock, ids=RandomIds(), metrics=metrics, settings=WalSettings(clean_every_s=0))
     region = await wal.open_region(7, create=True)
@@ -88,7 +88,7 @@ async def test_status_and_metrics_tell_what_is_held_and_by_whom(log: FaultyLog) 
     await wal.close()
 
 
-async def test_a_closed_region_answers_what_it_took_and_refuses_the_rest(log: FaultyLog) -> None:
+async def test_closing_resolves_accepted_writes_and_refuses_later_ones(log: FaultyLog) -> None:
     region = await make_wal(log, "c").open_region(7, create=True)
     writes = [asyncio.ensure_future(region.write(1, [b"%d" % n])) for n in range(20)]
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_closed_region_answers_what_it_took_and_refuses_the_rest(log: Fa
 
 
 async def write_without_rest(region: Region, stop: asyncio.Event) -> None:
-    """There is always a write on its way."""
+    """Keep a write in flight all the time."""
 
     async def one() -> None:
         while not stop.is_set():
@@ -108,7 +108,7 @@ async def write_without_rest(region: Region, stop: asyncio.Event) -> None:
     await asyncio.gather(*(one() for _ in range(4)))
 
 
-async def test_a_drop_does_not_wait_for_writes_that_came_after_it(log: FaultyLog) -> None:
+async def test_a_drop_does_not_wait_for_later_writes(log: FaultyLog) -> None:
     region = await make_wal(log, "s", pack_bytes=1, in_flight_max=2).open_region(7, create=True)
     await region.write(1, [b"x"])
     stop = asyncio.Event()
@@ -120,7 +120,7 @@ async def test_a_drop_does_not_wait_for_writes_that_came_after_it(log: FaultyLog
     await writing
 
 
-async def test_closing_does_not_wait_for_writes_that_came_after_it(log: FaultyLog) -> None:
+async def test_closing_does_not_wait_for_later_writes(log: FaultyLog) -> None:
     region = await make_wal(log, "s", pack_bytes=1, in_flight_max=2).open_region(7, create=True)
     writing = asyncio.create_task(write_without_rest(region, asyncio.Event()))
     await region.write(1, [b"y"])
@@ -129,7 +129,7 @@ async def test_closing_does_not_wait_for_writes_that_came_after_it(log: FaultyLo
         await writing
 
 
-async def test_closing_tells_those_who_wait_for_room(log: FaultyLog) -> None:
+async def test_closing_wakes_writers_that_wait_for_room(log: FaultyLog) -> None:
     region = await make_wal(log, "s", pending_bytes_max=100, in_flight_max=1, pack_bytes=1).open_region(7, create=True)
     writes = [asyncio.ensure_future(region.write(1, [b"x" * 300])) for _ in range(20)]
     await asyncio.sleep(0)
@@ -156,6 +156,6 @@ async def test_writers_wait_while_too_much_is_pending(log: FaultyLog) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"limit_bytes": 10}, {"pack_bytes": 0}, {"clean_every_s": -1}, {"attempts_max": 0}])
-def test_settings_that_make_no_sense_are_refused(bad: dict[str, int]) -> None:
+def test_invalid_settings_are_rejected(bad: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(bad))):
         WalSettings(**bad)

@@ -1,4 +1,4 @@
-"""Regions through the book, as a user meets them."""
+"""Regions through the public API of a book."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import tidebook
 from tidebook.core.errors import InvalidInput
 from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import Entry
+from tidebook.wal.entry import WalEntry
 
 
 async def test_the_book_opens_regions(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_sync_book_has_the_same_names(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pinned_book(tmp_path: Path) -> Path:
-    """A book whose regions offer every table to the flush callback."""
+    """A book whose regions pass every table with entries to the flush callback."""
     (tmp_path / "tidebook.toml").write_text("[wal]\nforce_flush_bytes = 1\nclean_every_s = 0\n")
     return tmp_path / "tidebook.toml"
 
@@ -70,11 +70,11 @@ def test_replay_handlers_without_a_loop_run_in_the_callers_thread_and_may_use_th
         region = book.wal("metrics").open_region(7, create=True)
         region.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
 
-        def copy(entry: Entry) -> None:
+        def copy(entry: WalEntry) -> None:
             threads.add(threading.get_ident())
             region.write(3, [entry.payload])
 
-        async def count(entry: Entry) -> None:
+        async def count(entry: WalEntry) -> None:
             threads.add(threading.get_ident())
 
         steps: list[tuple[int, int]] = []
@@ -88,12 +88,12 @@ def test_replay_handlers_without_a_loop_run_in_the_callers_thread_and_may_use_th
 
 
 @pytest.mark.timeout(30)
-def test_an_async_handler_that_blocks_on_the_book_is_told_at_once(tmp_path: Path) -> None:
+def test_an_async_handler_that_blocks_on_the_book_fails_at_once(tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path) as book:
         region = book.wal("metrics").open_region(7, create=True)
         region.write(1, [b"a"])
 
-        async def blocks(entry: Entry) -> None:
+        async def blocks(entry: WalEntry) -> None:
             region.write(2, [b"x"])
 
         with pytest.raises(InvalidInput, match="loop"):

@@ -1,4 +1,4 @@
-"""`tidebook wal`, as a shell runs it."""
+"""The command `tidebook wal`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 at every step, and at any moment."""
+"""A region survives SIGKILL at every step and under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions on the embedded log: whole, and with holes between its offsets."""
+"""Regions on the embedded log, with contiguous offsets and with gaps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.integration.wal.base import OpenLog
 from tests.integration.wal.faulty import SparseLog
 from tests.integration.wal.region_cases import RegionCases
-from tidebook.log.embedded import EmbeddedLog
 from tidebook.log.port import Log
+from tidebook.log.sqlite import SqliteLog
 
 
 class TestEmbeddedRegion(RegionCases):
@@ -20,7 +20,7 @@ class TestEmbeddedRegion(RegionCases):
     def open_log(self, tmp_path: Path) -> OpenLog:
         @asynccontextmanager
         async def open_log() -> AsyncIterator[Log]:
-            log = EmbeddedLog(tmp_path)
+            log = SqliteLog(tmp_path)
             yield log
             await log.close()
 
@@ -32,7 +32,7 @@ class TestRegionWithSparseOffsets(RegionCases):
     def open_log(self, tmp_path: Path) -> OpenLog:
         @asynccontextmanager
         async def open_log() -> AsyncIterator[Log]:
-            log = EmbeddedLog(tmp_path)
+            log = SqliteLog(tmp_path)
             yield SparseLog(log)
             await log.close()
 

@@ -1,4 +1,4 @@
-"""Flushing to files, exactly once."""
+"""Flush a region to files exactly once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from tests.integration.wal.base import contents, make_wal
 from tidebook.core.errors import Conflict
-from tidebook.log.embedded import EmbeddedLog
-from tidebook.wal.flush import Life, Range, flush_region, plan_flush
+from tidebook.log.sqlite import SqliteLog
+from tidebook.wal.flush import Range, TableIncarnation, flush_region, plan_flush
 from tidebook.wal.manifest import Commit, FolderManifest, Move, next_commit
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
@@ -22,11 +22,11 @@ STEPS = ("committed", "stage", "staged", "commit", "linked", "published")
 
 
 class Crash(Exception):
-    """The process ends here."""
+    """Raised in place of a crash of the process."""
 
 
 class FileSink:
-    """JSON lines in a folder a table; crashes at a step where it is told to."""
+    """Write JSON lines to one folder for each table; raise `Crash` at a chosen step."""
 
     def __init__(self, output: Path, *, crash_at: str | None = None) -> None:
         self._output = output
@@ -38,7 +38,7 @@ class FileSink:
         if name == self._crash_at:
             raise Crash(name)
 
-    async def committed(self) -> Mapping[Life, int]:
+    async def committed(self) -> Mapping[TableIncarnation, int]:
         self._step("committed")
         self._manifest.publish()
         return self._manifest.last().committed
@@ -69,7 +69,7 @@ class FileSink:
 
 
 def flushed(output: Path) -> dict[int, list[list[object]]]:
-    """What a reader of the files sees."""
+    """Return the entries that a reader of the files sees."""
     held: dict[int, list[list[object]]] = {}
     for path in sorted(output.glob("table=*/*.jsonl"), key=lambda p: int(p.name.split("-")[2])):
         held.setdefault(int(path.parent.name.split("=")[1]), []).extend(map(json.loads, path.read_text().splitlines()))
@@ -77,8 +77,8 @@ def flushed(output: Path) -> dict[int, list[list[object]]]:
 
 
 @pytest_asyncio.fixture
-async def log(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
-    log = EmbeddedLog(tmp_path / "book")
+async def log(tmp_path: Path) -> AsyncIterator[SqliteLog]:
+    log = SqliteLog(tmp_path / "book")
     yield log
     await log.close()
 
@@ -89,16 +89,16 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def owner(log: EmbeddedLog) -> Region:
+async def owner(log: SqliteLog) -> Region:
     return await make_wal(log, "f").open_region(7, create=True)
 
 
 @pytest.fixture
-def flusher(log: EmbeddedLog) -> Wal:
+def flusher(log: SqliteLog) -> Wal:
     return make_wal(log, "f")
 
 
-async def test_a_table_made_again_during_a_flush_keeps_its_new_entries(
+async def test_a_table_created_again_during_a_flush_keeps_its_new_entries(
     owner: Region, flusher: Wal, output: Path
 ) -> None:
     class Slow(FileSink):
@@ -131,7 +131,7 @@ async def test_a_flush_of_nothing_changes_nothing(owner: Region, flusher: Wal, o
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("writes_between", [False, True])
-async def test_a_crash_at_any_step_loses_and_doubles_nothing(
+async def test_a_crash_at_any_step_loses_and_duplicates_nothing(
     owner: Region, flusher: Wal, output: Path, step: str, writes_between: bool
 ) -> None:
     await owner.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
@@ -147,7 +147,9 @@ async def test_a_crash_at_any_step_loses_and_doubles_nothing(
     assert await contents(reader) == {}
 
 
-async def test_a_table_made_again_is_flushed_from_its_first_number(owner: Region, flusher: Wal, output: Path) -> None:
+async def test_a_table_created_again_is_flushed_from_its_first_number(
+    owner: Region, flusher: Wal, output: Path
+) -> None:
     reader = await flusher.open_region(7, writable=False)
     await owner.write(1, [b"old", b"older"])
     await flush_region(reader, FileSink(output))
@@ -158,7 +160,7 @@ async def test_a_table_made_again_is_flushed_from_its_first_number(owner: Region
     assert sorted(str(text) for _, text in flushed(output)[1]) == ["new", "old", "older"]
 
 
-async def test_of_two_flushes_at_once_one_conflicts(owner: Region, flusher: Wal, output: Path) -> None:
+async def test_one_of_two_concurrent_flushes_conflicts(owner: Region, flusher: Wal, output: Path) -> None:
     await owner.write(1, [b"a"])
     reader = await flusher.open_region(7, writable=False)
     slow, quick = FileSink(output), FileSink(output)
@@ -178,11 +180,11 @@ async def test_a_flush_may_be_bounded(owner: Region, flusher: Wal, output: Path)
     assert [seq for seq, _ in flushed(output)[1]] == list(range(1, 11))
 
 
-async def test_a_flush_asks_the_manifest_once_before_and_once_after(owner: Region, flusher: Wal, output: Path) -> None:
+async def test_a_flush_reads_the_manifest_once_before_and_once_after(owner: Region, flusher: Wal, output: Path) -> None:
     asked: list[str] = []
 
     class Counted(FileSink):
-        async def committed(self) -> Mapping[Life, int]:
+        async def committed(self) -> Mapping[TableIncarnation, int]:
             asked.append("committed")
             return await super().committed()
 
@@ -195,7 +197,7 @@ async def test_a_flush_asks_the_manifest_once_before_and_once_after(owner: Regio
     assert asked == ["committed", "stage", "committed"]
 
 
-def test_many_may_publish_a_manifest_at_once(output: Path) -> None:
+def test_a_manifest_can_be_published_concurrently(output: Path) -> None:
     moves = tuple(Move(f"_tidebook/staging/{n}", f"table={n % 5}/{n}") for n in range(400))
     for move in moves:
         (output / move.staged).parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +210,7 @@ def test_many_may_publish_a_manifest_at_once(output: Path) -> None:
     assert all((output / move.final).exists() for move in moves)
 
 
-def test_only_one_of_many_takes_a_number(output: Path) -> None:
+def test_only_one_of_many_commits_a_number(output: Path) -> None:
     def add(_: int) -> bool:
         try:
             FolderManifest(output, "region=7", Commit).add(Commit(1, 1))

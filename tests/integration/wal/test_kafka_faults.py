@@ -1,4 +1,4 @@
-"""A region while its Kafka is killed, frozen and slow: a server of its own."""
+"""A region while its Kafka broker, a separate server, is killed or frozen."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.wal.base import contents, facts, make_wal
+from tests.integration.wal.base import contents, make_wal, state_of
 from tidebook.core.errors import OutcomeUnknown, Unavailable
-from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.runtime.metrics import Metrics
 from tidebook.testing.servers.kafka import Kafka
 
 pytestmark = pytest.mark.kafka
@@ -35,7 +35,7 @@ async def opened(kafka: Kafka, **settings: object) -> AsyncIterator[KafkaLog]:
         await log.close()
 
 
-async def test_rule_40_a_cut_that_a_killed_broker_forgot_brings_nothing_back(kafka: Kafka, tmp_path: Path) -> None:
+async def test_rule_40_a_truncation_lost_by_a_killed_broker_restores_no_entries(kafka: Kafka, tmp_path: Path) -> None:
     async with opened(kafka) as log:
         region = await make_wal(log, "cut").open_region(7, create=True)
         for n in range(900):
@@ -43,7 +43,7 @@ async def test_rule_40_a_cut_that_a_killed_broker_forgot_brings_nothing_back(kaf
         await region.mark_deleted(1, 901)
         await region.clean()
         await region.write(1, [b"kept"])
-        before = facts(region.meta)
+        before = state_of(region.meta)
         start = await log.start("wal.cut.7.data", 0)
         assert start > 900
     await asyncio.to_thread(kafka.kill9)
@@ -52,12 +52,12 @@ async def test_rule_40_a_cut_that_a_killed_broker_forgot_brings_nothing_back(kaf
         print(f"the log began at {start}, and after the kill at {await log.start('wal.cut.7.data', 0)}")
         again = await make_wal(log, "cut").open_region(7)
         assert await contents(again) == {1: [(901, b"kept")]}
-        assert facts(again.meta) == before
+        assert state_of(again.meta) == before
         await again.clean()
         assert await log.start("wal.cut.7.data", 0) >= start
 
 
-async def test_writes_through_a_frozen_broker_are_written_once_or_told_as_unknown(kafka: Kafka) -> None:
+async def test_writes_to_a_frozen_broker_are_written_once_or_reported_as_unknown(kafka: Kafka) -> None:
     told: dict[int, bytes] = {}
     unknown: set[bytes] = set()
     async with opened(kafka, send_timeout_ms=1000, request_timeout_ms=3000) as log:
@@ -76,7 +76,7 @@ async def test_writes_through_a_frozen_broker_are_written_once_or_told_as_unknow
         await region.write(2, [b"under way"])
         kafka.pause()
         try:
-            await asyncio.sleep(2.5)  # longer than a send may take: the fault itself is a length of time
+            await asyncio.sleep(2.5)  # longer than the send timeout: the duration is the fault itself
         finally:
             kafka.resume()
         await writing

@@ -1,4 +1,4 @@
-"""Regions on a real Kafka: the same cases."""
+"""The region cases on a real Kafka."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
 )
 
-from tests.integration.wal.base import OpenLog, contents, facts
+from tests.integration.wal.base import OpenLog, contents, state_of
 from tests.integration.wal.region_cases import RegionCases
 from tidebook.core.errors import InvalidInput
-from tidebook.core.metrics import Metrics
 from tidebook.log.kafka import KafkaLog, KafkaSettings, open_kafka_log
+from tidebook.runtime.metrics import Metrics
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
@@ -41,7 +41,7 @@ class TestKafkaRegion(RegionCases):
 
         return open_log
 
-    async def test_holes_that_foreign_transactions_leave_are_no_loss(
+    async def test_offset_gaps_of_foreign_transactions_are_no_loss(
         self, log: KafkaLog, other: Wal, region: Region, namespace: str, kafka_bootstrap: str
     ) -> None:
         await region.write(1, [b"a"])
@@ -57,9 +57,9 @@ class TestKafkaRegion(RegionCases):
         offsets = list(region.meta.tables[1].mapping.values())
         assert offsets[-1] - offsets[0] > 3
         again = await other.open_region(7)
-        assert facts(again.meta) == facts(region.meta)
+        assert state_of(again.meta) == state_of(region.meta)
 
-    async def test_a_topic_that_forgets_by_time_is_refused(
+    async def test_a_topic_with_time_based_retention_is_rejected(
         self, log: KafkaLog, other: Wal, region: Region, namespace: str, kafka_bootstrap: str
     ) -> None:
         await region.write(1, [b"a"])

@@ -1,4 +1,4 @@
-"""Cleaners that come between two steps of others, and what became of records that they cut away."""
+"""A cleaner truncates the log between two steps of another process; outcomes of truncated records are determined."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.integration.wal.base import contents, facts, make_wal
+from tests.integration.wal.base import contents, make_wal, state_of
 from tests.integration.wal.faulty import FaultyLog
 from tests.integration.wal.overtaken_cases import overtake
 from tidebook.core.errors import Fenced, OutcomeUnknown
-from tidebook.log.embedded import EmbeddedLog
+from tidebook.log.sqlite import SqliteLog
 from tidebook.wal.entry import Written
-from tidebook.wal.record import Drop, Mark, Write, read_record
+from tidebook.wal.record import DropTable, MarkDeleted, Write, read_record
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
@@ -24,15 +24,15 @@ DATA, META = "wal.o.7.data", "wal.o.7.meta"
 
 
 @pytest_asyncio.fixture
-async def other(inner: EmbeddedLog) -> AsyncIterator[Wal]:
-    """Who overtakes: nothing goes wrong with its log."""
+async def other(inner: SqliteLog) -> AsyncIterator[Wal]:
+    """The process that overtakes; its log has no faults."""
     other = make_wal(inner, "o")
     yield other
     await other.close()
 
 
 async def two_on_their_way(log: FaultyLog) -> tuple[Region, asyncio.Future[Written], asyncio.Future[Written]]:
-    """A region with a write to table 1 behind it, and one to each of tables 1 and 2 that the log holds back."""
+    """Return a region with one finished write to table 1, and two in-flight writes whose acknowledgements are held."""
     region = await make_wal(log, "o", pack_bytes=1).open_region(7, create=True)
     await region.write(1, [b"a"])
     log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
@@ -42,7 +42,7 @@ async def two_on_their_way(log: FaultyLog) -> tuple[Region, asyncio.Future[Writt
 
 
 async def answered_as(flushed: asyncio.Future[Written], told: bool) -> None:
-    """Who was told where it lies knows its number, though it is cut away; who was not cannot know."""
+    """An acknowledged write is resolved although its record is truncated; one without acknowledgement is unknown."""
     if told:
         assert (await flushed).first == 2
     else:
@@ -53,7 +53,7 @@ async def answered_as(flushed: asyncio.Future[Written], told: bool) -> None:
 @pytest.mark.parametrize("step", ["start", "end", "read"])
 @pytest.mark.parametrize("topic", [DATA, META])
 @pytest.mark.parametrize("writable", [True, False])
-async def test_a_cleaner_between_any_two_steps_of_an_opening_is_no_loss(
+async def test_cleaning_between_any_two_steps_of_an_opening_loses_nothing(
     log: FaultyLog, other: Wal, step: str, topic: str, writable: bool
 ) -> None:
     owner = await other.open_region(7, create=True)
@@ -65,7 +65,7 @@ async def test_a_cleaner_between_any_two_steps_of_an_opening_is_no_loss(
         nonlocal left
         if asked == topic and left:
             left -= 1
-            with suppress(Fenced):  # the opener has claimed it by now
+            with suppress(Fenced):  # the opening process has claimed it already
                 await overtake(owner, rounds=1)
         return await ask(asked, partition, **named)
 
@@ -73,11 +73,11 @@ async def test_a_cleaner_between_any_two_steps_of_an_opening_is_no_loss(
     opened = await make_wal(log, "o").open_region(7, writable=writable)
     await opened.refresh()
     reader = await other.open_region(7, writable=False)
-    assert facts(opened.meta) == facts(reader.meta)
+    assert state_of(opened.meta) == state_of(reader.meta)
 
 
 @pytest.mark.parametrize("told", [(True, True), (False, False), (False, True)])
-async def test_an_owner_learns_of_its_writes_that_lie_where_the_log_was_cut(
+async def test_an_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log: FaultyLog, other: Wal, told: tuple[bool, bool]
 ) -> None:
     region, flushed, kept = await two_on_their_way(log)
@@ -92,11 +92,11 @@ async def test_an_owner_learns_of_its_writes_that_lie_where_the_log_was_cut(
     written = await asyncio.gather(region.write(1, [b"d"]), region.write(2, [b"e"]))
     assert [w.first for w in written] == [3, 2]
     assert await contents(region) == {1: [(3, b"d")], 2: [(1, b"c"), (2, b"e")]}
-    assert facts((await other.open_region(7)).meta) == facts(region.meta)
+    assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
 
 @pytest.mark.parametrize("told", [(True, True, True), (False, False, False), (False, True, True)])
-async def test_a_zombie_learns_of_its_writes_that_lie_where_the_log_was_cut(
+async def test_a_former_owner_learns_the_outcome_of_writes_in_the_truncated_log(
     log: FaultyLog, other: Wal, told: tuple[bool, bool, bool]
 ) -> None:
     region, flushed, kept = await two_on_their_way(log)
@@ -115,7 +115,7 @@ async def test_a_zombie_learns_of_its_writes_that_lie_where_the_log_was_cut(
     assert await contents(second) == {2: [(1, b"c"), (2, b"d")]}
 
 
-async def test_a_write_whose_table_was_dropped_where_the_log_was_cut_is_unknown(log: FaultyLog, other: Wal) -> None:
+async def test_a_truncated_write_whose_table_was_dropped_is_unknown(log: FaultyLog, other: Wal) -> None:
     region = await make_wal(log, "o").open_region(7, create=True)
     log.fault = lambda record: "held" if isinstance(read_record(record.value), Write) else None
     writing = asyncio.ensure_future(region.write(1, [b"a"]))
@@ -131,14 +131,12 @@ async def test_a_write_whose_table_was_dropped_where_the_log_was_cut_is_unknown(
     assert await contents(region) == {1: [(1, b"b")]}
 
 
-@pytest.mark.parametrize("kind", [Mark, Drop])
-async def test_a_mark_that_was_acknowledged_and_is_not_in_the_log_is_answered(
-    log: FaultyLog, other: Wal, kind: type
-) -> None:
+@pytest.mark.parametrize("kind", [MarkDeleted, DropTable])
+async def test_an_acknowledged_mark_that_is_not_in_the_log_is_resolved(log: FaultyLog, other: Wal, kind: type) -> None:
     region = await make_wal(log, "o", attempts_max=1).open_region(7, create=True)
     await region.write(1, [b"a"])
     log.fault = lambda record: "told and gone" if isinstance(read_record(record.value), kind) else None
     with pytest.raises(OutcomeUnknown, match="no longer holds"):
-        await asyncio.wait_for(region.mark_deleted(1, 2) if kind is Mark else region.drop_table(1), 10)
+        await asyncio.wait_for(region.mark_deleted(1, 2) if kind is MarkDeleted else region.drop_table(1), 10)
     log.fault = lambda _: None
     assert (await region.write(1, [b"b"])).first == 2

@@ -1,4 +1,4 @@
-"""The rules that a write-ahead log on a log must keep, each with the trace that breaks those who do not."""
+"""The correctness rules of a write-ahead log, each with the history that breaks an implementation without it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.integration.wal.base import contents, facts, held_records, make_wal
+from tests.integration.wal.base import contents, held_records, make_wal, state_of
 from tests.integration.wal.faulty import FaultyLog
 from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, TooLarge, Unavailable
 from tidebook.log.port import Outgoing
-from tidebook.wal.record import Claim, Drop, Mark, Write, encode_control, encode_write, pack_payloads, read_record
+from tidebook.wal.record import (
+    DropTable,
+    MarkDeleted,
+    OwnerClaim,
+    Write,
+    encode_control,
+    encode_write,
+    pack_payloads,
+    read_record,
+)
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 
@@ -39,7 +48,7 @@ async def other(log: FaultyLog, wal: Wal) -> AsyncIterator[Wal]:
 
 
 def once(log: FaultyLog, kind: str, *, of: type = Write) -> None:
-    """The next record of a type goes wrong."""
+    """Inject a fault into the next record of a type."""
     left = [kind]
 
     def fault(record: Outgoing) -> str | None:
@@ -61,7 +70,7 @@ async def test_rule_36_a_write_between_recovery_and_claim_is_not_numbered_twice(
     append = log.append
 
     async def append_claim_late(record: Outgoing):  # type: ignore[no-untyped-def]
-        if isinstance(read_record(record.value), Claim):
+        if isinstance(read_record(record.value), OwnerClaim):
             slow.set()
             await release.wait()
         return await append(record)
@@ -69,21 +78,21 @@ async def test_rule_36_a_write_between_recovery_and_claim_is_not_numbered_twice(
     log.append = append_claim_late  # type: ignore[method-assign]
     opening = asyncio.create_task(other.open_region(7))
     await slow.wait()
-    await region.write(1, [b"35"])  # the old owner, after the recovery and before the claim
+    await region.write(1, [b"35"])  # by the old owner, between the recovery and the claim
     release.set()
     second = await opening
     assert (await second.write(1, [b"36"])).first == 3
     assert await contents(second) == {1: [(1, b"34"), (2, b"35"), (3, b"36")]}
 
 
-async def test_rule_36_a_claim_counts_only_above_the_current_term(log: FaultyLog, other: Wal, region: Region) -> None:
+async def test_rule_36_a_claim_is_valid_only_above_the_current_term(log: FaultyLog, other: Wal, region: Region) -> None:
     await region.write(1, [b"a"])
-    await log.append(Outgoing(DATA, 0, None, encode_control(Claim(region.meta.term, b"z" * 16))))
+    await log.append(Outgoing(DATA, 0, None, encode_control(OwnerClaim(region.meta.term, b"z" * 16))))
     await region.write(1, [b"b"])
     assert await contents(region) == {1: [(1, b"a"), (2, b"b")]}
 
 
-async def test_rule_36_a_record_that_does_not_match_the_claim_in_force_is_void(
+async def test_rule_36_a_record_that_does_not_match_the_claim_in_force_is_ignored(
     log: FaultyLog, other: Wal, region: Region
 ) -> None:
     await region.write(1, [b"a"])
@@ -94,7 +103,7 @@ async def test_rule_36_a_record_that_does_not_match_the_claim_in_force_is_void(
     assert await contents(await other.open_region(7)) == {1: [(1, b"a"), (2, b"b")]}
 
 
-# 37: A zombie gets acknowledgements
+# 37: A fenced writer still gets acknowledgements
 
 
 async def test_rule_37_contiguous_acknowledgements_are_enough(log: FaultyLog, region: Region) -> None:
@@ -104,7 +113,7 @@ async def test_rule_37_contiguous_acknowledgements_are_enough(log: FaultyLog, re
     log.reads_fail = False
 
 
-async def test_rule_37_a_gap_is_read_before_the_answer(log: FaultyLog, region: Region) -> None:
+async def test_rule_37_a_gap_is_read_before_a_write_is_resolved(log: FaultyLog, region: Region) -> None:
     await region.write(1, [b"a"])
     await log.append(Outgoing(DATA, 0, None, b"something foreign"))
     written = await region.write(1, [b"b"])
@@ -125,7 +134,7 @@ async def test_rule_37_an_unreadable_gap_is_an_unknown_outcome_and_the_next_writ
 
 
 @pytest.mark.parametrize("kind", ["unknown", "lost", "refused", "late", "twice"])
-async def test_rule_37_whatever_becomes_of_a_record_it_is_written_once(
+async def test_rule_37_every_write_is_written_once_under_every_fault(
     log: FaultyLog, region: Region, other: Wal, kind: str
 ) -> None:
     await region.write(1, [b"a"])
@@ -142,7 +151,7 @@ async def test_rule_37_whatever_becomes_of_a_record_it_is_written_once(
 
 @pytest.mark.parametrize("kind", ["unknown", "lost", "refused", "late", "twice"])
 @pytest.mark.parametrize("at", range(4))
-async def test_rule_37_in_a_full_pipeline_too(log: FaultyLog, other: Wal, kind: str, at: int) -> None:
+async def test_rule_37_holds_in_a_full_pipeline(log: FaultyLog, other: Wal, kind: str, at: int) -> None:
     region = await make_wal(log, "rules", pack_bytes=1, in_flight_max=4).open_region(7, create=True)
     left = [None] * at + [kind]
 
@@ -171,7 +180,7 @@ async def test_rule_37_a_record_that_lands_after_the_new_claim_never_becomes_val
     assert await contents(await other.open_region(7)) == {1: [(1, b"once")]}
 
 
-async def test_rule_37_a_log_that_stays_away_is_told_and_the_region_goes_on_later(
+async def test_rule_37_an_unavailable_log_is_reported_and_the_region_continues_later(
     log: FaultyLog, region: Region
 ) -> None:
     await region.write(1, [b"a"])
@@ -185,7 +194,9 @@ async def test_rule_37_a_log_that_stays_away_is_told_and_the_region_goes_on_late
     assert (await region.write(1, [b"d"])).first == 2
 
 
-async def test_rule_37_a_write_told_as_unknown_is_not_taken_for_its_successor(log: FaultyLog, region: Region) -> None:
+async def test_rule_37_a_write_of_unknown_outcome_is_not_mistaken_for_its_successor(
+    log: FaultyLog, region: Region
+) -> None:
     await region.write(1, [b"a"])
     log.fault = lambda record: "late" if isinstance(read_record(record.value), Write) else "refused"
     with pytest.raises(OutcomeUnknown):
@@ -195,7 +206,7 @@ async def test_rule_37_a_write_told_as_unknown_is_not_taken_for_its_successor(lo
     sending = asyncio.create_task(region.write(1, [b"successor"]))
     await sending
     for record in late:
-        await log.append(record)  # with the successor's number, under the claim of before
+        await log.append(record)  # with the successor's number, under the previous claim
     await region.write(1, [b"z"])
     assert await contents(region) == {1: [(1, b"a"), (2, b"successor"), (3, b"z")]}
 
@@ -209,7 +220,7 @@ async def test_rule_37_one_call_is_one_record_else_too_large(log: FaultyLog) -> 
     assert len(await held_records(log, DATA)) == before + 1
 
 
-async def test_rule_37_a_fenced_writer_learns_which_of_its_writes_counted(
+async def test_rule_37_a_fenced_writer_learns_which_of_its_writes_are_valid(
     log: FaultyLog, region: Region, other: Wal
 ) -> None:
     once(log, "unknown")
@@ -228,7 +239,7 @@ async def test_rule_37_a_fenced_writer_learns_which_of_its_writes_counted(
 # 38: A snapshot is the fold of verified records
 
 
-async def test_rule_38_a_snapshot_holds_no_acknowledgement_that_was_not_verified(
+async def test_rule_38_a_snapshot_contains_no_unverified_acknowledgement(
     log: FaultyLog, region: Region, other: Wal
 ) -> None:
     await region.write(1, [b"a"])
@@ -239,9 +250,7 @@ async def test_rule_38_a_snapshot_holds_no_acknowledgement_that_was_not_verified
     assert [(t.table, t.mapping.stop) for t in snapshot.tables] == [(1, 2)]
 
 
-async def test_rule_38_recovery_takes_the_snapshot_that_reaches_furthest(
-    log: FaultyLog, region: Region, other: Wal
-) -> None:
+async def test_rule_38_recovery_uses_the_snapshot_that_covers_most(log: FaultyLog, region: Region, other: Wal) -> None:
     await region.write(1, [b"a"])
     await region.snapshot()
     old = (await held_records(log, META))[0].value
@@ -250,7 +259,7 @@ async def test_rule_38_recovery_takes_the_snapshot_that_reaches_furthest(
     await region.mark_deleted(1, 4)
     await region.clean()
     await log.append(Outgoing(META, 0, None, old))  # last in the topic, first in time
-    assert facts((await other.open_region(7)).meta) == facts(region.meta)
+    assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
 
 async def test_rule_38_a_large_snapshot_is_chunked(log: FaultyLog, other: Wal) -> None:
@@ -260,7 +269,7 @@ async def test_rule_38_a_large_snapshot_is_chunked(log: FaultyLog, other: Wal) -
     records = await held_records(log, META)
     assert len(records) > 3
     assert all(len(record.value or b"") <= 1_000 for record in records)
-    assert facts((await other.open_region(7)).meta) == facts(region.meta)
+    assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
 
 async def test_rule_38_a_torn_large_snapshot_falls_back(log: FaultyLog, other: Wal) -> None:
@@ -277,13 +286,13 @@ async def test_rule_38_a_torn_large_snapshot_falls_back(log: FaultyLog, other: W
         await region.snapshot()
     log.fault = lambda _: None
     assert len(await held_records(log, META)) == 2
-    assert facts((await other.open_region(7)).meta) == facts(region.meta)
+    assert state_of((await other.open_region(7)).meta) == state_of(region.meta)
 
 
 # 39: Mark and Drop are control records in the data topic too
 
 
-async def test_rule_39_falling_back_one_snapshot_does_not_bring_a_dropped_table_back(
+async def test_rule_39_falling_back_one_snapshot_does_not_restore_a_dropped_table(
     log: FaultyLog, region: Region, other: Wal
 ) -> None:
     await region.write_many([(1, [b"a"]), (2, [b"b", b"c"])])
@@ -299,9 +308,9 @@ async def test_rule_39_falling_back_one_snapshot_does_not_bring_a_dropped_table_
 
 async def test_rule_39_marks_and_drops_fold_at_any_term(log: FaultyLog, region: Region, other: Wal) -> None:
     await region.write_many([(1, [b"a", b"b"]), (2, [b"c"])])
-    lives = {table: held.life for table, held in region.meta.tables.items()}
+    incarnations = {table: held.incarnation for table, held in region.meta.tables.items()}
     second = await other.open_region(7)
-    for record in (Mark(1, lives[1], 2), Drop(2, lives[2])):
+    for record in (MarkDeleted(1, incarnations[1], 2), DropTable(2, incarnations[2])):
         await log.append(Outgoing(DATA, 0, None, encode_control(record)))
     await second.refresh()
     assert await contents(second) == {1: [(2, b"b")]}
@@ -312,7 +321,7 @@ async def test_rule_39_a_mark_of_unknown_outcome_is_made_certain(
     log: FaultyLog, region: Region, other: Wal, kind: str
 ) -> None:
     await region.write(1, [b"a", b"b"])
-    once(log, kind, of=Mark)
+    once(log, kind, of=MarkDeleted)
     await region.mark_deleted(1, 2)
     await log.land()
     assert await contents(await other.open_region(7)) == {1: [(2, b"b")]}
@@ -324,26 +333,28 @@ async def test_rule_39_a_drop_of_unknown_outcome_is_made_certain(
     log: FaultyLog, wal: Wal, region: Region, other: Wal, kind: str, writable: bool
 ) -> None:
     await region.write_many([(1, [b"a"]), (2, [b"b"])])
-    once(log, kind, of=Drop)
+    once(log, kind, of=DropTable)
     await (await wal.open_region(7, writable=writable)).drop_table(1)
     assert (await region.write(1, [b"new"])).first == 1
     await log.land()
     assert await contents(await other.open_region(7)) == {1: [(1, b"new")], 2: [(1, b"b")]}
 
 
-async def test_rule_39_a_late_drop_never_hits_the_table_made_again(log: FaultyLog, region: Region, other: Wal) -> None:
+async def test_rule_39_a_late_drop_does_not_drop_the_table_created_again(
+    log: FaultyLog, region: Region, other: Wal
+) -> None:
     await region.write(1, [b"old"])
-    life = region.meta.tables[1].life
+    incarnation = region.meta.tables[1].incarnation
     await region.drop_table(1)
     await region.write(1, [b"new"])
-    await log.append(Outgoing(DATA, 0, None, encode_control(Drop(1, life))))
+    await log.append(Outgoing(DATA, 0, None, encode_control(DropTable(1, incarnation))))
     assert await contents(await other.open_region(7)) == {1: [(1, b"new")]}
 
 
 # 40: DeleteRecords is not durable
 
 
-async def test_rule_40_records_that_come_back_after_a_cut_are_not_read_again(
+async def test_rule_40_records_that_reappear_after_a_truncation_are_not_read(
     log: FaultyLog, region: Region, other: Wal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(5):
@@ -351,7 +362,7 @@ async def test_rule_40_records_that_come_back_after_a_cut_are_not_read_again(
     await region.mark_deleted(1, 6)
 
     async def forget(topic: str, partition: int, *, before: int) -> None:
-        """Acknowledged, and gone with the power."""
+        """Acknowledge a truncation that a power failure undoes."""
 
     monkeypatch.setattr(log, "truncate", forget, raising=False)
     await region.clean()
@@ -359,13 +370,13 @@ async def test_rule_40_records_that_come_back_after_a_cut_are_not_read_again(
     assert await log.start(DATA, 0) == 0
     again = await other.open_region(7)
     assert await contents(again) == {}
-    assert facts(again.meta) == facts(region.meta)
+    assert state_of(again.meta) == state_of(region.meta)
     assert again.meta.truncated_to > 0
     await again.clean()
     assert await log.start(DATA, 0) > 5
 
 
-async def test_rule_40_the_log_is_cut_at_most_to_the_older_snapshot(log: FaultyLog, region: Region) -> None:
+async def test_rule_40_the_log_is_truncated_at_most_to_the_older_snapshot(log: FaultyLog, region: Region) -> None:
     await region.write(1, [b"a"])
     await region.mark_deleted(1, 2)
     await region.clean()
@@ -375,13 +386,13 @@ async def test_rule_40_the_log_is_cut_at_most_to_the_older_snapshot(log: FaultyL
         await region.clean()
         start = await log.start(DATA, 0)
         values = [record.value for record in await held_records(log, META)]
-        for kept in range(len(values)):  # each one alone is enough to recover from
-            assert (await _recovered_with(log, values[kept])) == facts(region.meta)
+        for kept in range(len(values)):  # each one alone suffices for a recovery
+            assert (await _recovered_with(log, values[kept])) == state_of(region.meta)
         assert start <= await log.end(DATA, 0)
 
 
 async def _recovered_with(log: FaultyLog, value: bytes | None) -> dict[int, object]:
-    """The meta that a reader would have if only this snapshot were good."""
+    """Return the state of a reader for which only this snapshot is usable."""
     only = FaultyLog(log)
 
     async def read(topic: str, partition: int, **named: int):  # type: ignore[no-untyped-def]
@@ -392,7 +403,7 @@ async def _recovered_with(log: FaultyLog, value: bytes | None) -> dict[int, obje
 
     only.read = read  # type: ignore[method-assign]
     region = await make_wal(only, "rules").open_region(7, writable=False)
-    return dict(facts(region.meta))
+    return dict(state_of(region.meta))
 
 
 async def test_rule_40_a_log_start_past_what_recovery_needs_is_always_log_lost(

@@ -1,4 +1,4 @@
-"""Events: what a user gives, what is kept, what a reader gets."""
+"""Events: validation, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tidebook.core.event import (
     TAGS_BYTES_MAX,
     Event,
     ReadEvent,
-    count_events,
+    check_events,
     decode_event,
     encode_event,
+    encode_events,
     pack_events,
     read_event,
     unpack_events,
@@ -37,28 +38,32 @@ def read(event: Event) -> ReadEvent:
 
 
 @given(events)
-def test_an_event_comes_back_as_it_went_in(event: Event) -> None:
+def test_a_decoded_event_equals_the_encoded_one(event: Event) -> None:
     again = read(event)
     assert Event(again.payload, tags=again.tags, metadata=again.metadata) == event
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30).map(lambda payload: encode_event(Event(payload))), max_size=20))
-def test_a_body_gives_back_its_events_byte_by_byte(kept: list[bytes]) -> None:
+def test_a_body_unpacks_to_the_same_bytes(kept: list[bytes]) -> None:
     assert unpack_events(pack_events(kept)) == kept
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65_535, 65_536])
-def test_the_events_of_a_body_are_counted_without_taking_them_apart(count: int) -> None:
-    assert count_events(pack_events([encode_event(Event(b""))] * count)) == count
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 65_535, 65_536])
+def test_a_body_holds_as_many_events_as_it_announces(count: int) -> None:
+    body = pack_events([encode_event(Event(b""))] * count)
+    check_events(body, count, ())
+    with pytest.raises(Corrupt):
+        check_events(body, count + 1, ())
 
 
 @pytest.mark.parametrize("data", [b"", b"\x05", b"\x92\x01", b"\xdd\xff\xff\xff\xff", b"\x91\x01\x01", b"\x81\x01\x01"])
-def test_a_body_that_is_no_whole_list_is_corrupt(data: bytes) -> None:
+@pytest.mark.parametrize("count", [1, 2, 2**32 - 1])
+def test_a_body_that_is_not_a_complete_array_is_corrupt(data: bytes, count: int) -> None:
     with pytest.raises(Corrupt):
-        count_events(data)
+        check_events(data, count, ())
 
 
-def test_tags_are_kept_sorted_so_that_equal_events_are_equal_bytes() -> None:
+def test_tags_are_sorted_so_that_equal_events_have_equal_bytes() -> None:
     assert decode_event(encode_event(Event(1, tags=["b", "a"]))).tags == ("a", "b")
 
 
@@ -66,34 +71,34 @@ def test_an_event_without_tags_and_metadata_is_small() -> None:
     assert encode_event(Event(b"")) == b"\x92\x02\xc4\x00"
 
 
-def test_no_metadata_and_empty_metadata_are_told_apart() -> None:
+def test_no_metadata_and_empty_metadata_are_distinguished() -> None:
     assert read(Event(1)).metadata is None
     assert read(Event(1, metadata={})).metadata == {}
 
 
-def test_an_event_shows_what_it_holds() -> None:
+def test_the_repr_of_an_event_shows_its_fields() -> None:
     assert repr(Event({"total": 3}, tags={"paid"}, metadata={"by": "x"})) == (
         "Event({'total': 3}, tags={'paid'}, metadata={'by': 'x'})"
     )
 
 
-def test_the_time_of_an_event_knows_its_zone() -> None:
+def test_the_timestamp_of_an_event_has_a_time_zone() -> None:
     assert read_event(encode_event(Event(1)), 1, 1500, 0, 0).timestamp == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
 
 
-def test_text_as_tags_is_refused_for_its_letters_would_be_tags() -> None:
+def test_text_as_tags_is_refused_because_its_letters_would_be_tags() -> None:
     with pytest.raises(InvalidInput, match="set of texts"):
         Event(1, tags="paid")
 
 
 @pytest.mark.parametrize("bad", [[["a"]], [{}], 5], ids=repr)
-def test_tags_that_can_be_no_set_are_refused(bad: Any) -> None:
+def test_tags_that_are_not_a_set_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput, match="tags"):
         Event(1, tags=bad)
 
 
 @pytest.mark.parametrize("tag", ["", 5, None, b"a", "x" * (TAG_BYTES_MAX + 1), "ä" * 101, "a\x00", "\ud800"], ids=repr)
-def test_a_tag_that_is_no_short_text_is_refused(tag: Any) -> None:
+def test_a_tag_that_is_not_short_text_is_refused(tag: Any) -> None:
     with pytest.raises(InvalidInput, match="tag"):
         encode_event(Event(1, tags=[tag]))
 
@@ -105,13 +110,13 @@ def test_the_tags_of_one_event_are_bounded_together() -> None:
 
 
 @pytest.mark.parametrize("bad", [[1], "a", 5, {1: 2}, {"a": {1}}, {"a": float("nan")}], ids=repr)
-def test_metadata_that_is_no_json_object_is_refused(bad: Any) -> None:
+def test_metadata_that_is_not_a_json_object_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput, match="metadata"):
         encode_event(Event(1, metadata=bad))
 
 
 @pytest.mark.parametrize("bad", [1, "a", {"a": 1}, None], ids=repr)
-def test_what_is_no_event_is_refused(bad: Any) -> None:
+def test_an_object_that_is_not_an_event_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput, match=r"Event\(\.\.\.\)"):
         encode_event(bad)
 
@@ -126,3 +131,11 @@ def test_damaged_event_bytes_are_corrupt(data: bytes) -> None:
 def test_a_damaged_body_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         unpack_events(data)
+
+
+def test_tags_that_were_changed_afterwards_are_encoded_and_counted_once() -> None:
+    event = Event(1)
+    event.tags = ["b", "a", "b"]  # type: ignore[assignment]
+    body, tagged = encode_events([event, Event(2, tags={"b"})])
+    assert tagged == (("a", 1), ("b", 2))
+    check_events(body, 2, tagged)

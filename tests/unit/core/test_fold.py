@@ -1,4 +1,4 @@
-"""The fold: one test a cell of the table in design.md, and one a rule of identity and position."""
+"""The fold: one test for each case of head and action, and for each rule of identity and position."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import pytest
 
 from tidebook.core.action import NEVER, Action, Append, Damaged, Delete, Mark, Purge, Seal
 from tidebook.core.fold import (
-    Appended,
+    AppendApplied,
+    AppendRepeated,
     Change,
-    Crowded,
-    Deleted,
-    Forgotten,
-    Lost,
-    Purged,
-    Repeated,
+    DeleteApplied,
+    PurgeApplied,
+    Rejected,
+    RetryTooLate,
     Stale,
+    TooManyTags,
     Unchanged,
     fold,
 )
-from tidebook.core.head import JOURNAL_TAGS_MAX, JUMPS_MAX, RECENT_MAX, Head, Jump
+from tidebook.core.head import GRAVE_RETENTION_MS, JOURNAL_TAGS_MAX, RECENT_MAX, Head, Jump, encode_head
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.testing.histories import append, delete, purge
 
-FACTS = TopicFacts(topic_id="t", partitions=1, segment_size=5)
+CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=5)
 T0 = 1_700_000_000_000
 
 
 class Journal:
-    """A journal under the fold: each action stands at the next offset, a second later."""
+    """Folds actions: each is at the next offset, a second after the previous one."""
 
     def __init__(self, *actions: Action | Damaged, epoch: int = 1) -> None:
         self.head: Head | None = None
@@ -43,7 +43,7 @@ class Journal:
         if isinstance(action, Append) and not action.append_id:
             action = msgspec.structs.replace(action, append_id=b"%08d%08d" % (self.epoch, self.offset))
         at = Position(self.epoch, self.offset)
-        self.head, change = fold(self.head, action, at, T0 + 1000 * self.offset, FACTS)
+        self.head, change = fold(self.head, action, at, T0 + 1000 * self.offset, CONFIG)
         self.offset += 1
         return change
 
@@ -65,27 +65,27 @@ def test_on_no_head_a_mark_a_seal_damage_or_a_purge_does_nothing(action: Action 
 
 def test_on_no_head_an_append_numbered_next_creates_events_from_1() -> None:
     journal = Journal()
-    assert journal.do(append(2)) == Appended(1, 2, 0)
+    assert journal.do(append(2)) == AppendApplied(1, 2, 0)
     assert journal.standing == (True, 2, 0)
 
 
 def test_on_no_head_an_append_that_expects_0_is_valid() -> None:
-    assert Journal().do(append(2, expected=0)) == Appended(1, 2, 0)
+    assert Journal().do(append(2, expected=0)) == AppendApplied(1, 2, 0)
 
 
-def test_on_no_head_an_append_that_expects_a_number_is_void() -> None:
+def test_on_no_head_an_append_that_expects_a_number_is_rejected() -> None:
     journal = Journal()
-    assert journal.do(append(expected=1)) == Lost(0)
+    assert journal.do(append(expected=1)) == Rejected(0)
     assert journal.head is None
 
 
 def test_on_no_head_an_append_at_a_number_starts_there() -> None:
-    assert Journal().do(append(2, at=3)) == Appended(3, 4, 0)
+    assert Journal().do(append(2, at=3)) == AppendApplied(3, 4, 0)
 
 
 def test_on_no_head_a_delete_creates_a_reset() -> None:
     journal = Journal()
-    assert journal.do(delete(7)) == Deleted(0, 7)
+    assert journal.do(delete(7)) == DeleteApplied(0, 7)
     assert journal.standing == (True, 7, 7)
 
 
@@ -93,7 +93,7 @@ def test_on_no_head_a_delete_creates_a_reset() -> None:
 
 
 @pytest.mark.parametrize("action", [Mark(1), Mark(1, T0), Seal(1), Damaged("x")], ids=repr)
-def test_on_a_head_a_mark_a_seal_or_damage_returns_the_very_head(action: Action | Damaged) -> None:
+def test_on_a_head_a_mark_a_seal_or_damage_returns_the_same_head(action: Action | Damaged) -> None:
     journal = Journal(append(2))
     before = journal.head
     assert isinstance(journal.do(action), Unchanged)
@@ -101,48 +101,48 @@ def test_on_a_head_a_mark_a_seal_or_damage_returns_the_very_head(action: Action 
 
 
 def test_on_a_head_an_append_numbered_next_follows_it() -> None:
-    assert Journal(append(2)).do(append(3)) == Appended(3, 5, 2)
+    assert Journal(append(2)).do(append(3)) == AppendApplied(3, 5, 2)
 
 
 def test_on_a_head_an_append_that_expects_its_number_follows_it() -> None:
-    assert Journal(append(2)).do(append(expected=2)) == Appended(3, 3, 2)
+    assert Journal(append(2)).do(append(expected=2)) == AppendApplied(3, 3, 2)
 
 
 @pytest.mark.parametrize("expected", [0, 1, 3])
-def test_on_a_head_an_append_that_expects_another_number_is_void_and_told_the_true_one(expected: int) -> None:
+def test_on_a_head_an_append_that_expects_another_number_is_rejected_with_the_last_number(expected: int) -> None:
     journal = Journal(append(2))
     before = journal.head
-    assert journal.do(append(expected=expected)) == Lost(2)
+    assert journal.do(append(expected=expected)) == Rejected(2)
     assert journal.head is before
 
 
 def test_on_a_head_an_append_at_a_number_above_it_may_skip_numbers() -> None:
-    assert Journal(append(2)).do(append(2, at=5)) == Appended(5, 6, 2)
+    assert Journal(append(2)).do(append(2, at=5)) == AppendApplied(5, 6, 2)
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_on_a_head_an_append_at_a_number_that_is_taken_is_void(at: int) -> None:
+def test_on_a_head_an_append_at_a_number_that_is_taken_is_rejected(at: int) -> None:
     journal = Journal(append(2))
     before = journal.head
-    assert journal.do(append(at=at)) == Lost(2)
+    assert journal.do(append(at=at)) == Rejected(2)
     assert journal.head is before
 
 
-def test_on_a_head_a_delete_goes_up_to_its_number() -> None:
+def test_on_a_head_a_delete_removes_events_up_to_its_number() -> None:
     journal = Journal(append(3))
-    assert journal.do(delete(2)) == Deleted(0, 2)
+    assert journal.do(delete(2)) == DeleteApplied(0, 2)
     assert journal.standing == (True, 3, 2)
 
 
-def test_on_a_head_a_delete_never_takes_future_events() -> None:
+def test_on_a_head_a_delete_never_removes_future_events() -> None:
     journal = Journal(append(3))
-    assert journal.do(delete(99)) == Deleted(0, 3)
+    assert journal.do(delete(99)) == DeleteApplied(0, 3)
     assert journal.standing == (True, 3, 3)
-    assert journal.do(append()) == Appended(4, 4, 3)
+    assert journal.do(append()) == AppendApplied(4, 4, 3)
 
 
 @pytest.mark.parametrize("to", [1, 2])
-def test_on_a_head_a_delete_of_what_is_deleted_returns_the_very_head(to: int) -> None:
+def test_on_a_head_a_delete_of_deleted_events_returns_the_same_head(to: int) -> None:
     journal = Journal(append(3), delete(2))
     before = journal.head
     assert isinstance(journal.do(delete(to)), Unchanged)
@@ -151,12 +151,12 @@ def test_on_a_head_a_delete_of_what_is_deleted_returns_the_very_head(to: int) ->
 
 def test_on_a_head_a_purge_leaves_a_grave() -> None:
     journal = Journal(append(3), delete(1))
-    assert isinstance(journal.do(purge()), Purged)
+    assert isinstance(journal.do(purge()), PurgeApplied)
     assert journal.standing == (False, 3, 1)
 
 
 def test_on_a_head_a_purge_at_its_position_leaves_a_grave() -> None:
-    assert isinstance(Journal(append(3)).do(Purge(1, Position(1, 0))), Purged)
+    assert isinstance(Journal(append(3)).do(Purge(1, Position(1, 0))), PurgeApplied)
 
 
 def test_on_a_head_a_purge_at_another_position_does_nothing() -> None:
@@ -169,20 +169,20 @@ def test_on_a_head_a_purge_at_another_position_does_nothing() -> None:
 # ---- the table: a grave is no head
 
 
-def test_after_a_purge_the_next_append_makes_a_new_life_from_1() -> None:
+def test_after_a_purge_the_next_append_creates_a_new_incarnation_from_1() -> None:
     journal = Journal(append(3), delete(2), purge())
-    assert journal.do(append(2)) == Appended(1, 2, 0)
+    assert journal.do(append(2)) == AppendApplied(1, 2, 0)
     assert journal.standing == (True, 2, 0)
 
 
-def test_after_a_purge_expected_0_is_valid_and_the_old_number_is_void() -> None:
+def test_after_a_purge_expected_0_is_valid_and_the_old_number_is_rejected() -> None:
     journal = Journal(append(3), purge())
-    assert journal.do(append(expected=3)) == Lost(0)
-    assert journal.do(append(expected=0)) == Appended(1, 1, 0)
+    assert journal.do(append(expected=3)) == Rejected(0)
+    assert journal.do(append(expected=0)) == AppendApplied(1, 1, 0)
 
 
 def test_after_a_purge_a_number_below_the_old_one_may_be_taken() -> None:
-    assert Journal(append(3), purge()).do(append(at=2)) == Appended(2, 2, 0)
+    assert Journal(append(3), purge()).do(append(at=2)) == AppendApplied(2, 2, 0)
 
 
 def test_after_a_purge_another_purge_does_nothing() -> None:
@@ -194,7 +194,7 @@ def test_after_a_purge_another_purge_does_nothing() -> None:
 
 def test_after_a_purge_a_delete_creates_a_reset() -> None:
     journal = Journal(append(3), purge())
-    assert journal.do(delete(2)) == Deleted(0, 2)
+    assert journal.do(delete(2)) == DeleteApplied(0, 2)
     assert journal.standing == (True, 2, 2)
 
 
@@ -203,47 +203,47 @@ def test_after_a_purge_a_delete_creates_a_reset() -> None:
 
 @pytest.mark.parametrize("action", [append(epoch=1), delete(1, epoch=1), purge(epoch=1)], ids=repr)
 @pytest.mark.parametrize("before", [(), (append(2, epoch=2),)], ids=["no head", "head"])
-def test_what_was_written_for_another_epoch_is_void(action: Action, before: tuple[Action, ...]) -> None:
+def test_an_action_for_another_epoch_has_no_effect(action: Action, before: tuple[Action, ...]) -> None:
     journal = Journal(*before, epoch=2)
     head = journal.head
     assert isinstance(journal.do(action), Stale)
     assert journal.head is head
 
 
-def test_a_journal_goes_on_in_the_next_epoch() -> None:
+def test_a_journal_continues_in_the_next_epoch() -> None:
     journal = Journal(append(2))
     journal.epoch, journal.offset = 2, 0
-    assert journal.do(append(epoch=2)) == Appended(3, 3, 2)
+    assert journal.do(append(epoch=2)) == AppendApplied(3, 3, 2)
     assert journal.head is not None
     assert (journal.head.incarnation, journal.head.position) == (Position(1, 0), Position(2, 0))
 
 
-# ---- rule 3: the number so far is the larger of seq_nr and delete_to
+# ---- rule 3: the last number is the larger of seq_nr and delete_to
 
 
-def test_after_a_delete_on_nothing_the_journal_stands_behind_it() -> None:
+def test_after_a_delete_on_no_journal_its_number_is_the_last_one() -> None:
     journal = Journal(delete(7))
-    assert journal.do(append(expected=0)) == Lost(7)
-    assert journal.do(append(at=7)) == Lost(7)
-    assert journal.do(append(expected=7)) == Appended(8, 8, 7)
+    assert journal.do(append(expected=0)) == Rejected(7)
+    assert journal.do(append(at=7)) == Rejected(7)
+    assert journal.do(append(expected=7)) == AppendApplied(8, 8, 7)
 
 
-def test_after_a_delete_on_nothing_a_number_above_it_may_be_taken() -> None:
-    assert Journal(delete(7)).do(append(at=8)) == Appended(8, 8, 7)
+def test_after_a_delete_on_no_journal_a_number_above_it_may_be_taken() -> None:
+    assert Journal(delete(7)).do(append(at=8)) == AppendApplied(8, 8, 7)
 
 
-def test_a_delete_of_the_life_that_its_sender_saw_is_done() -> None:
-    assert Journal(append(3)).do(Delete(1, 2, Position(1, 0))) == Deleted(0, 2)
+def test_a_delete_for_the_current_incarnation_is_applied() -> None:
+    assert Journal(append(3)).do(Delete(1, 2, Position(1, 0))) == DeleteApplied(0, 2)
 
 
-def test_a_late_delete_of_an_earlier_life_is_ignored() -> None:
+def test_a_late_delete_for_an_earlier_incarnation_is_ignored() -> None:
     journal = Journal(append(3), purge(), append(2))
     assert isinstance(journal.do(Delete(1, 2, Position(1, 0))), Unchanged)
     assert journal.standing == (True, 2, 0)
 
 
 @pytest.mark.parametrize("before", [(), (append(3), purge())], ids=["no head", "grave"])
-def test_a_late_delete_of_an_earlier_life_is_no_reset(before: tuple[Action, ...]) -> None:
+def test_a_late_delete_for_an_earlier_incarnation_creates_no_journal(before: tuple[Action, ...]) -> None:
     journal = Journal(*before)
     head = journal.head
     assert isinstance(journal.do(Delete(1, 2, Position(1, 0))), Unchanged)
@@ -259,20 +259,20 @@ def test_a_delete_of_nothing_does_nothing(before: tuple[Action, ...], to: int) -
 # ---- rule 4: an incarnation is the position of the creating record
 
 
-def test_the_incarnation_is_where_the_life_began_and_stays() -> None:
+def test_the_incarnation_is_the_position_of_the_creating_record() -> None:
     journal = Journal(Mark(1), append(), append(), delete(1))
     assert journal.head is not None
     assert (journal.head.incarnation, journal.head.position) == (Position(1, 1), Position(1, 3))
 
 
-def test_the_grave_keeps_the_incarnation_that_it_buries() -> None:
+def test_a_grave_has_the_incarnation_of_the_purged_journal() -> None:
     journal = Journal(append(), append(), purge())
     assert journal.head is not None
     assert (journal.head.incarnation, journal.head.position) == (Position(1, 0), Position(1, 2))
 
 
 @pytest.mark.parametrize("again", [append(), delete(1)], ids=repr)
-def test_each_life_has_an_incarnation_of_its_own(again: Action) -> None:
+def test_a_journal_created_after_a_purge_has_a_new_incarnation(again: Action) -> None:
     journal = Journal(append(), purge(), again)
     assert journal.head is not None
     assert journal.head.incarnation == Position(1, 2)
@@ -305,7 +305,7 @@ def test_an_append_with_never_removes_the_expiry() -> None:
     assert journal.head.expires_at_ms is None
 
 
-def test_a_void_append_does_not_touch_the_expiry() -> None:
+def test_a_rejected_append_does_not_change_the_expiry() -> None:
     journal = Journal(append(expire_after_ms=500), append(expected=0, expire_after_ms=9))
     assert journal.head is not None
     assert journal.head.expires_at_ms == T0 + 500
@@ -317,13 +317,13 @@ def test_a_delete_does_not_restart_the_clock() -> None:
     assert journal.head.expires_at_ms == T0 + 500
 
 
-def test_a_new_life_does_not_inherit_the_expiry() -> None:
+def test_a_new_incarnation_does_not_inherit_the_expiry() -> None:
     journal = Journal(append(expire_after_ms=500), purge(), append())
     assert journal.head is not None
     assert journal.head.expires_at_ms is None
 
 
-def test_the_expiry_of_an_old_life_cannot_kill_a_new_one_with_as_many_events() -> None:
+def test_the_expiry_of_an_old_incarnation_cannot_purge_a_new_one_with_as_many_events() -> None:
     journal = Journal(append(2, expire_after_ms=500))
     assert journal.head is not None
     expiry = Purge(1, journal.head.position)
@@ -345,42 +345,64 @@ def test_a_fresh_append_wins_over_an_expiry_that_was_decided_before_it() -> None
 ID = b"i" * 16
 
 
-def test_a_known_id_gives_the_first_result_and_changes_nothing() -> None:
+def test_a_known_append_id_returns_the_first_result_and_changes_nothing() -> None:
     journal = Journal(append(2, append_id=ID), append())
     before = journal.head
-    assert journal.do(append(2, append_id=ID)) == Repeated(1, 2, Position(1, 0))
+    assert journal.do(append(2, append_id=ID)) == AppendRepeated(1, 2, Position(1, 0))
     assert journal.head is before
 
 
-def test_a_known_id_gives_the_first_result_even_where_the_expectation_no_longer_holds() -> None:
+def test_a_known_append_id_returns_the_first_result_even_if_the_expectation_no_longer_holds() -> None:
     journal = Journal(append(2, append_id=ID, expected=0))
-    assert journal.do(append(2, append_id=ID, expected=0)) == Repeated(1, 2, Position(1, 0))
+    assert journal.do(append(2, append_id=ID, expected=0)) == AppendRepeated(1, 2, Position(1, 0))
 
 
-def test_a_grave_still_knows_the_ids_of_its_life() -> None:
+def test_a_grave_remembers_the_append_ids_of_its_incarnation() -> None:
     journal = Journal(append(2, append_id=ID), purge())
-    assert journal.do(append(2, append_id=ID)) == Repeated(1, 2, Position(1, 0))
+    assert journal.do(append(2, append_id=ID)) == AppendRepeated(1, 2, Position(1, 0))
+
+
+@pytest.mark.parametrize("between", [append(), delete(3), Mark(1)], ids=repr)
+def test_a_grave_forgets_its_append_ids_after_its_retention(between: Action) -> None:
+    """By record timestamps, so that folding with the grave and after its removal gives the same result."""
+    journal = Journal(append(2, append_id=ID), purge())
+    grave = journal.head
+    assert grave is not None
+    late_ms = grave.touched_ms + GRAVE_RETENTION_MS
+    assert fold(grave, append(append_id=ID), Position(1, 9), late_ms, CONFIG)[1] == AppendRepeated(1, 2, Position(1, 0))
+    folded = [
+        fold(
+            fold(head, between, Position(1, 8), late_ms + 1, CONFIG)[0],
+            append(append_id=ID),
+            Position(1, 9),
+            late_ms + 2,
+            CONFIG,
+        )
+        for head in (grave, None)
+    ]
+    assert folded[0] == folded[1]
+    assert isinstance(folded[0][1], AppendApplied)
 
 
 @pytest.mark.parametrize("again", [append(), delete(3)], ids=repr)
-def test_the_next_life_still_knows_the_ids_of_the_one_before(again: Action) -> None:
+def test_the_next_incarnation_remembers_the_append_ids_of_the_previous_one(again: Action) -> None:
     journal = Journal(append(2, append_id=ID), purge(), again)
-    assert journal.do(append(2, append_id=ID)) == Repeated(1, 2, Position(1, 0))
+    assert journal.do(append(2, append_id=ID)) == AppendRepeated(1, 2, Position(1, 0))
 
 
-def test_a_void_append_leaves_no_id_behind() -> None:
+def test_a_rejected_append_is_not_remembered() -> None:
     journal = Journal(append(2), append(append_id=ID, expected=0))
-    assert journal.do(append(append_id=ID, expected=2)) == Appended(3, 3, 2)
+    assert journal.do(append(append_id=ID, expected=2)) == AppendApplied(3, 3, 2)
 
 
-def test_the_last_ids_are_remembered_and_no_more() -> None:
+def test_only_the_most_recent_append_ids_are_remembered() -> None:
     journal = Journal(append(append_id=ID), *[append() for _ in range(RECENT_MAX - 1)])
-    assert isinstance(journal.do(append(append_id=ID)), Repeated)
+    assert isinstance(journal.do(append(append_id=ID)), AppendRepeated)
     journal = Journal(append(append_id=ID), *[append() for _ in range(RECENT_MAX)])
-    assert isinstance(journal.do(append(append_id=ID)), Appended)
+    assert isinstance(journal.do(append(append_id=ID)), AppendApplied)
 
 
-def test_the_head_tells_the_newest_id_that_it_forgot() -> None:
+def test_the_head_records_the_newest_evicted_append() -> None:
     journal = Journal(*[append() for _ in range(RECENT_MAX + 3)])
     assert journal.head is not None
     assert len(journal.head.recent) == RECENT_MAX
@@ -388,84 +410,101 @@ def test_the_head_tells_the_newest_id_that_it_forgot() -> None:
 
 
 def evicting() -> Journal:
-    """A journal that has forgotten its appends at offsets 0 and 1."""
+    """Return a journal that has evicted its appends at offsets 0 and 1."""
     return Journal(*[append() for _ in range(RECENT_MAX + 2)])
 
 
 @pytest.mark.parametrize("floor", [0, 1])
-def test_a_retry_whose_first_attempt_may_be_forgotten_is_void(floor: int) -> None:
+def test_a_retry_whose_first_attempt_may_be_evicted_is_too_late(floor: int) -> None:
     journal = evicting()
     before = journal.head
-    assert isinstance(journal.do(append(append_id=ID, floor=floor)), Forgotten)
+    assert isinstance(journal.do(append(append_id=ID, floor=floor)), RetryTooLate)
     assert journal.head is before
 
 
-def test_a_retry_whose_first_attempt_would_still_be_known_is_a_plain_append() -> None:
-    assert isinstance(evicting().do(append(append_id=ID, floor=2)), Appended)
+def test_a_retry_whose_first_attempt_cannot_be_evicted_is_a_plain_append() -> None:
+    assert isinstance(evicting().do(append(append_id=ID, floor=2)), AppendApplied)
 
 
 def test_a_first_attempt_is_never_too_late() -> None:
-    assert isinstance(evicting().do(append(append_id=ID)), Appended)
+    assert isinstance(evicting().do(append(append_id=ID)), AppendApplied)
 
 
 def test_a_purge_does_not_make_a_late_retry_acceptable() -> None:
     journal = evicting()
     journal.do(purge())
-    assert isinstance(journal.do(append(append_id=ID, floor=1)), Forgotten)
+    assert isinstance(journal.do(append(append_id=ID, floor=1)), RetryTooLate)
 
 
-def test_a_retry_from_before_this_epoch_is_void_if_any_id_was_forgotten() -> None:
+def test_a_retry_from_before_this_epoch_is_too_late_if_any_append_was_evicted() -> None:
     journal = evicting()
     journal.epoch, journal.offset = 2, 0
-    assert isinstance(journal.do(append(append_id=ID, floor=-1, epoch=2)), Forgotten)
+    assert isinstance(journal.do(append(append_id=ID, floor=-1, epoch=2)), RetryTooLate)
 
 
-def test_a_retry_from_before_this_epoch_is_a_plain_append_while_nothing_was_forgotten() -> None:
+def test_a_retry_from_before_this_epoch_is_a_plain_append_while_none_was_evicted() -> None:
     journal = Journal(append())
     journal.epoch, journal.offset = 2, 0
-    assert isinstance(journal.do(append(append_id=ID, floor=-1, epoch=2)), Appended)
+    assert isinstance(journal.do(append(append_id=ID, floor=-1, epoch=2)), AppendApplied)
 
 
 # ---- jumps and bounds
 
 
-def test_a_jump_over_a_whole_segment_is_recorded() -> None:
+def test_a_jump_over_a_whole_segment_begins_a_run() -> None:
     journal = Journal(append(3), append(at=10**15))
     assert journal.head is not None
-    assert journal.head.jumps == (Jump(3, 10**15),)
+    assert journal.head.run_start == (10**15 - 1) // CONFIG.segment_size
 
 
-@pytest.mark.parametrize(("at", "jumps"), [(8, ()), (9, (Jump(3, 9),))])
-def test_a_gap_narrower_than_a_segment_is_no_jump(at: int, jumps: tuple[Jump, ...]) -> None:
+@pytest.mark.parametrize(("at", "run_start"), [(8, 0), (10, 0), (11, 2), (15, 2), (16, 3)])
+def test_a_gap_that_leaves_no_segment_empty_is_no_jump(at: int, run_start: int) -> None:
     journal = Journal(append(3), append(at=at))
     assert journal.head is not None
-    assert journal.head.jumps == jumps
+    assert journal.head.run_start == run_start
 
 
-def test_a_reset_is_a_jump_from_the_start() -> None:
+def test_a_delete_on_no_journal_begins_a_run_after_the_deleted_numbers() -> None:
     journal = Journal(delete(10**12), append())
     assert journal.head is not None
-    assert journal.head.jumps == (Jump(0, 10**12 + 1),)
+    assert journal.head.run_start == 10**12 // CONFIG.segment_size
 
 
-def test_a_new_life_forgets_the_jumps() -> None:
+def test_a_new_incarnation_begins_at_the_first_segment() -> None:
     journal = Journal(append(at=100), purge(), append())
     assert journal.head is not None
-    assert journal.head.jumps == ()
+    assert journal.head.run_start == 0
 
 
-def test_past_their_bound_the_narrowest_jump_is_forgotten() -> None:
-    wide = [1_000 * i for i in range(1, JUMPS_MAX + 1)]
-    journal = Journal(*[append(at=number) for number in [*wide[:7], wide[6] + 500, *wide[7:]]])
+def test_a_head_stays_small_however_often_numbers_are_skipped() -> None:
+    journal = Journal(*[append(at=1_000_000 * i) for i in range(1, 200)])
     assert journal.head is not None
-    assert len(journal.head.jumps) == JUMPS_MAX
-    assert [jump.last for jump in journal.head.jumps] == sorted(jump.last for jump in journal.head.jumps)
-    assert Jump(wide[6], wide[6] + 500) not in journal.head.jumps
+    assert len(encode_head(journal.head)) < 1000
+
+
+def test_a_jump_drops_the_gaps_of_an_earlier_version() -> None:
+    journal = Journal(append())
+    assert journal.head is not None
+    journal.head = msgspec.structs.replace(journal.head, jumps=(Jump(1, 100),), seq_nr=100)
+    journal.do(append())
+    assert journal.head.jumps == (Jump(1, 100),)
+    journal.do(append(at=10**9))
+    assert not journal.head.jumps
+
+
+def test_a_grave_keeps_only_what_prevents_replays() -> None:
+    tagged = tuple((f"tag-{i}", 1) for i in range(5000))
+    journal = Journal(msgspec.structs.replace(append(expire_after_ms=5), tagged=tagged), purge())
+    assert journal.head is not None
+    assert not journal.head.live
+    assert journal.head.tag_counts == {}
+    assert len(journal.head.recent) == 1
+    assert len(encode_head(journal.head)) < 1000
 
 
 def test_a_journal_keeps_the_segment_size_that_it_began_with() -> None:
-    head, _ = fold(None, append(append_id=ID), Position(1, 0), T0, FACTS)
-    other = msgspec.structs.replace(FACTS, segment_size=9)
+    head, _ = fold(None, append(append_id=ID), Position(1, 0), T0, CONFIG)
+    other = msgspec.structs.replace(CONFIG, segment_size=9)
     head, _ = fold(head, append(), Position(1, 1), T0, other)
     assert head is not None
     assert head.segment_size == 5
@@ -474,23 +513,23 @@ def test_a_journal_keeps_the_segment_size_that_it_began_with() -> None:
 def test_the_last_number_can_be_taken_and_nothing_comes_after_it() -> None:
     journal = Journal(append(at=LAST))
     assert journal.standing == (True, LAST, 0)
-    assert journal.do(append()) == Lost(LAST)
-    assert journal.do(append(expected=LAST)) == Lost(LAST)
+    assert journal.do(append()) == Rejected(LAST)
+    assert journal.do(append(expected=LAST)) == Rejected(LAST)
 
 
-def test_an_append_that_would_pass_the_last_number_is_void() -> None:
-    assert Journal(append(3)).do(append(2, at=LAST)) == Lost(3)
+def test_an_append_beyond_the_greatest_number_is_rejected() -> None:
+    assert Journal(append(3)).do(append(2, at=LAST)) == Rejected(3)
 
 
-def test_an_append_that_brings_a_journal_too_many_different_tags_is_void() -> None:
+def test_an_append_with_too_many_different_tags_has_no_effect() -> None:
     def tagged(first: int, count: int) -> Append:
         return msgspec.structs.replace(append(), tagged=tuple((f"t-{n}", 1) for n in range(first, first + count)))
 
     journal = Journal(tagged(0, JOURNAL_TAGS_MAX - 1))
     before = journal.head
-    assert journal.do(tagged(JOURNAL_TAGS_MAX - 2, 3)) == Crowded()
+    assert journal.do(tagged(JOURNAL_TAGS_MAX - 2, 3)) == TooManyTags()
     assert journal.head is before
-    assert isinstance(journal.do(tagged(0, JOURNAL_TAGS_MAX)), Appended)
-    assert isinstance(journal.do(append()), Appended), "others go on"
+    assert isinstance(journal.do(tagged(0, JOURNAL_TAGS_MAX)), AppendApplied)
+    assert isinstance(journal.do(append()), AppendApplied), "other appends are accepted"
     journal.do(purge())
-    assert isinstance(journal.do(tagged(JOURNAL_TAGS_MAX, 5)), Appended), "a new life has no tags"
+    assert isinstance(journal.do(tagged(JOURNAL_TAGS_MAX, 5)), AppendApplied), "a new incarnation has no tags"

@@ -1,11 +1,11 @@
-"""Heads: their bytes are frozen, the same for the same head, and damage is told."""
+"""Heads: their encoding is frozen and deterministic, and damage is reported."""
 
 from __future__ import annotations
 
 import pytest
 
 from tidebook.core.errors import Corrupt
-from tidebook.core.head import Head, Jump, Recent, decode_head, encode_head
+from tidebook.core.head import Head, Jump, RecentAppend, decode_head, encode_head
 from tidebook.core.position import Position
 
 HEAD = Head(
@@ -17,16 +17,20 @@ HEAD = Head(
     1000,
     5,
     1_700_000_000_000,
-    (Recent(b"i" * 16, 6, 7, Position(1, 9)),),
+    (RecentAppend(b"i" * 16, 6, 7, Position(1, 9)),),
     Position(1, 4),
     (Jump(0, 2000),),
+    {},
+    3,
 )
-#: Written down once and never changed: a head of today must be read for ever.
+#: Never change these: every stored head must remain readable.
 HEAD_BYTES = (
-    "9cc30702920103920109cd03e805cf0000018bcfe568009194c41069696969696969696969696969696969"
-    "0607920109920104919200cd07d080"
+    "9dc30702920103920109cd03e805cf0000018bcfe568009194c41069696969696969696969696969696969"
+    "0607920109920104919200cd07d08003"
 )
-GRAVE_BYTES = "9cc2070292010392010acd03e8c00090c09080"
+GRAVE_BYTES = "9dc2070292010392010acd03e8c00090c0908000"
+#: As they were before heads had a `run_start`.
+EARLIER_GRAVE_BYTES = "9cc2070292010392010acd03e8c00090c09080"
 GRAVE = Head(False, 7, 2, Position(1, 3), Position(1, 10), 1000, None, 0, (), None, ())
 
 
@@ -36,13 +40,28 @@ def test_the_layout_of_a_head_is_frozen(head: Head, golden: str) -> None:
     assert decode_head(bytes.fromhex(golden)) == head
 
 
-@pytest.mark.parametrize("data", [b"", b"\x90", bytes.fromhex(HEAD_BYTES)[:-1], b"\xff"])
-def test_damaged_head_bytes_are_corrupt_and_the_remedy_is_told(data: bytes) -> None:
+DAMAGED = [
+    b"",
+    b"\x90",
+    bytes.fromhex(HEAD_BYTES)[:-1],
+    b"\xff",
+    bytes.fromhex(HEAD_BYTES)[:-1] + b"\x81\xa1\xff\x01",  # a tag that is not UTF-8
+    b"\x9d" + bytes.fromhex(HEAD_BYTES)[1:] + b"\x91" * 5_000 + b"\x90",  # an unknown field, nested too deep
+    bytes.fromhex(GRAVE_BYTES.replace("92010a", "920100ffffffff"[:4] + "01cfffffffffffffffff")),  # no such offset
+]
+
+
+def test_a_head_of_an_earlier_version_is_read() -> None:
+    assert decode_head(bytes.fromhex(EARLIER_GRAVE_BYTES)) == GRAVE
+
+
+@pytest.mark.parametrize("data", DAMAGED, ids=lambda data: data.hex()[:20])
+def test_damaged_head_bytes_are_corrupt_and_the_error_names_the_remedy(data: bytes) -> None:
     with pytest.raises(Corrupt, match="rebuild"):
         decode_head(data)
 
 
-def test_a_head_expires_its_time_after_the_last_append() -> None:
+def test_the_expiry_of_a_head_counts_from_the_last_append() -> None:
     assert HEAD.expires_at_ms == 1_700_000_000_005
 
 

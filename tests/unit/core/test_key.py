@@ -1,4 +1,4 @@
-"""Topics, ids, and the partition that an id lives in."""
+"""Topics, ids, and the partition of an id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidebook.core.key import ID_BYTES_MAX, TOPIC_LENGTH_MAX, Key, journal_id, p
 
 
 @pytest.mark.parametrize("topic", ["a", "orders", "Orders.v2", "a_b-c.d", "...", "x" * TOPIC_LENGTH_MAX])
-def test_a_topic_of_letters_digits_and_three_signs_is_taken(topic: str) -> None:
+def test_a_topic_of_letters_digits_and_three_signs_is_accepted(topic: str) -> None:
     assert topic_name(topic) == topic
 
 

@@ -1,4 +1,4 @@
-"""Payloads: JSON values, text and bytes come back as the type that went in; nothing else goes in."""
+"""Payloads: JSON values, text and bytes are decoded as the type that was encoded; others are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import BYTES, DEPTH_MAX, JSON, TEXT, decode_payload, encode_payload
+from tidebook.core.payload import BYTES, DEPTH_MAX, JSON, TEXT, decode_json, decode_payload, encode_payload
 
 scalars = (
     st.none()
@@ -60,14 +60,14 @@ def round_trip(value: object) -> Any:
 
 
 @given(json_values | st.binary())
-def test_a_payload_comes_back_equal_and_of_the_same_type(value: Any) -> None:
+def test_a_decoded_payload_is_equal_and_of_the_same_type(value: Any) -> None:
     again = round_trip(value)
     assert again == value
     assert type(again) is type(value)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, 1.7976931348623157e308, 1e22, 3.0, 0.1 + 0.2])
-def test_a_float_comes_back_to_the_last_bit(value: float) -> None:
+def test_a_float_is_decoded_to_the_last_bit(value: float) -> None:
     again = round_trip(value)
     assert type(again) is float
     assert math.copysign(1, again) == math.copysign(1, value)
@@ -75,7 +75,7 @@ def test_a_float_comes_back_to_the_last_bit(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 2**53 + 1, 0])
-def test_a_whole_number_of_64_bits_comes_back_exactly(value: int) -> None:
+def test_a_64_bit_integer_is_decoded_exactly(value: int) -> None:
     assert round_trip(value) == value
     assert type(round_trip(value)) is int
 
@@ -132,16 +132,16 @@ def test_text_and_bytes_as_a_whole_are_kept_as_they_are(value: object, type_: in
     ],
     ids=lambda value: f"{type(value).__name__}",
 )
-def test_what_would_not_come_back_as_it_is_is_refused(value: object) -> None:
+def test_a_value_that_would_not_decode_unchanged_is_refused(value: object) -> None:
     with pytest.raises(InvalidInput):
         encode_payload(value)
 
 
-def test_nesting_up_to_the_bound_is_taken() -> None:
+def test_nesting_up_to_the_bound_is_accepted() -> None:
     assert round_trip(nested(DEPTH_MAX)) == nested(DEPTH_MAX)
 
 
-def test_a_refused_number_is_named_and_the_way_out_told() -> None:
+def test_a_refused_number_is_named_with_the_remedy() -> None:
     with pytest.raises(InvalidInput, match=r"18446744073709551616.*as text"):
         encode_payload({"n": 2**64})
 
@@ -161,3 +161,10 @@ def test_damaged_payload_bytes_are_corrupt(type_: int, data: bytes) -> None:
 def test_a_number_beyond_64_bits_is_refused_however_long_it_is(value: int) -> None:
     with pytest.raises(InvalidInput, match="bits"):
         encode_payload([value])
+
+
+def test_json_that_is_nested_deeper_than_the_stack_allows_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="damaged"):
+        decode_payload(JSON, b"[" * 5_000 + b"]" * 5_000)
+    with pytest.raises(ValueError, match="nested"):
+        decode_json(b"[" * 5_000 + b"]" * 5_000)

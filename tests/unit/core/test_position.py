@@ -1,4 +1,4 @@
-"""Positions order the records of a journal over all lives of its topic; write stamps follow from them."""
+"""Positions order the records of a journal across epochs of its topic; write stamps are derived from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidebook.core.position import START, Position, tombstone_stamp, write_stamp
 OFFSET_MAX = 2**47 - 1
 EPOCH_MAX = 2**12 - 1
 REV_MAX = 2**3 - 1
-#: 2026 in microseconds, which is what a store would stamp with by itself.
+#: 2026 in microseconds, the timestamps that a store would assign by default.
 NOW_US = 1_790_000_000_000_000
 
 positions = st.builds(Position, st.integers(1, EPOCH_MAX), st.integers(0, OFFSET_MAX))
@@ -24,18 +24,18 @@ def test_an_epoch_counts_more_than_any_offset(a: Position, b: Position) -> None:
 
 
 @given(positions, positions, revs, revs)
-def test_stamps_are_ordered_as_the_positions_whatever_the_revisions(a: Position, b: Position, i: int, j: int) -> None:
+def test_stamps_are_ordered_as_the_positions_for_all_revisions(a: Position, b: Position, i: int, j: int) -> None:
     if a < b:
         assert write_stamp(a, rev=i) < tombstone_stamp(b, rev=j)
 
 
 @given(positions, revs)
-def test_a_record_survives_what_it_clears_itself(position: Position, rev: int) -> None:
+def test_the_writes_of_a_record_survive_its_own_deletes(position: Position, rev: int) -> None:
     assert tombstone_stamp(position, rev=rev) < write_stamp(position, rev=rev)
 
 
 @given(positions, st.integers(0, REV_MAX - 1))
-def test_a_repair_wins_over_what_it_mends(position: Position, rev: int) -> None:
+def test_a_repair_overwrites_what_it_repairs(position: Position, rev: int) -> None:
     assert write_stamp(position, rev=rev) < tombstone_stamp(position, rev=rev + 1)
 
 
@@ -48,7 +48,7 @@ def test_the_largest_stamp_fits_in_a_signed_64_bit_number() -> None:
     assert write_stamp(Position(EPOCH_MAX, OFFSET_MAX), rev=REV_MAX) == 2**63 - 1
 
 
-def test_every_stamp_lies_above_the_wall_clock() -> None:
+def test_every_stamp_is_above_the_wall_clock() -> None:
     assert tombstone_stamp(Position(1, 0)) > NOW_US
 
 
@@ -56,11 +56,11 @@ def test_every_stamp_lies_above_the_wall_clock() -> None:
     ("epoch", "offset", "rev"),
     [(0, 0, 0), (-1, 0, 0), (EPOCH_MAX + 1, 0, 0), (1, -1, 0), (1, OFFSET_MAX + 1, 0), (1, 0, REV_MAX + 1), (1, 0, -1)],
 )
-def test_what_does_not_fit_in_its_bits_is_refused_rather_than_mixed_up(epoch: int, offset: int, rev: int) -> None:
+def test_a_value_that_exceeds_its_bits_is_refused(epoch: int, offset: int, rev: int) -> None:
     with pytest.raises(OverflowError):
         write_stamp(Position(epoch, offset), rev=rev)
 
 
-def test_the_start_lies_before_every_record() -> None:
+def test_the_start_is_before_every_record() -> None:
     assert START.next == Position(1, 0)
     assert Position(1, 0) > START

@@ -1,15 +1,18 @@
-"""The envelope of a record: its bytes are frozen, damage is void, a newer writer is told from damage."""
+"""The record codec: its layout is frozen, and damage is distinguished from a newer version."""
 
 from __future__ import annotations
 
 from zlib import crc32
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.unit.core.nonsense import BODY, ID, NONSENSE, append_of, array_of, deep
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge, Seal
-from tidebook.core.errors import Corrupt, TooLarge, UnknownVersion
+from tidebook.core.bounds import EVENTS_MAX, OFFSET_MAX, TIME_MS_MAX
+from tidebook.core.errors import Corrupt, InvalidInput, TooLarge, UnknownVersion
 from tidebook.core.event import Event, encode_event, encode_events, pack_events, plain_payloads
 from tidebook.core.frame import HEADER_BYTES
 from tidebook.core.position import Position
@@ -24,20 +27,22 @@ from tidebook.core.record import (
 )
 
 LIMIT = 1_000_000
-ID = bytes(range(16))
-BODY = pack_events([encode_event(Event(b"a")), encode_event(Event({"t": 1}, tags={"x"}, metadata={"m": 2}))])
+PLAIN_BODY = pack_events([encode_event(Event(b"a"))])
 
+PLAIN_APPEND = "9a0101c410000102030405060708090a0b0c0d0e0f01c406919202c40161"
 APPEND = "9a0101c410000102030405060708090a0b0c0d0e0f02c41d929202c401619400c4077b2274223a317d91a178c4077b226d223a327d"
+
+COUNTED = (("x", 1),)
 
 #: Written down once and never changed: a record of today must be read for ever.
 GOLDEN: list[tuple[Action, str]] = [
-    (Append(1, ID, 2, BODY), f"7b014d4990a1{APPEND}c0c0c0c090"),
-    (Append(1, ID, 2, BODY, expected=0), f"7b01a45c787a{APPEND}00c0c0c090"),
+    (Append(1, ID, 1, PLAIN_BODY), f"7b01292966e0{PLAIN_APPEND}c0c0c0c090"),
+    (Append(1, ID, 2, BODY, expected=0, tagged=COUNTED), f"7b01dae32705{APPEND}00c0c0c09192a17801"),
     (
-        Append(1, ID, 2, BODY, at=10**15, expire_after_ms=5, floor=77),
-        f"7b01b679739d{APPEND}c0cf00038d7ea4c68000054d90",
+        Append(1, ID, 2, BODY, at=10**15, expire_after_ms=5, floor=77, tagged=COUNTED),
+        f"7b01865410ca{APPEND}c0cf00038d7ea4c68000054d9192a17801",
     ),
-    (Append(1, ID, 2, BODY, tagged=(("x", 1),)), f"7b016224244d{APPEND}c0c0c0c09192a17801"),
+    (Append(1, ID, 2, BODY, tagged=COUNTED), f"7b016224244d{APPEND}c0c0c0c09192a17801"),
     (Delete(1, 7), "7b0121f6051d94020107c0"),
     (Delete(2, 7, Position(1, 5)), "7b018f36ee5a94020207920105"),
     (Purge(1), "7b01d48edd4f930301c0"),
@@ -48,7 +53,7 @@ GOLDEN: list[tuple[Action, str]] = [
 ]
 ACTIONS = [action for action, _ in GOLDEN]
 
-numbers = st.none() | st.integers(0, 2**53)
+numbers = st.none() | st.integers(1, 2**53 - 1)
 positions = st.builds(Position, st.integers(1, 4095), st.integers(0, 2**47 - 1))
 bodies = st.lists(st.binary(max_size=9).map(lambda payload: encode_event(Event(payload))), min_size=1, max_size=4)
 appends = st.builds(
@@ -59,12 +64,12 @@ appends = st.builds(
     st.sampled_from(["", "expected", "at"]),
     numbers,
     numbers,
-    numbers,
+    st.none() | st.integers(-1, OFFSET_MAX),
 )
 others = st.one_of(
-    st.builds(Delete, st.just(1), st.integers(0, 2**53), st.none() | positions),
+    st.builds(Delete, st.just(1), st.integers(1, 2**53 - 1), st.none() | positions),
     st.builds(Purge, st.just(1), st.none() | positions),
-    st.builds(Mark, st.just(1), numbers),
+    st.builds(Mark, st.just(1), st.none() | st.integers(0, TIME_MS_MAX)),
     st.builds(Seal, st.integers(1, 4095)),
 )
 
@@ -86,7 +91,7 @@ def test_the_layout_of_a_record_is_frozen(action: Action, golden: str) -> None:
 
 
 @given(appends | others)
-def test_an_action_comes_back_as_it_went_in(action: Action) -> None:
+def test_a_decoded_action_equals_the_encoded_one(action: Action) -> None:
     assert decode_record(encode_record(action, limit_bytes=LIMIT)) == action
 
 
@@ -103,7 +108,7 @@ def test_a_change_of_any_one_byte_is_corrupt_and_never_another_action_or_a_newer
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=names)
-def test_a_record_cut_short_or_drawn_out_is_corrupt(action: Action) -> None:
+def test_a_record_that_is_too_short_or_too_long_is_corrupt(action: Action) -> None:
     value = encode_record(action, limit_bytes=LIMIT)
     for wrong in (*(value[:end] for end in range(len(value))), value + b"\x00", value + value):
         with pytest.raises(Corrupt) as caught:
@@ -119,14 +124,14 @@ def test_foreign_bytes_are_corrupt(value: bytes) -> None:
 
 
 @given(st.integers(0, 255).filter(lambda version: version != VERSION), st.binary(max_size=40))
-def test_a_newer_version_with_a_right_checksum_is_told_from_damage(version: int, rest: bytes) -> None:
+def test_a_newer_version_with_a_valid_checksum_is_distinguished_from_damage(version: int, rest: bytes) -> None:
     with pytest.raises(UnknownVersion, match="upgrade") as caught:
         decode_record(sealed(version, rest))
     assert (caught.value.version, caught.value.known) == (version, VERSION)
 
 
 @given(st.binary(max_size=40))
-def test_a_right_checksum_over_what_is_no_envelope_is_corrupt(rest: bytes) -> None:
+def test_a_valid_checksum_over_an_invalid_envelope_is_corrupt(rest: bytes) -> None:
     with pytest.raises(Corrupt) as caught:
         decode_record(sealed(VERSION, rest))
     assert type(caught.value) is Corrupt
@@ -137,8 +142,8 @@ def test_a_right_checksum_over_what_is_no_envelope_is_corrupt(rest: bytes) -> No
     [
         Append(1, ID, 0, pack_events([])),
         Append(1, ID, -1, BODY),
-        Append(1, ID, 2, BODY, expected=0, at=1),
-        Append(1, ID, 1, BODY),
+        Append(1, ID, 2, BODY, expected=0, at=1, tagged=COUNTED),
+        Append(1, ID, 1, BODY, tagged=COUNTED),
         Append(1, ID, 3, BODY),
         Append(1, ID, 2, BODY[:-1]),
         Append(1, ID, 2, b""),
@@ -146,8 +151,8 @@ def test_a_right_checksum_over_what_is_no_envelope_is_corrupt(rest: bytes) -> No
     ids=["no event", "fewer than none", "expected and at", "one too many", "one too few", "cut short", "no body"],
 )
 def test_an_append_that_contradicts_itself_is_corrupt(action: Append) -> None:
-    with pytest.raises(Corrupt, match=r"append|events of a record"):
-        decode_record(encode_record(action, limit_bytes=LIMIT))
+    with pytest.raises(Corrupt, match=r"append|envelope|events of a record"):
+        decode_record(sealed(VERSION, msgspec.msgpack.encode(action)))
 
 
 def test_a_record_at_the_limit_is_written_and_one_over_it_is_refused_with_size_and_limit() -> None:
@@ -158,18 +163,18 @@ def test_a_record_at_the_limit_is_written_and_one_over_it_is_refused_with_size_a
     assert (caught.value.size_bytes, caught.value.limit_bytes) == (size, size - 1)
 
 
-def test_a_record_over_the_limit_is_void_for_whoever_folds_it() -> None:
+def test_a_record_over_the_limit_reads_as_damaged() -> None:
     value = encode_record(ACTIONS[0], limit_bytes=LIMIT)
     assert read_record(value, limit_bytes=len(value)) == ACTIONS[0]
     assert isinstance(read_record(value, limit_bytes=len(value) - 1), Damaged)
 
 
 @pytest.mark.parametrize("value", [None, b"", b"not ours", bytes(HEADER_BYTES), sealed(VERSION, b"\xc1")])
-def test_a_record_that_nobody_can_read_is_void_for_whoever_folds_it(value: bytes | None) -> None:
+def test_an_unreadable_record_reads_as_damaged(value: bytes | None) -> None:
     assert isinstance(read_record(value, limit_bytes=LIMIT), Damaged)
 
 
-def test_a_newer_version_is_never_void() -> None:
+def test_a_newer_version_never_reads_as_damaged() -> None:
     with pytest.raises(UnknownVersion):
         read_record(sealed(VERSION + 1, b""), limit_bytes=LIMIT)
 
@@ -177,7 +182,7 @@ def test_a_newer_version_is_never_void() -> None:
 def test_the_events_of_an_append_stay_packed() -> None:
     decoded = decode_record(encode_record(ACTIONS[0], limit_bytes=LIMIT))
     assert isinstance(decoded, Append)
-    assert decoded.body == BODY
+    assert decoded.body == PLAIN_BODY
 
 
 @given(
@@ -193,3 +198,66 @@ def test_a_plain_append_is_the_same_record_however_it_is_encoded(epoch: int, app
     [value] = encode_plain_appends(epoch, [append_id], types, payloads)
     assert value == encode_record(Append(epoch, append_id, 1, body), limit_bytes=LIMIT)
     assert len(value) <= len(payloads[0]) + PLAIN_BYTES_MAX
+
+
+# ---- well-framed nonsense: void for everybody, whatever the stack
+
+
+@pytest.mark.parametrize("rest", NONSENSE.values(), ids=NONSENSE)
+def test_malformed_content_in_a_valid_frame_reads_as_damaged(rest: bytes) -> None:
+    assert isinstance(read_record(sealed(VERSION, rest), limit_bytes=2**31), Damaged)
+
+
+@pytest.mark.parametrize("rest", [NONSENSE["a deep field that nobody knows"], append_of(array_of(deep(200)))])
+def test_whether_nested_content_is_damaged_does_not_depend_on_the_stack(rest: bytes) -> None:
+    value = sealed(VERSION, rest)
+
+    def at_depth(levels: int) -> object:
+        return at_depth(levels - 1) if levels else read_record(value, limit_bytes=LIMIT)
+
+    verdicts = [at_depth(levels) for levels in (0, 100, 500)]
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    assert isinstance(verdicts[0], Damaged)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Mark(0),
+        Mark(4096),
+        Mark(1, TIME_MS_MAX + 1),
+        Mark(1, 2**64),
+        Mark(1, -1),
+        Seal(2**70),
+        Delete(1, 0),
+        Delete(1, 2**53),
+        Delete(1, 7, Position(1, 2**47)),
+        Purge(1, Position(2**12, 1)),
+        Append(0, ID, 2, BODY),
+        Append(1, ID[:-1], 2, BODY),
+        Append(1, ID, 0, BODY),
+        Append(1, ID, EVENTS_MAX + 1, BODY),
+        Append(1, ID, 2, BODY, expected=-1),
+        Append(1, ID, 2, BODY, expected=2**53),
+        Append(1, ID, 2, BODY, at=0),
+        Append(1, ID, 2, BODY, at=2**70),
+        Append(1, ID, 2, BODY, expected=1, at=2),
+        Append(1, ID, 2, BODY, expire_after_ms=-1),
+        Append(1, ID, 2, BODY, expire_after_ms=2**63),
+        Append(1, ID, 2, BODY, floor=1.5),  # type: ignore[arg-type]
+        Append(1, "sixteen letters.", 2, BODY),  # type: ignore[arg-type]
+        Append(1, ID, 2, BODY, floor=-2),
+        Append(1, ID, 2, BODY, floor=2**47),
+    ],
+    ids=repr,
+)
+def test_an_action_that_could_not_be_decoded_is_refused_by_the_encoder(action: Action) -> None:
+    with pytest.raises(InvalidInput, match="out of bounds"):
+        encode_record(action, limit_bytes=LIMIT)
+
+
+@given(st.lists(st.builds(Event, st.binary(max_size=9), tags=st.frozensets(st.sampled_from("abc"))), min_size=1))
+def test_tags_are_counted_by_the_encoder_as_the_decoder_counts_them(events: list[Event]) -> None:
+    body, tagged = encode_events(events)
+    action = Append(1, ID, len(events), body, tagged=tagged)
+    assert decode_record(encode_record(action, limit_bytes=LIMIT)) == action

@@ -1,4 +1,4 @@
-"""Where heads and events lie in the store: as Java's String.hashCode has it, and by frozen sizes."""
+"""The segments of heads and events in the store: by Java's String.hashCode and by frozen sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidebook.core.segments import event_segment, head_segment
 
-#: What Java's String.hashCode gives.
+#: The results of Java's String.hashCode.
 JAVA_HASHES = {
     "": 0,
     "a": 97,
@@ -35,12 +35,12 @@ def test_upper_and_lower_case_share_a_segment() -> None:
 
 
 @given(st.text(), st.integers(1, 10_000))
-def test_a_head_segment_lies_within_the_count(id: str, segments: int) -> None:
+def test_a_head_segment_is_below_the_count(id: str, segments: int) -> None:
     assert 0 <= head_segment(id, segments) < segments
 
 
 @pytest.mark.parametrize(
     ("seq_nr", "size", "segment"), [(1, 1, 0), (2, 1, 1), (1, 5, 0), (5, 5, 0), (6, 5, 1), (10**15, 1000, 10**12 - 1)]
 )
-def test_an_event_lies_in_the_segment_of_its_number(seq_nr: int, size: int, segment: int) -> None:
+def test_an_event_is_in_the_segment_of_its_number(seq_nr: int, size: int, segment: int) -> None:
     assert event_segment(seq_nr, size) == segment

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidebook.core.action import Action
-from tidebook.core.clock import RandomIds
 from tidebook.core.event import Event
-from tidebook.core.metrics import Metrics
 from tidebook.core.record import encode_record
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 from tidebook.journal.settings import JournalSettings
-from tidebook.log.embedded import EmbeddedLog
-from tidebook.log.port import Log, Outgoing, Sent
-from tidebook.store.embedded import EmbeddedStore
+from tidebook.log.port import Acknowledged, Log, Outgoing
+from tidebook.log.sqlite import SqliteLog
+from tidebook.runtime.clock import RandomIds
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
+from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
 from tidebook.testing.replicating import replicate
@@ -35,8 +35,10 @@ class Rig:
         self.clock = ManualClock()
         self.log_faults, self.store_faults = Faults(), Faults()
         indexed = kind == "indexed"
-        self._log = EmbeddedLog(folder, clock=self.clock, indexed_by_key=indexed, end_is_linearizable=indexed)
-        self._store = EmbeddedStore(folder)
+        #: Where the first record of a journal is: on a log like Kafka's a mark precedes it.
+        self.first_offset = 0 if indexed else 1
+        self._log = SqliteLog(folder, clock=self.clock, indexed_by_key=indexed, end_is_linearizable=indexed)
+        self._store = SqliteStore(folder)
         self.log: Log = self.log_faults.around(self._log)
         self.store: StoreWriter = self.store_faults.around(self._store)
         self.settings = JournalSettings(**{"partitions": 1, "segment_size": 5, "page_events": 2, **settings})
@@ -56,12 +58,12 @@ class Rig:
     async def read(self, id: str, **how: Any) -> list[Any]:
         return [event.payload async for event in self.journal.read(id, **how)]
 
-    async def write(self, id: str | None, action: Action) -> Sent:
+    async def write(self, id: str | None, action: Action) -> Acknowledged:
         """A record as another writer would send it."""
         return await self.write_raw(None if id is None else id.encode(), encode_record(action, limit_bytes=10**9))
 
-    async def write_raw(self, key: bytes | None, value: bytes) -> Sent:
-        await self.journal.facts()
+    async def write_raw(self, key: bytes | None, value: bytes) -> Acknowledged:
+        await self.journal.create()
         return await self._log.append(Outgoing(TOPIC, 0, key, value))
 
     async def make_topic(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from tests.unit.journal.rig import Rig
-from tidebook.core.action import Mark
-from tidebook.core.errors import Unavailable
+from tidebook.core.action import Delete, Mark
+from tidebook.core.errors import OutcomeUnknown, Unavailable
+from tidebook.core.position import Position
 from tidebook.core.record import decode_record
+from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.log.port import Outgoing
 
 pytestmark = pytest.mark.parametrize("kind", ["like kafka"])
@@ -23,7 +25,7 @@ def is_mark(record: Outgoing, *_: object) -> bool:
 
 
 async def test_a_read_does_not_share_a_mark_that_was_sent_before_it_began(open_rig: OpenRig) -> None:
-    """Mark sent; append acknowledged behind it; a read that starts then and shared it would miss the append."""
+    """A read that starts after an append and shared a mark sent before the append would miss it."""
     rig, other = open_rig(), open_rig()
     await rig.append("a", 1)
     sent = rig.log_faults.hold("send", after=True, where=is_mark)
@@ -60,12 +62,50 @@ async def test_while_a_mark_is_in_flight_all_that_come_gather_for_one_more(rig: 
     assert rig.log_faults.calls["send"] == 2
 
 
-async def test_a_mark_that_fails_fails_those_who_shared_it_and_nobody_after(rig: Rig) -> None:
+async def test_a_failed_mark_fails_only_the_reads_that_share_it(rig: Rig) -> None:
     await rig.append("a", 1)
     rig.log_faults.fail("send", Unavailable("the log is away"), where=is_mark)
     failed = await asyncio.gather(*(rig.read("a") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in failed] == [Unavailable] * 3
     assert await rig.read("a") == [1]
+
+
+@pytest.mark.parametrize("act", ["read", "pointer", "delete", "ids", "save", "load"])
+async def test_a_mark_without_an_answer_is_unavailable_for_nothing_was_to_be_written(rig: Rig, act: str) -> None:
+    await rig.append("a", 1)
+    acts: dict[str, Callable[[], Awaitable[object]]] = {
+        "read": lambda: rig.read("a"),
+        "pointer": lambda: rig.journal.pointer("a"),
+        "delete": lambda: rig.journal.delete("a", to=1),
+        "ids": lambda: anext(rig.journal.ids()),
+        "save": lambda: rig.journal.save_snapshot("a", seq_nr=1, payload=1),
+        "load": lambda: rig.journal.load_snapshot("a"),
+    }
+    rig.log_faults.fail("send", OutcomeUnknown("no answer"), where=is_mark, after=True)
+    with pytest.raises(Unavailable, match="no answer"):
+        await acts[act]()
+    await acts[act]()
+
+
+async def test_a_delete_that_was_sent_and_not_answered_stays_unknown(rig: Rig) -> None:
+    await rig.append("a", 1)
+
+    def is_delete(record: Outgoing, *_: object) -> bool:
+        return isinstance(decode_record(record.value), Delete)
+
+    rig.log_faults.fail("send", OutcomeUnknown("no answer"), where=is_delete, after=True)
+    with pytest.raises(OutcomeUnknown):
+        await rig.journal.delete("a", to=1)
+    assert await rig.read("a") == []
+
+
+async def test_a_topic_is_unavailable_where_its_first_mark_has_no_answer(rig: Rig) -> None:
+    await rig.store.apply(SliceWrites("older", 0, None, Pointer(Position(1, 0), 77), ()))
+    await rig.store.set_facts("older", rig.settings.facts("id", 1), expected=None)
+    rig.log_faults.fail("append", OutcomeUnknown("no answer"), after=True)
+    with pytest.raises(Unavailable, match="no answer"):
+        await rig.append("a", 1)
+    assert (await rig.append("a", 1)).last == 1
 
 
 async def test_a_reader_that_gives_up_takes_nobody_along(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""A journal that is closed or adopted while others wait: each of them is told, and rightly."""
+"""A journal that is closed or adopted while callers wait: each of them gets the right error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.parametrize("kind", ["like kafka"])  # where others' re
 
 
 async def between(mine: Rig, other: Rig) -> None:
-    """Another's record lies before the next one of `mine`, so its outcome has to be read."""
+    """Another writer's record precedes the next one of `mine`, so its outcome has to be read."""
     await mine.append("a", 0)
     await other.append("a", 1)
 
 
-async def test_an_append_whose_journal_is_closed_is_told_and_can_be_retried(open_rig: OpenRig) -> None:
+async def test_an_append_in_a_closed_journal_fails_and_can_be_retried(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
     await between(mine, other)
     held = mine.log_faults.hold("read")
@@ -35,7 +35,7 @@ async def test_an_append_whose_journal_is_closed_is_told_and_can_be_retried(open
     assert await other.read("a") == [0, 1, 2]
 
 
-async def test_each_of_many_appends_whose_journal_is_closed_is_told(open_rig: OpenRig) -> None:
+async def test_every_append_of_append_many_in_a_closed_journal_fails(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
     await between(mine, other)
     held = mine.log_faults.hold("read")
@@ -46,7 +46,7 @@ async def test_each_of_many_appends_whose_journal_is_closed_is_told(open_rig: Op
     assert [type(each) for each in told] == [OutcomeUnknown, OutcomeUnknown]
 
 
-async def test_a_read_whose_journal_is_closed_is_told_and_not_cancelled(open_rig: OpenRig) -> None:
+async def test_a_read_in_a_closed_journal_fails_and_is_not_cancelled(open_rig: OpenRig) -> None:
     mine, other = open_rig(follow_s=0), open_rig()
     await between(mine, other)
     held = mine.log_faults.hold("read")

@@ -13,7 +13,7 @@ from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.action import Append
 from tidebook.core.errors import Conflict, Fenced, Truncated
 from tidebook.core.event import read_event, unpack_events
-from tidebook.core.fold import Appended, Lost, Purged, fold
+from tidebook.core.fold import AppendApplied, PurgeApplied, Rejected, fold
 from tidebook.core.head import Head
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
@@ -40,9 +40,9 @@ class Truth:
                 at = Position(facts.epoch, offset)
                 heads[id], change = fold(heads[id], action, at, record.timestamp_ms, facts)
                 self.outcomes[offset] = change
-                if isinstance(change, Purged):
+                if isinstance(change, PurgeApplied):
                     events[id] = {}
-                elif isinstance(change, Appended):
+                elif isinstance(change, AppendApplied):
                     assert isinstance(action, Append)
                     for i, kept in enumerate(unpack_events(action.body)):
                         events[id][change.first + i] = read_event(kept, 0, 0, 0, 0).payload
@@ -62,7 +62,7 @@ class Truth:
 
 
 class Day:
-    """What the tasks of one run did and were told."""
+    """The calls of the tasks of one run, and their results."""
 
     def __init__(self, rigs: list[Rig], dice: random.Random) -> None:
         self.rigs, self.dice = rigs, dice
@@ -136,22 +136,22 @@ async def test_every_answer_is_what_the_folded_log_says(open_rig: OpenRig, seed:
     dice = random.Random(seed)
     rigs = [open_rig(tail_bytes_max=60, cached_heads_max=1 + seed % 2, cached_offsets_max=20) for _ in range(2)]
     for rig in rigs:
-        await rig.journal.facts()
+        await rig.journal.create()
         rig.log_faults.shake(dice)
         rig.store_faults.shake(dice)
     day = Day(rigs, dice)
     await asyncio.wait_for(day.run(), 100)
     for rig in rigs:
         rig.log_faults.heal()
-    facts, end = await rigs[0].journal.facts(), await day.end()
+    facts, end = await rigs[0].journal.create(), await day.end()
     truth = Truth(list(await read_all(rigs[0].log, TOPIC, 0, start=0, stop=end)), facts)
 
     for offset, first, last in day.appends:
         change = truth.outcomes[offset]
-        assert (isinstance(change, Appended) and first in (change.first, None) and last in (change.last, None)) or (
-            first is None and isinstance(change, Lost)
-        ), (offset, first, last, change)
-    assert day.conflicts <= sum(isinstance(change, Lost) for change in truth.outcomes.values())
+        assert (
+            isinstance(change, AppendApplied) and first in (change.first, None) and last in (change.last, None)
+        ) or (first is None and isinstance(change, Rejected)), (offset, first, last, change)
+    assert day.conflicts <= sum(isinstance(change, Rejected) for change in truth.outcomes.values())
     for id, least, most, seen in day.reads:
         journals = [truth.after[offset + 1][id][1] for offset in range(least, most + 1)]
         assert seen in journals, (id, least, most, seen, journals)

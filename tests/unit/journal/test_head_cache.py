@@ -16,7 +16,7 @@ from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import MAGIC, VERSION
-from tidebook.core.replication import Pointer, SliceWrites
+from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.testing.histories import append, placed_at
 
 OpenRig = Callable[..., Rig]
@@ -40,7 +40,7 @@ async def test_the_outcome_of_an_undisturbed_append_is_known_at_its_acknowledgem
     assert not rig.store_faults.calls
 
 
-async def test_an_append_behind_anothers_reads_only_what_lies_between(open_rig: OpenRig) -> None:
+async def test_an_append_after_another_writers_reads_only_the_records_between(open_rig: OpenRig) -> None:
     one, other = open_rig(), open_rig()
     await one.append("a", 1)
     await other.append("a", 2)
@@ -52,7 +52,7 @@ async def test_an_append_behind_anothers_reads_only_what_lies_between(open_rig: 
 
 
 async def test_a_head_that_was_read_ahead_of_the_tail_is_not_folded_again(open_rig: OpenRig) -> None:
-    """An append that is met twice is known by its id, but a purge would take the next life."""
+    """An append that is folded twice is known by its id, but a purge would remove the next incarnation."""
     one, other = open_rig(), open_rig()
     await one.append("b", "the tail begins")
     await other.append("a", "old")
@@ -138,7 +138,7 @@ async def test_whatever_others_did_since_a_journal_was_read_is_read(open_rig: Op
 async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_the_tails(
     open_rig: OpenRig, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidebook.journal.pointers.RECENT_S_MAX", 0)
+    monkeypatch.setattr("tidebook.journal.pointer_cache.RECENT_S_MAX", 0)
     other, reader = open_rig(), open_rig()
     await other.append("a", 1, 2, 3)
     await other.replicate()
@@ -207,7 +207,7 @@ async def test_a_tail_too_long_to_hold_is_read_twice_and_is_the_same(open_rig: O
     assert rig.metrics.counted("read_tail_twice") == 1
 
 
-async def test_a_tail_cut_under_its_second_reading_goes_on_from_the_store(open_rig: OpenRig) -> None:
+async def test_a_tail_truncated_during_its_second_pass_continues_from_the_store(open_rig: OpenRig) -> None:
     rig = open_rig(tail_bytes_max=1)
     for i in range(6):
         await rig.append("a", i)
@@ -276,7 +276,7 @@ async def test_a_newer_record_stops_this_journal_loudly_every_time(rig: Rig) -> 
             await rig.read("a")
 
 
-async def test_a_newer_record_is_not_taken_for_void_by_whoever_knows_the_head_already(rig: Rig) -> None:
+async def test_a_newer_record_is_not_void_for_a_process_with_a_cached_head(rig: Rig) -> None:
     await rig.append("a", 1)
     await rig.write_raw(b"a", newer_record())
     with pytest.raises(Exception, match="version"):
@@ -287,7 +287,7 @@ async def test_a_newer_record_is_not_taken_for_void_by_whoever_knows_the_head_al
         await rig.journal.pointer("a")
 
 
-async def test_replication_stops_before_a_newer_record_and_keeps_what_lies_before(rig: Rig) -> None:
+async def test_replication_stops_before_a_newer_record_and_applies_the_ones_before(rig: Rig) -> None:
     await rig.append("a", 1)
     sent = await rig.write_raw(b"b", newer_record())
     with pytest.raises(UnknownVersion):
@@ -300,7 +300,7 @@ async def test_replication_stops_before_a_newer_record_and_keeps_what_lies_befor
 # ---- retention
 
 
-async def test_a_log_cut_behind_replication_is_no_loss(open_rig: OpenRig) -> None:
+async def test_a_log_truncated_after_replication_loses_nothing(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1, 2)
     await rig.replicate()
@@ -365,10 +365,10 @@ async def test_a_process_of_an_older_epoch_is_fenced(rig: Rig) -> None:
 
 
 async def test_a_misplaced_record_is_void_for_everybody(open_rig: OpenRig) -> None:
-    """Its key lives in another partition: no reader would meet it, and no replicator takes it."""
+    """Its key belongs to another partition: no reader reads it there, and no replicator applies it."""
     rig = open_rig(partitions=2)
     await rig.append("a", 1)
-    facts = await rig.journal.facts()
+    facts = await rig.journal.create()
     stranger = next(f"k{i}" for i in range(100) if crc32(f"k{i}".encode()) % facts.partitions == 1)
     await rig.write(stranger, placed_at(append(), 1))
     assert await rig.journal.pointer(stranger) is None
@@ -393,7 +393,7 @@ def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-async def test_two_who_take_the_tail_over_a_cut_leave_no_hole(open_rig: OpenRig) -> None:
+async def test_two_concurrent_reads_of_a_truncated_tail_leave_no_gap(open_rig: OpenRig) -> None:
     """A reader and the follower both find that the log was cut; the slower one must not move the tail back."""
     mine, other = open_rig(), open_rig()
     await mine.append("a", 0)
@@ -428,7 +428,7 @@ async def test_two_who_take_the_tail_over_a_cut_leave_no_hole(open_rig: OpenRig)
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
-async def test_a_log_that_ends_before_the_tail_is_told_and_not_asked_for_ever(rig: Rig) -> None:
+async def test_a_log_that_ends_before_the_tail_raises_instead_of_looping(rig: Rig) -> None:
     for number in range(4):
         await rig.append("a", number)
     await rig.replicate(batch_records=1, batches_max=2)

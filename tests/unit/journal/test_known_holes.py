@@ -12,17 +12,17 @@ import pytest
 from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.errors import Conflict, Fenced, LogLost, TidebookError
 from tidebook.core.key import Key
-from tidebook.folder.database import Database
-from tidebook.folder.schema import Schema
 from tidebook.log.port import read_all
-from tidebook.pipeline.slice import plan_slice
+from tidebook.replication.slice import plan_slice
+from tidebook.sqlite.database import Database
+from tidebook.sqlite.schema import Schema
 from tidebook.testing.histories import append, placed_at
 
 OpenRig = Callable[..., Rig]
 
 
 async def test_hole_1_a_purge_and_an_append_both_not_yet_replicated(rig: Rig) -> None:
-    """There, the read returns the old life's events."""
+    """There, the read returns the events of the old incarnation."""
     await rig.append("a", "old", "older")
     await rig.replicate()
     await rig.journal.purge("a")
@@ -66,7 +66,7 @@ async def test_hole_3_a_zombie_writer_that_believes_an_old_number(rig: Rig) -> N
 async def test_hole_4_two_replicators_at_once_one_of_them_a_zombie(rig: Rig) -> None:
     """There, nothing fences the late one. A store with cell timestamps is modelled in tests/model."""
     await rig.append("a", 1, 2, 3)
-    facts = await rig.journal.facts()
+    facts = await rig.journal.create()
     end = await rig.log.end(TOPIC, 0)
     records = await read_all(rig.log, TOPIC, 0, start=0, stop=end)
     zombie = await plan_slice(rig.store, TOPIC, 0, records, facts)
@@ -119,7 +119,8 @@ def test_hole_7_a_failed_schema_migration(tmp_path: Path) -> None:
     with pytest.raises(TidebookError):
         Database(tmp_path / "numbers.db", broken)
     database = Database(tmp_path / "numbers.db", one)
-    assert database.connection.pragma("user_version") == 1
+    with database.reading() as connection:
+        assert connection.pragma("user_version") == 1
     database.close()
 
 

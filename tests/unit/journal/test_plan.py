@@ -1,4 +1,4 @@
-"""The decisions of a read: where events come from, whether a page stands, whether a read may go on."""
+"""The decisions of a read: where events come from, whether a page is valid, whether a read may continue."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tidebook.journal.plan import (
     StoreOnly,
     StoreThenTail,
     TailOnly,
-    may_go_on,
-    page_stands,
+    may_continue,
+    page_is_valid,
     plan_read,
 )
 
@@ -65,7 +65,7 @@ def test_the_tails_deletes_bound_the_stores_rows() -> None:
     assert plan(head(9), head(12, 4), appended=True) == StoreThenTail(4, 9)
 
 
-def test_a_range_behind_the_stores_rows_is_the_tails_alone() -> None:
+def test_a_range_after_the_stores_rows_is_read_from_the_tail_alone() -> None:
     assert plan(head(9), head(12), appended=True, after=9) == TailOnly(9)
 
 
@@ -85,20 +85,20 @@ def test_a_purge_in_the_tail_leaves_the_tail_alone() -> None:
 # ---- rule 19
 
 
-def test_a_page_stands_while_its_journal_does() -> None:
-    assert page_stands(head(), head(12), 4)
+def test_a_page_is_valid_while_its_journal_is_live() -> None:
+    assert page_is_valid(head(), head(12), 4)
 
 
 @pytest.mark.parametrize(("delete_to", "stands"), [(3, True), (4, True), (5, False)])
-def test_a_page_stands_if_nothing_behind_the_cursor_before_it_is_deleted(delete_to: int, stands: bool) -> None:
-    assert page_stands(head(), head(9, delete_to), 4) is stands
+def test_a_page_is_valid_if_nothing_after_its_cursor_is_deleted(delete_to: int, stands: bool) -> None:
+    assert page_is_valid(head(), head(9, delete_to), 4) is stands
 
 
 @pytest.mark.parametrize(
     "now", [None, head(live=False), head(life=Position(1, 30)), head(life=Position(2, 3))], ids=repr
 )
-def test_a_page_of_a_journal_that_is_gone_does_not_stand(now: Head | None) -> None:
-    assert not page_stands(head(), now, 4)
+def test_a_page_of_a_purged_journal_is_not_valid(now: Head | None) -> None:
+    assert not page_is_valid(head(), now, 4)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_a_page_of_a_journal_that_is_gone_does_not_stand(now: Head | None) -> No
         (None, False),
     ],
 )
-def test_a_read_goes_on_only_without_a_hole_and_in_the_same_life(folded: Head | None, may: bool) -> None:
-    assert may_go_on(LIFE, folded, 4) is may
+def test_a_read_continues_only_without_a_gap_and_in_the_same_incarnation(folded: Head | None, may: bool) -> None:
+    assert may_continue(LIFE, folded, 4) is may
 
 
 def test_plans_are_values() -> None:

@@ -1,4 +1,4 @@
-"""The store is down: what needs only the log goes on, the rest says so, and all of it recovers unaided."""
+"""The store is down: what needs only the log works, the rest raises Unavailable, and all of it recovers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.journal.rig import Rig
+from tidebook.core.action import Mark
 from tidebook.core.errors import Unavailable
 from tidebook.core.event import Event
 from tidebook.journal.outcome import Appended
@@ -53,7 +54,7 @@ async def test_a_journal_that_is_all_in_the_tail_is_read_without_the_store(rig: 
     assert rig.metrics.counted("read_without_store") == 1
 
 
-async def test_a_life_that_began_in_the_tail_is_read_without_the_store(rig: Rig) -> None:
+async def test_an_incarnation_that_began_in_the_tail_is_read_without_the_store(rig: Rig) -> None:
     await rig.append("a", 1)
     await rig.replicate()
     await rig.journal.purge("a")
@@ -76,8 +77,8 @@ async def test_a_journal_that_the_store_has_in_part_is_unavailable_until_the_sto
     assert await rig.read("a") == [1, 2]
 
 
-async def test_a_retry_of_an_earlier_life_is_void_without_the_store_too(rig: Rig) -> None:
-    """The journal's own numbers meet again behind it: only the ids tell that the retry added nothing."""
+async def test_a_retry_of_an_earlier_incarnation_is_void_without_the_store_too(rig: Rig) -> None:
+    """The numbers match again after it: only the append ids show that the retry added nothing."""
     await rig.append("a", "old", append_id=b"0123456789abcdef")
     await rig.replicate()
     await rig.journal.purge("a")
@@ -108,3 +109,21 @@ async def test_many_appends_do_not_wait_for_each_head_of_a_store_that_is_down(ri
     told = await rig.journal.append_many([(f"new {n}", [Event(1)]) for n in range(2000)])
     assert {type(each) for each in told} == {Unavailable}
     assert rig.store_faults.calls["pointer"] <= 256
+
+
+async def test_a_tail_that_was_cut_is_unavailable_and_not_lost_while_the_store_is_down(tmp_path: Path) -> None:
+    """It was replicated before it was cut, which nobody but the store can say."""
+    rig = Rig(tmp_path, "like kafka", cached_bytes_max=1)
+    try:
+        await rig.append("a", 1)
+        await rig.append("a", 2)
+        await rig.replicate()
+        await rig.truncate()
+        await rig.write(None, Mark(1))
+        take_down(rig)
+        with pytest.raises(Unavailable, match="the store is down"):
+            await rig.read("a")
+        rig.store_faults.heal()
+        assert await rig.read("a") == [1, 2]
+    finally:
+        await rig.close()

@@ -106,3 +106,14 @@ def test_a_sync_book_that_was_never_opened_says_so_and_starts_no_thread(tmp_path
     with pytest.raises(tidebook.InvalidInput, match="open_sync"):
         tidebook.open_sync(tmp_path).journal("orders")
     assert set(threading.enumerate()) <= before  # one of an earlier test may just be ending, none has begun
+
+
+def test_a_read_is_made_in_any_thread_when_the_epoch_is_due_to_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidebook.journal.topic.CHECK_INTERVAL_S", 0.0)
+    with tidebook.open_sync(tmp_path) as book:
+        orders = book.journal("orders")
+        orders.append("o-1", [tidebook.Event(1)])
+        for _ in range(20):  # the check is due again as soon as it is done
+            assert [event.payload for event in orders.read("o-1")] == [1]

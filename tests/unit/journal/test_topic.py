@@ -10,14 +10,18 @@ import msgspec
 import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
+from tidebook.core.action import Mark
+from tidebook.core.bounds import TICK_AHEAD_MS_MAX
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication import Pointer, SliceWrites
-from tidebook.core.topic import TopicFacts
+from tidebook.core.record import read_record
+from tidebook.core.replication_plan import Pointer, SliceWrites
+from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
+from tidebook.store.sqlite import SqliteStore
 
 OpenRig = Callable[..., Rig]
 
@@ -29,7 +33,7 @@ async def re_make(rig: Rig) -> None:
 
 
 async def test_the_facts_are_those_of_the_settings_when_the_topic_is_made(rig: Rig) -> None:
-    facts = await rig.journal.facts()
+    facts = await rig.journal.create()
     state = await rig.log.topic(TOPIC)
     assert state is not None
     assert (facts.topic_id, facts.partitions, facts.epoch, facts.segment_size) == (state.topic_id, 1, 1, 5)
@@ -38,7 +42,7 @@ async def test_the_facts_are_those_of_the_settings_when_the_topic_is_made(rig: R
 async def test_a_topic_that_the_log_has_already_keeps_its_partitions(open_rig: OpenRig) -> None:
     rig = open_rig(partitions=4)
     await rig.log.create_topic(TOPIC, 2)
-    assert (await rig.journal.facts()).partitions == 2
+    assert (await rig.journal.create()).partitions == 2
 
 
 async def test_the_partition_of_an_id_goes_by_the_frozen_count(open_rig: OpenRig) -> None:
@@ -49,7 +53,7 @@ async def test_the_partition_of_an_id_goes_by_the_frozen_count(open_rig: OpenRig
     assert {id: (await other.append(id, "more")).partition for id in homes} == homes
 
 
-async def test_a_topic_made_again_is_not_taken_for_the_old_one(open_rig: OpenRig) -> None:
+async def test_a_recreated_topic_is_not_taken_for_the_old_one(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -77,7 +81,7 @@ async def test_a_log_that_ends_below_the_pointer_stops_loudly(open_rig: OpenRig)
 
 async def test_a_topic_with_fewer_partitions_than_its_facts_stops_loudly(open_rig: OpenRig) -> None:
     rig = open_rig()
-    facts = await rig.journal.facts()
+    facts = await rig.journal.create()
     await rig.store.set_facts(TOPIC, msgspec.structs.replace(facts, partitions=3), expected=facts)
     with pytest.raises(Corrupt, match="partitions"):
         await open_rig().read("a")
@@ -86,7 +90,7 @@ async def test_a_topic_with_fewer_partitions_than_its_facts_stops_loudly(open_ri
 # ---- adopt
 
 
-async def test_an_adopted_topic_goes_on_from_what_the_store_has(open_rig: OpenRig) -> None:
+async def test_an_adopted_topic_continues_from_what_the_store_has(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1, 2)
     await rig.replicate()
@@ -140,7 +144,7 @@ async def test_an_adopted_log_may_have_been_cut(open_rig: OpenRig) -> None:
     assert await open_rig().read("a") == [1, 2, 3]
 
 
-async def test_who_holds_the_facts_of_an_older_epoch_is_fenced_by_the_pointer(open_rig: OpenRig) -> None:
+async def test_a_process_of_an_older_epoch_is_fenced_by_the_pointer(open_rig: OpenRig) -> None:
     old = open_rig()
     await old.append("a", 1)
     await old.replicate()
@@ -153,7 +157,7 @@ async def test_who_holds_the_facts_of_an_older_epoch_is_fenced_by_the_pointer(op
         await old.read("a")
 
 
-async def test_who_holds_the_facts_of_an_older_epoch_is_told_of_no_success(open_rig: OpenRig) -> None:
+async def test_a_process_of_an_older_epoch_reports_no_success(open_rig: OpenRig) -> None:
     """Its append is in the log, and void for everybody else."""
     old = open_rig()
     await old.append("a", 1)
@@ -169,10 +173,10 @@ async def test_who_holds_the_facts_of_an_older_epoch_is_told_of_no_success(open_
     assert (await old.append("a", 2, expected=1)).last == 2
 
 
-async def test_who_does_not_confirm_learns_of_a_new_epoch_within_seconds(
+async def test_an_unconfirmed_appender_is_fenced_within_seconds_of_a_new_epoch(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidebook.journal.topic.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tidebook.journal.topic.CHECK_INTERVAL_S", 0.0)
     acts: list[Callable[[Rig], Awaitable[object]]] = [
         lambda rig: rig.append("a", "void", confirm=False),
         lambda rig: rig.journal.append_many([("a", [Event("void")])], confirm=False),
@@ -183,6 +187,8 @@ async def test_who_does_not_confirm_learns_of_a_new_epoch_within_seconds(
         await old.replicate()
         await re_make(old)
         await fresh.journal.adopt()
+        for number in range(3):  # longer than what was seen of the old log, which would prove that it was made again
+            await fresh.append("b", number)
 
         async def go_on(old: Rig = old, act: Callable[[Rig], Awaitable[object]] = act) -> None:
             for _ in range(1000):
@@ -194,10 +200,10 @@ async def test_who_does_not_confirm_learns_of_a_new_epoch_within_seconds(
         await act(old)
 
 
-async def test_who_does_not_confirm_goes_on_where_the_store_cannot_be_asked(
+async def test_an_unconfirmed_appender_continues_while_the_store_is_unavailable(
     open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidebook.journal.topic.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tidebook.journal.topic.CHECK_INTERVAL_S", 0.0)
     rig = open_rig()
     await rig.append("a", 0, confirm=False)
     rig.store_faults.fail("facts", Unavailable("the store is down"), times=None)
@@ -223,8 +229,8 @@ async def test_a_retry_over_an_adoption_makes_no_second_copy(open_rig: OpenRig) 
     assert await fresh.journal.pointer("a") == 21
 
 
-async def test_two_who_adopt_at_once_lose_no_append_that_was_acknowledged_between(open_rig: OpenRig) -> None:
-    """The slower one's mark lies behind the append: were the epoch to begin there, nobody would replicate it."""
+async def test_concurrent_adoptions_lose_no_acknowledged_append(open_rig: OpenRig) -> None:
+    """The slower process's mark comes after the append: if the epoch began there, it would never be replicated."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -241,7 +247,7 @@ async def test_two_who_adopt_at_once_lose_no_append_that_was_acknowledged_betwee
     assert await open_rig().read("a") == [1, 2]
 
 
-async def test_an_adoption_that_was_cut_short_is_finished_by_whoever_comes_next(open_rig: OpenRig) -> None:
+async def test_an_interrupted_adoption_is_completed_by_the_next_process(open_rig: OpenRig) -> None:
     rig = open_rig()
     await rig.append("a", 1)
     await rig.append("a", 2)
@@ -261,7 +267,7 @@ async def test_an_adoption_that_was_cut_short_is_finished_by_whoever_comes_next(
 
 
 async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhile(open_rig: OpenRig) -> None:
-    """At the same time, offsets would order tagged events; and they begin anew."""
+    """At equal times, offsets would order tagged events; and they start again."""
     rig = open_rig()
     await rig.append("a", 1)
     await rig.replicate()
@@ -270,13 +276,58 @@ async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhil
     held = fresh.store_faults.hold("set_facts")
     adopting = asyncio.create_task(fresh.journal.adopt())
     await held.reached()
-    late = Pointer(Position(1, 99), 10**15)
+    late = Pointer(Position(1, 99), rig.clock.now_ms() + 5_000)
     await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), late, ()))
     held.release()
     await adopting
     pointer = await rig.store.pointer(TOPIC, 0)
     assert pointer is not None
     assert (pointer.position.epoch, pointer.time_ms) == (2, late.time_ms + 1)
+
+
+async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_rig: OpenRig) -> None:
+    """Whoever folds the log's time from the mark on must come out above what tags have from before."""
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    late = Pointer(Position(1, 99), rig.clock.now_ms() + 5_000)
+    await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), late, ()))
+    await re_make(rig)
+    facts = await open_rig().journal.adopt()
+    assert facts.began == ((0, late.time_ms + 1),)
+    [mark] = (await rig.log.read(TOPIC, 0, start=0, stop=1)).records
+    action = read_record(mark.value, limit_bytes=facts.limit_bytes)
+    assert isinstance(action, Mark)
+    assert action.time_ms == late.time_ms + 1
+
+
+async def test_concurrent_processes_begin_an_epoch_at_the_same_times(
+    open_rig: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where pointers carry stamps both are written, and replicators that begin from them would time events apart."""
+    rig = open_rig()
+    await rig.append("a", 1)
+    await rig.replicate()
+    await re_make(rig)
+    written: list[Pointer] = []
+    apply = SqliteStore.apply
+
+    async def noted(self: SqliteStore, writes: SliceWrites) -> None:
+        written.append(writes.pointer)
+        await apply(self, writes)
+
+    monkeypatch.setattr(SqliteStore, "apply", noted)
+    one, other = open_rig(), open_rig()
+    held = one.store_faults.hold("apply")
+    adopting = asyncio.create_task(one.journal.adopt())
+    await held.reached()
+    late = Pointer(Position(1, 99), rig.clock.now_ms() + 5_000)
+    await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), late, ()))
+    await other.journal.adopt()
+    held.release()
+    await adopting
+    assert len(written) == 3
+    assert len(set(written[1:])) == 1
 
 
 # ---- settings
@@ -302,9 +353,9 @@ def test_settings_that_would_hide_events_or_make_no_sense_are_refused(bad: dict[
         msgspec.convert(bad, JournalSettings)
 
 
-async def test_two_who_open_a_new_topic_at_once_agree_on_its_facts(open_rig: OpenRig) -> None:
+async def test_concurrent_processes_agree_on_the_configuration_of_a_new_topic(open_rig: OpenRig) -> None:
     one, other = open_rig(segment_size=3), open_rig(segment_size=7)
-    facts: list[TopicFacts] = list(await asyncio.gather(one.journal.facts(), other.journal.facts()))
+    facts: list[TopicConfig] = list(await asyncio.gather(one.journal.create(), other.journal.create()))
     assert facts[0] == facts[1]
 
 
@@ -342,3 +393,15 @@ async def test_bad_input_makes_no_topic(rig: Rig, bad: Callable[[Journal], Await
         await bad(rig.journal)
     assert await rig.store.topics() == []
     assert await rig.log.topics() == []
+
+
+async def test_a_topic_whose_log_is_days_behind_the_time_of_the_book_is_not_opened(open_rig: OpenRig) -> None:
+    """Nobody follows a tick that is so far ahead: what is appended would lie below what tag queries have delivered."""
+    rig = open_rig()
+    ahead_ms = rig.clock.now_ms() + 2 * TICK_AHEAD_MS_MAX
+    await rig.store.set_facts("other", TopicConfig(topic_id="t", partitions=1), expected=None)
+    await rig.store.apply(SliceWrites("other", 0, None, Pointer(Position(1, 0), ahead_ms), ()))
+    with pytest.raises(Unavailable, match="clock"):
+        await rig.append("a", 1)
+    rig.clock.advance(TICK_AHEAD_MS_MAX)
+    assert (await rig.append("a", 1)).last == 1

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tidebook.core.errors import LogLost, NotFound, TidebookError, TooLarge
-from tidebook.core.metrics import Metrics
-from tidebook.log.embedded import EmbeddedLog
-from tidebook.log.port import Outgoing, Sent, read_all
+from tidebook.log.port import Acknowledged, Outgoing, read_all
+from tidebook.log.sqlite import SqliteLog
+from tidebook.runtime.metrics import Metrics
+from tidebook.testing.clock import ManualClock
 
 
 def record(value: bytes = b"v", *, key: bytes | None = None, partition: int = 0, topic: str = "t") -> Outgoing:
@@ -19,14 +21,14 @@ def record(value: bytes = b"v", *, key: bytes | None = None, partition: int = 0,
 
 
 @pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[EmbeddedLog]:
-    log = EmbeddedLog(tmp_path)
+async def log(tmp_path: Path) -> AsyncIterator[SqliteLog]:
+    log = SqliteLog(tmp_path)
     await log.create_topic("t", 2)
     yield log
     await log.close()
 
 
-async def test_a_record_comes_back_as_it_was_sent(log: EmbeddedLog) -> None:
+async def test_a_record_comes_back_as_it_was_sent(log: SqliteLog) -> None:
     sent = await log.append(Outgoing("t", 1, b"k", b"v", (("a", b"1"), ("a", b"2"))))
     batch = await log.read("t", 1, start=0, stop=1)
     assert sent.offset == 0
@@ -39,13 +41,13 @@ async def test_a_record_comes_back_as_it_was_sent(log: EmbeddedLog) -> None:
 
 async def test_sends_of_one_breath_share_commits_and_answer_in_order(tmp_path: Path) -> None:
     metrics = Metrics()
-    log = EmbeddedLog(tmp_path, metrics=metrics)
+    log = SqliteLog(tmp_path, metrics=metrics)
     await log.create_topic("t", 1)
     before = metrics.counted("folder_commits")
-    answers: list[Sent | TidebookError] = []
+    answers: list[Acknowledged | TidebookError] = []
     all_sent = asyncio.Event()
 
-    def on_sent(answer: Sent | TidebookError) -> None:
+    def on_sent(answer: Acknowledged | TidebookError) -> None:
         answers.append(answer)
         if len(answers) == 1000:
             all_sent.set()
@@ -53,22 +55,22 @@ async def test_sends_of_one_breath_share_commits_and_answer_in_order(tmp_path: P
     for _ in range(1000):
         log.send(record(), on_sent)
     await all_sent.wait()
-    assert [answer.offset for answer in answers if isinstance(answer, Sent)] == list(range(1000))
+    assert [answer.offset for answer in answers if isinstance(answer, Acknowledged)] == list(range(1000))
     assert metrics.counted("folder_commits") - before < 20
     await log.close()
 
 
 async def test_a_refused_record_leaves_its_neighbours_alone(tmp_path: Path) -> None:
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     await log.create_topic("t", 1, limit_bytes=10)
     sends = [record(b"a"), record(b"b", topic="none"), record(b"c" * 11), record(b"d", partition=1), record(b"e")]
     answers = await asyncio.gather(*map(log.append, sends), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [Sent, NotFound, TooLarge, NotFound, Sent]
+    assert [type(answer) for answer in answers] == [Acknowledged, NotFound, TooLarge, NotFound, Acknowledged]
     assert [each.value for each in await read_all(log, "t", 0, start=0, stop=2)] == [b"a", b"e"]
     await log.close()
 
 
-async def test_a_page_ends_at_its_limits(log: EmbeddedLog) -> None:
+async def test_a_page_ends_at_its_limits(log: SqliteLog) -> None:
     for _ in range(5):
         await log.append(record(b"x" * 100))
     assert (await log.read("t", 0, start=0, stop=5, limit=2)).next_offset == 2
@@ -77,7 +79,7 @@ async def test_a_page_ends_at_its_limits(log: EmbeddedLog) -> None:
     assert (await log.read("t", 0, start=0, stop=50)).next_offset == 5
 
 
-async def test_a_key_is_read_without_the_others(log: EmbeddedLog) -> None:
+async def test_a_key_is_read_without_the_others(log: SqliteLog) -> None:
     for i in range(10):
         await log.append(record(b"%d" % i, key=b"k%d" % (i % 3)))
     batch = await log.read("t", 0, start=1, stop=9, key=b"k0")
@@ -85,7 +87,7 @@ async def test_a_key_is_read_without_the_others(log: EmbeddedLog) -> None:
     assert batch.next_offset == 9
 
 
-async def test_what_was_truncated_is_lost_and_offsets_go_on(log: EmbeddedLog) -> None:
+async def test_what_was_truncated_is_lost_and_offsets_go_on(log: SqliteLog) -> None:
     for _ in range(10):
         await log.append(record())
     await log.truncate("t", 0, before=10)
@@ -96,7 +98,7 @@ async def test_what_was_truncated_is_lost_and_offsets_go_on(log: EmbeddedLog) ->
     assert (await log.append(record())).offset == 10
 
 
-async def test_a_topic_made_again_is_another_one(log: EmbeddedLog) -> None:
+async def test_a_topic_made_again_is_another_one(log: SqliteLog) -> None:
     await log.append(record())
     before = await log.topic("t")
     await log.delete_topic("t")
@@ -110,7 +112,7 @@ async def test_a_topic_made_again_is_another_one(log: EmbeddedLog) -> None:
     assert len((await log.read("t", 0, start=0, stop=1)).records) == 1
 
 
-async def test_who_waits_is_woken_by_an_append(log: EmbeddedLog) -> None:
+async def test_who_waits_is_woken_by_an_append(log: SqliteLog) -> None:
     waiting = asyncio.create_task(log.wait("t", 0, offset=0, timeout_s=30))
     await asyncio.sleep(0)
     await log.append(record())
@@ -119,11 +121,88 @@ async def test_who_waits_is_woken_by_an_append(log: EmbeddedLog) -> None:
 
 
 async def test_offsets_and_topics_are_there_after_reopening(tmp_path: Path) -> None:
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     state = await log.create_topic("t", 2)
     await log.append(record())
     await log.close()
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     assert await log.topic("t") == state
     assert (await log.append(record())).offset == 1
+    await log.close()
+
+
+async def test_truncating_past_the_end_empties_the_log_and_offsets_go_on(log: SqliteLog) -> None:
+    for _ in range(10):
+        await log.append(record())
+    await log.truncate("t", 0, before=1_000)
+    assert (await log.start("t", 0), await log.end("t", 0)) == (10, 10)
+    assert (await log.append(record(b"next"))).offset == 10
+    assert [each.value for each in (await log.read("t", 0, start=10, stop=11)).records] == [b"next"]
+
+
+async def test_truncating_below_the_start_brings_nothing_back(log: SqliteLog) -> None:
+    for _ in range(10):
+        await log.append(record())
+    await log.truncate("t", 0, before=8)
+    await log.truncate("t", 0, before=3)
+    assert await log.start("t", 0) == 8
+
+
+async def test_times_do_not_go_back_with_the_clock(tmp_path: Path) -> None:
+    clock = ManualClock(5_000)
+    log = SqliteLog(tmp_path, clock=clock)
+    await log.create_topic("t", 2)
+    await log.append(record())
+    clock.set(3_000)
+    assert (await log.append(record())).timestamp_ms == 5_000
+    assert (await log.append(record(partition=1))).timestamp_ms == 5_000
+    await log.close()
+    log = SqliteLog(tmp_path, clock=clock)
+    assert (await log.append(record())).timestamp_ms == 5_000
+    clock.set(5_001)
+    assert (await log.append(record())).timestamp_ms == 5_001
+    times = [each.timestamp_ms for each in await read_all(log, "t", 0, start=0, stop=4)]
+    assert times == [5_000, 5_000, 5_000, 5_001]
+    await log.close()
+
+
+REMAKE = """
+import asyncio, sys
+from tidebook.log.sqlite import SqliteLog
+
+async def main():
+    log = SqliteLog(sys.argv[1])
+    await log.delete_topic("t")
+    await log.create_topic("t", 2)
+    await log.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_topic_that_another_process_made_again_is_not_taken_for_the_one_known(
+    log: SqliteLog, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        await log.append(record(b"old"))
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", REMAKE, str(tmp_path))
+    assert await other.wait() == 0
+    assert (await log.append(record(b"new"))).offset == 0
+    assert [each.value for each in (await log.read("t", 0, start=0, stop=9)).records] == [b"new"]
+
+
+async def test_the_time_of_the_log_never_goes_back_on_any_partition(tmp_path: Path) -> None:
+    """A tick that carries the time of one partition to another may be far ahead of no record there."""
+    clock = ManualClock(1_000_000)
+    log = SqliteLog(tmp_path, clock=clock)
+    for topic in ("a", "b", "c"):
+        await log.create_topic(topic, 1)
+    await log.append(record(topic="a"))
+    clock.set(5)
+    assert (await log.append(record(topic="b"))).timestamp_ms == 1_000_000
+    await log.close()
+    log = SqliteLog(tmp_path, clock=clock)
+    assert (await log.append(record(topic="c"))).timestamp_ms == 1_000_000
+    clock.set(1_000_001)
+    assert (await log.append(record(topic="c"))).timestamp_ms == 1_000_001
     await log.close()

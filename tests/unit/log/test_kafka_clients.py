@@ -10,15 +10,15 @@ import pytest
 from confluent_kafka import KafkaError
 
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
-from tidebook.core.metrics import Metrics
+from tidebook.kafka.settings import KafkaSettings
 from tidebook.log.kafka import producer as producing
-from tidebook.log.kafka import reading
+from tidebook.log.kafka import slice_reader as reading
 from tidebook.log.kafka.log import KafkaLog
 from tidebook.log.kafka.producer import KafkaProducer
-from tidebook.log.kafka.reading import Slice, SliceReader
-from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.log.kafka.slice_reader import LogSlice, SliceReader
 from tidebook.log.kafka.topics import KafkaTopic
-from tidebook.log.port import Many, Outgoing, Sent, TopicState
+from tidebook.log.port import Acknowledged, Outgoing, RecordColumns, TopicState
+from tidebook.runtime.metrics import Metrics
 
 
 class LookedUp:
@@ -43,7 +43,7 @@ class Taking:
     def send(self, record: Outgoing, _: Any) -> None:
         self.values.append(record.value)
 
-    def send_many(self, many: Many, _: Any) -> None:
+    def send_many(self, many: RecordColumns, _: Any) -> None:
         self.values += many.values
 
 
@@ -53,16 +53,16 @@ async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeyp
     topics, taking = LookedUp(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), Taking()
     monkeypatch.setattr(log, "_topics", lambda: topics)
     monkeypatch.setattr(log, "_producer", lambda _: taking)
-    again = asyncio.create_task(log._check_again("t", 0))
+    again = asyncio.create_task(log._refresh_topic("t", 0))
     await asyncio.sleep(0)
     log.send(Outgoing("t", 0, b"k", b"1"), print)
     await asyncio.sleep(0)
     topics.gates[0].set()
     await again
     log.send(Outgoing("t", 0, b"k", b"2"), print)
-    log.send_many(Many("t", [0, 0], [b"k", b"k"], [b"3", b"4"]), print)
+    log.send_many(RecordColumns("t", [0, 0], [b"k", b"k"], [b"3", b"4"]), print)
     topics.gates[1].set()
-    await asyncio.gather(*log._placing)
+    await asyncio.gather(*log._lookups)
     assert taking.values == [b"1", b"2", b"3", b"4"]
 
 
@@ -92,11 +92,11 @@ async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full
     loop = asyncio.get_running_loop()
     waited: list[float] = []
 
-    def send() -> asyncio.Future[Sent]:
-        told: asyncio.Future[Sent] = loop.create_future()
+    def send() -> asyncio.Future[Acknowledged]:
+        told: asyncio.Future[Acknowledged] = loop.create_future()
         sent = loop.time()
 
-        def on_sent(result: Sent | TidebookError) -> None:
+        def on_sent(result: Acknowledged | TidebookError) -> None:
             assert isinstance(result, Unavailable)
             waited.append(loop.time() - sent)
             told.set_result(None)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ async def test_each_record_is_given_its_own_time_while_the_clients_queue_is_full
 
     first = send()
     loop.call_later(0.2, lambda: second.append(send()))
-    second: list[asyncio.Future[Sent]] = []
+    second: list[asyncio.Future[Acknowledged]] = []
     await first
     await second[0]
     await producer.close()
@@ -147,12 +147,12 @@ class Failing:
         (KafkaError._BAD_MSG, Corrupt, "damaged"),
     ],
 )
-def test_a_consumers_error_that_stays_is_told_at_once_and_as_what_it_is(
+def test_a_permanent_consumer_error_is_raised_at_once_with_its_cause(
     monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], told: str
 ) -> None:
     monkeypatch.setattr(reading, "new_consumer", lambda *_, **__: Failing(code))
     reader = SliceReader(KafkaSettings(servers=("h:1",), request_timeout_ms=1000), Metrics())
     began = time.monotonic()
     with pytest.raises(kind, match=told):
-        reader.read(Slice("t", 0, 0, 5, None, 10, 10**6))
+        reader.read(LogSlice("t", 0, 0, 5, None, 10, 10**6))
     assert time.monotonic() - began < 0.9

@@ -14,11 +14,11 @@ pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError
 
-from tidebook.core.secret import Secret
-from tidebook.log.kafka.client import common_config, consumer_config, producer_config
-from tidebook.log.kafka.faults import failed, not_acknowledged, not_sent
-from tidebook.log.kafka.settings import KafkaSettings
-from tidebook.log.kafka.topics import check_topic, check_wishes, new_topic_config
+from tidebook.kafka.client import common_config, consumer_config, producer_config
+from tidebook.kafka.errors import failed, not_acknowledged, not_sent
+from tidebook.kafka.settings import KafkaSettings
+from tidebook.log.kafka.topics import check_requested, check_topic, new_topic_config
+from tidebook.runtime.secret import Secret
 
 PASSWORD = "a-very-secret-word"
 
@@ -119,7 +119,7 @@ def test_consumers_commit_nothing_and_never_reset() -> None:
 def test_a_new_topic_passes_its_own_check() -> None:
     config = new_topic_config(read("kafka://h"), limit_bytes=1000, keep_forever=True)
     check_topic("t", config)
-    check_wishes("t", config, limit_bytes=1000, keep_forever=True)
+    check_requested("t", config, limit_bytes=1000, keep_forever=True)
     with pytest.raises(InvalidInput, match="compact"):
         check_topic("t", config | {"cleanup.policy": "compact"})
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tidebook.core.errors import LogLost
-from tidebook.log.embedded import EmbeddedLog, key_runs
-from tidebook.log.embedded.key_runs import runs_between
-from tidebook.log.embedded.reading import Page, Reading
-from tidebook.log.port import Outgoing, Sent, read_all
+from tidebook.log.port import Acknowledged, Outgoing, read_all
+from tidebook.log.sqlite import SqliteLog, key_runs
+from tidebook.log.sqlite.key_runs import runs_between
+from tidebook.log.sqlite.reading import LogReader, PageRequest
 
 
 @pytest.mark.parametrize("indexed_to", [0, 2048, 2048 * 15, 2048 * 16, 2048 * 35])
@@ -30,18 +30,18 @@ def test_runs_cover_a_range_once_and_without_holes(indexed_to: int) -> None:
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and lists of a few, so that their borders are met."""
-    monkeypatch.setattr(key_runs, "RUN", 8)
-    monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 8)
-    monkeypatch.setattr(key_runs, "MERGED", 4)
-    monkeypatch.setattr("tidebook.log.embedded.appends.LISTED", 3)
-    monkeypatch.setattr("tidebook.log.embedded.directory.FETCHED", 2)
-    monkeypatch.setattr("tidebook.log.embedded.changes.SWEEP_MAX", 5)
+    monkeypatch.setattr(key_runs, "RUN_RECORDS", 8)
+    monkeypatch.setattr("tidebook.log.sqlite.append.RUN_RECORDS", 8)
+    monkeypatch.setattr(key_runs, "MERGED_RUNS", 4)
+    monkeypatch.setattr("tidebook.log.sqlite.append.CHUNKS_PER_LISTING", 3)
+    monkeypatch.setattr("tidebook.log.sqlite.chunk_directory.CHUNKS_PER_FETCH", 2)
+    monkeypatch.setattr("tidebook.log.sqlite.topic_writes.SWEEP_MAX", 5)
 
 
 async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
     seeded = random.Random(7)
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     keys: list[bytes | None] = []
     for _ in range(40):
@@ -68,7 +68,7 @@ async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
 ) -> None:
     make_small(monkeypatch)
     seeded = random.Random(3)
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     rows = "SELECT (SELECT count(*) FROM chunk), (SELECT count(*) FROM key_run), (SELECT count(*) FROM directory)"
     for _ in range(3):
         await log.create_topic("t", 2)
@@ -83,18 +83,20 @@ async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
             assert len(await read_all(log, "t", partition, start=end // 2, stop=end)) == end - end // 2
             if partition:
                 await log.truncate("t", partition, before=end)
-        chunks: Any = log._database.reader().execute("SELECT count(*) FROM chunk").get
+        with log._database.reading() as connection:
+            chunks: Any = connection.execute("SELECT count(*) FROM chunk").get
         assert 0 < chunks < 70
         await log.delete_topic("t")
-        assert log._database.reader().execute(rows).fetchall() == [(0, 0, 0)]
+        with log._database.reading() as connection:
+            assert connection.execute(rows).fetchall() == [(0, 0, 0)]
     await log.close()
 
 
 async def test_keys_that_share_a_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_runs, "hash_of", lambda key: 5 << 32)
-    monkeypatch.setattr(key_runs, "RUN", 4)
-    monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 4)
-    log = EmbeddedLog(tmp_path)
+    monkeypatch.setattr(key_runs, "key_hash", lambda key: 5 << 32)
+    monkeypatch.setattr(key_runs, "RUN_RECORDS", 4)
+    monkeypatch.setattr("tidebook.log.sqlite.append.RUN_RECORDS", 4)
+    log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     for i in range(10):
         await log.append(Outgoing("t", 0, b"%d" % (i % 2), b"v"))
@@ -104,10 +106,10 @@ async def test_keys_that_share_a_hash_stay_apart(tmp_path: Path, monkeypatch: py
 
 
 async def test_what_another_instance_appends_is_found(tmp_path: Path) -> None:
-    log, other = EmbeddedLog(tmp_path), EmbeddedLog(tmp_path)
+    log, other = SqliteLog(tmp_path), SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     for i in range(20):
-        sent: Sent = await other.append(Outgoing("t", 0, b"k%d" % (i % 3), b"v"))
+        sent: Acknowledged = await other.append(Outgoing("t", 0, b"k%d" % (i % 3), b"v"))
         found = await read_all(log, "t", 0, start=0, stop=sent.offset + 1, key=b"k1")
         assert [each.offset for each in found] == list(range(1, i + 1, 3))
     await log.close()
@@ -117,10 +119,10 @@ async def test_what_another_instance_appends_is_found(tmp_path: Path) -> None:
 async def test_a_reader_keeps_up_with_runs_that_are_merged_under_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_runs, "RUN", 4)
-    monkeypatch.setattr("tidebook.log.embedded.appends.RUN", 4)
-    monkeypatch.setattr(key_runs, "MERGED", 2)
-    log, other = EmbeddedLog(tmp_path), EmbeddedLog(tmp_path)
+    monkeypatch.setattr(key_runs, "RUN_RECORDS", 4)
+    monkeypatch.setattr("tidebook.log.sqlite.append.RUN_RECORDS", 4)
+    monkeypatch.setattr(key_runs, "MERGED_RUNS", 2)
+    log, other = SqliteLog(tmp_path), SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     count = 2000
     sent = 0
@@ -145,18 +147,19 @@ async def test_a_reader_keeps_up_with_runs_that_are_merged_under_it(
 
 
 async def test_a_reader_overtaken_by_truncation_in_the_middle_of_a_page_is_told(tmp_path: Path) -> None:
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     for i in range(30):
         await log.append(Outgoing("t", 0, b"k", b"%d" % i))
-    reading, connection = log._reading, log._database.reader()
-    bounds = reading.bounds(connection, "t", 0)
+    reading, guarded = log._reader, log._database.reading()
+    with guarded as connection:
+        bounds = reading.bounds(connection, "t", 0)
     await log.truncate("t", 0, before=20)
     for key in (None, b"k"):
-        known, fresh = [bounds], Reading.bounds
+        known, fresh = [bounds], LogReader.bounds
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Reading, "bounds", lambda *at: known.pop() if known else fresh(*at))  # noqa: B023
-            with pytest.raises(LogLost) as lost:
-                reading.page(connection, Page("t", 0, 5, 30, 1000, 10**6), key)
+            patch.setattr(LogReader, "bounds", lambda *at: known.pop() if known else fresh(*at))  # noqa: B023
+            with pytest.raises(LogLost) as lost, guarded as connection:
+                reading.page(connection, PageRequest("t", 0, 5, 30, 1000, 10**6), key)
         assert (lost.value.first, lost.value.last) == (5, 19)
     await log.close()

@@ -1,4 +1,4 @@
-"""What importing the outbox may load."""
+"""Importing the outbox loads no driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What publish takes and refuses, and where it puts it."""
+"""Which messages `publish` accepts and refuses, and through which backend it publishes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from tidebook import outbox
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox import Message
-from tidebook.sql.queries.outbox_publish import publish_statements
+from tidebook.outbox import Message, transaction_adapter
+from tidebook.outbox.sql_publish import publish_statements
+from tidebook.runtime.autocommit import DRIVERS
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from tidebook.sql.queries.outbox_publish import publish_statements
         {"key": "\ud800"},
     ],
 )
-def test_what_kafka_could_not_take_is_refused_at_once(given: dict[str, Any]) -> None:
+def test_a_message_that_kafka_could_not_store_is_refused(given: dict[str, Any]) -> None:
     with outbox.use("test") as sent, pytest.raises(InvalidInput):
         outbox.publish(None, **{"topic": "orders", "payload": b"x", **given})
     assert sent.messages == []
@@ -40,7 +41,7 @@ def test_the_test_backend_collects_in_its_block_only() -> None:
         outbox.publish(None, topic="orders", key="k", payload=bytearray(b"x"), headers={"a": None})
         outbox.publish_list(None, [Message("orders", b"y")])
     assert sent.messages == [Message("orders", b"x", b"k", None, (("a", None),)), Message("orders", b"y")]
-    with pytest.raises(InvalidInput, match="is no transaction"):
+    with pytest.raises(InvalidInput, match="is not a session or connection"):
         outbox.publish(None, topic="orders", payload=b"x")
 
 
@@ -49,8 +50,12 @@ def test_sending_past_the_database_needs_a_book() -> None:
         pass
 
 
+def test_every_recognised_driver_has_a_dialect() -> None:
+    assert set(transaction_adapter._DRIVERS) == DRIVERS
+
+
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="is no backend"):
+    with pytest.raises(InvalidInput, match="is not a backend"):
         outbox.configure("fax")  # type: ignore[arg-type]
 
 

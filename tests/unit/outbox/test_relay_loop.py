@@ -1,4 +1,4 @@
-"""The relay's loop, over a database that does what a test wants."""
+"""The relay's loop over a scripted database."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
+from tidebook.outbox.port import TopicLock
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.port.outbox import Hold
 
 
 class Store:
-    """Offers one topic as often as `topics` says, and fails to lock it as `locking` says."""
+    """Returns the topics of `topics`, and raises `locking` when one is locked."""
 
     def __init__(self, topics: Callable[[], list[str]], locking: TidebookError | None = None) -> None:
         self.topics_waiting = topics
@@ -32,8 +32,8 @@ class Store:
     def identity(self) -> bytes:
         return bytes(16)
 
-    def try_lock(self, topic: str, *, hold: bytes, owner: str, again: bytes | None = None) -> Hold | None:
-        self.locks.append((hold, again))
+    def try_lock(self, topic: str, *, lock_id: bytes, owner: str, retake: bytes | None = None) -> TopicLock | None:
+        self.locks.append((lock_id, retake))
         if self.locking is not None:
             raise self.locking
         return None
@@ -43,7 +43,7 @@ class Store:
 
 
 class Target:
-    def tend(self) -> None:
+    def maintain(self) -> None:
         pass
 
     def close(self) -> None:
@@ -61,8 +61,8 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_once_looks_again_when_a_worker_was_done_only_during_the_last_look() -> None:
-    """What it left behind was not there to be seen when that look began."""
+def test_once_polls_again_if_a_worker_ended_during_the_last_poll() -> None:
+    """The rows that it left were not visible when that poll began."""
     looks: list[None] = []
     second = threading.Event()
 
@@ -74,7 +74,7 @@ def test_once_looks_again_when_a_worker_was_done_only_during_the_last_look() -> 
         return ["orders"] if len(looks) in {1, 3} else []
 
     class Slow(Store):
-        def try_lock(self, topic: str, **options: Any) -> Hold | None:
+        def try_lock(self, topic: str, **options: Any) -> TopicLock | None:
             second.wait(10)
             return super().try_lock(topic, **options)
 
@@ -98,8 +98,8 @@ def test_a_topic_that_cannot_be_locked_is_not_tried_without_pause(error: Tideboo
     assert len(store.locks) == 1
 
 
-def test_a_lock_whose_taking_had_no_answer_is_taken_again_as_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidebook.outbox.relay.AGAIN_S", 0.01)
+def test_a_lock_with_an_unknown_outcome_is_retaken_by_the_same_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.outbox.relay.RETRY_S", 0.01)
     store = Store(lambda: ["orders"], Unavailable("the connection broke"))
     relay = relay_of(store)
     running = threading.Thread(target=relay.run, daemon=True)
@@ -110,12 +110,12 @@ def test_a_lock_whose_taking_had_no_answer_is_taken_again_as_ones_own(monkeypatc
     assert store.locks[1][1] == store.locks[0][0]
 
 
-def test_a_thread_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_does_not_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidebook.outbox.relay.JOIN_S", 0.1)
     go = threading.Event()
 
     class Frozen(Store):
-        def try_lock(self, topic: str, **_: Any) -> Hold | None:
+        def try_lock(self, topic: str, **_: Any) -> TopicLock | None:
             go.wait(60)
             return None
 

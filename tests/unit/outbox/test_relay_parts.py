@@ -1,4 +1,4 @@
-"""The small parts of the relay: partitions, wake-ups, stops, appends to journals as messages."""
+"""The relay's small parts: partitioner, wake-ups, shutdown, journal messages, producers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -17,12 +18,12 @@ from hypothesis import strategies as st
 from tidebook.core.action import NEVER
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event
-from tidebook.log.kafka.relay_partition import murmur2, partition_of
-from tidebook.log.kafka.relay_producer import Call, RelayProducer, ending, fatal_cause
+from tidebook.outbox.dialect import dialect
 from tidebook.outbox.journal_message import append_id, journal_message, read_journal_message
-from tidebook.outbox.stop import Stop
-from tidebook.outbox.wake import Wake, nudge
-from tidebook.sql.port.dialect import dialect
+from tidebook.outbox.kafka.partitioner import murmur2, partition_of
+from tidebook.outbox.kafka.producer import ClientCall, RelayProducer, closing_count, fatal_cause
+from tidebook.outbox.relay_wakeup import RelayWakeup, nudge
+from tidebook.outbox.shutdown import RelayShutdown
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_partition_is_one_of_them(data: bytes, partitions: int) -> None:
 
 
 def test_a_nudge_wakes_every_relay_of_the_process() -> None:
-    one, two = Wake(), Wake()
+    one, two = RelayWakeup(), RelayWakeup()
     threading.Timer(0.01, nudge).start()
     assert one.wait(5)
     assert two.wait(5)
@@ -54,19 +55,19 @@ def test_a_nudge_wakes_every_relay_of_the_process() -> None:
     assert not one.wait(0)
 
 
-def test_what_was_asked_to_stop_is_overdue_only_after_its_time() -> None:
-    stop = Stop()
-    assert not stop.asked()
+def test_a_shutdown_is_overdue_only_after_its_deadline() -> None:
+    stop = RelayShutdown()
+    assert not stop.requested()
     assert not stop.overdue()
-    stop.ask(0.02)
-    stop.ask(100)
-    assert stop.asked()
+    stop.request(0.02)
+    stop.request(100)
+    assert stop.requested()
     deadline = time.monotonic() + 5
     while not stop.overdue():
         assert time.monotonic() < deadline
 
 
-def test_an_append_comes_back_as_it_was_given() -> None:
+def test_an_append_round_trips_through_its_message() -> None:
     events = [Event({"a": 1}, tags={"t"}, metadata={"m": 2}), Event("text"), Event(b"bytes")]
     made = journal_message("orders", "o-1", events, expected=3, expire_after=timedelta(days=1))
     assert (made.topic, made.key) == ("journal:orders", b"o-1")
@@ -83,7 +84,17 @@ def test_an_append_without_events_is_refused(events: object) -> None:
         journal_message("orders", "o-1", events)  # type: ignore[arg-type]
 
 
-def test_what_is_no_append_is_told() -> None:
+@pytest.mark.parametrize(
+    "how",
+    [{"expected": -1}, {"expected": 2**53}, {"expected": True}, {"expire_after": 5}, {"expire_after": timedelta(0)}],
+    ids=repr,
+)
+def test_an_append_that_its_journal_would_refuse_is_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        journal_message("orders", "o-1", [Event(1)], **how)
+
+
+def test_a_payload_that_is_not_an_append_is_corrupt() -> None:
     with pytest.raises(Corrupt):
         read_journal_message(b"\xff")
     with pytest.raises(Corrupt):
@@ -113,9 +124,9 @@ def test_a_fatal_error_is_found_however_often_callbacks_wrapped_it(wrapped: int)
     assert fatal_cause(error, RelayProducer({})).str() == "Invalid timestamp"
 
 
-def test_a_fatal_error_that_was_lost_is_told_by_what_the_client_said() -> None:
+def test_a_fatal_error_that_was_lost_is_read_from_the_clients_log() -> None:
     producer = RelayProducer({})
-    producer.said.log(50, "%s [%s] %s", "FATAL", "producer-1", "[thrd:main]: Fatal error: Invalid timestamp")
+    producer.client_log.log(50, "%s [%s] %s", "FATAL", "producer-1", "[thrd:main]: Fatal error: Invalid timestamp")
     assert fatal_cause(SystemError("returned NULL"), producer).str() == "Invalid timestamp"
     assert fatal_cause(SystemError("odd"), RelayProducer({})).str() == "odd"
 
@@ -127,8 +138,8 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_a_producer_ends_with_its_last_reference_in_a_thread_of_its_own() -> None:
-    """And not when garbage is collected, in whichever thread that is."""
+def test_a_producer_is_closed_with_its_last_reference_in_a_separate_thread() -> None:
+    """It does not wait for a garbage collection, which could run in any thread."""
     ended_in: list[int] = []
     producer = RelayProducer({})
     gone = weakref.ref(producer, lambda _: ended_in.append(threading.get_ident()))
@@ -139,25 +150,25 @@ def test_a_producer_ends_with_its_last_reference_in_a_thread_of_its_own() -> Non
     finally:
         gc.enable()
     assert ended_in != [threading.get_ident()]
-    until(lambda: ending() == 0)
+    until(lambda: closing_count() == 0)
 
 
 def test_a_call_that_does_not_return_is_counted_until_it_does() -> None:
     go = threading.Event()
-    call = Call(go.wait)
+    call = ClientCall(go.wait)
     assert not call.wait(0.01)
-    call.give_up()
-    assert ending() == 1
+    call.abandon()
+    assert closing_count() == 1
     go.set()
     assert call.wait(5)
     call.result()
-    until(lambda: ending() == 0)
-    call.give_up()
-    assert ending() == 0
+    until(lambda: closing_count() == 0)
+    call.abandon()
+    assert closing_count() == 0
 
 
 def test_a_call_raises_what_it_raised() -> None:
-    call = Call(lambda: 1 // 0)
+    call = ClientCall(lambda: 1 // 0)
     assert call.wait(5)
     with pytest.raises(ZeroDivisionError):
         call.result()

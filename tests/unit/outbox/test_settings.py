@@ -1,4 +1,4 @@
-"""What the outbox's settings and calls take, and what they refuse."""
+"""Which values the outbox's settings and calls accept and refuse."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tidebook
 from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox import Message
+from tidebook.outbox.mysql.store import connect_parameters
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.sql.mysql.outbox import connect_parameters
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ from tidebook.sql.mysql.outbox import connect_parameters
         {"fence_s": float("nan")},
     ],
 )
-def test_a_setting_out_of_bounds_is_told(wrong: dict[str, Any]) -> None:
+def test_a_setting_out_of_bounds_is_refused(wrong: dict[str, Any]) -> None:
     [name] = wrong
     with pytest.raises(InvalidInput, match=name):
         OutboxSettings(**wrong)
 
 
 @pytest.mark.parametrize("url", ["mysql://u@host:port/x", "mysql://", "oracle://host/x"])
-def test_a_url_that_is_none_of_mysqls_is_told(url: str) -> None:
+def test_a_url_that_is_not_mysqls_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
         connect_parameters(url)
 
@@ -62,7 +62,7 @@ def test_a_url_that_is_none_of_mysqls_is_told(url: str) -> None:
         lambda each: outbox.use(5).__enter__(),  # type: ignore[arg-type]
     ],
 )
-def test_a_call_with_what_it_cannot_take_changes_nothing(call: Callable[[Outbox], object], tmp_path: Path) -> None:
+def test_a_call_with_invalid_arguments_changes_nothing(call: Callable[[Outbox], object], tmp_path: Path) -> None:
     with tidebook.open_sync(tmp_path / "book") as book:
         with pytest.raises(InvalidInput):
             call(book.outbox)

@@ -1,4 +1,4 @@
-"""Slices out of Arrow batches that end wherever Spark ends them."""
+"""Slices merged from Arrow batches that Spark cuts anywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from tidebook.log.port import Record
 from tidebook.pipeline import records as module
-from tidebook.pipeline.records import slices_of, to_arrow
+from tidebook.pipeline.records import merge_slices, to_arrow
 
 
 def records(first: int, stop: int, value: bytes = b"v") -> list[Record]:
@@ -20,10 +20,10 @@ def batch(*runs: tuple[int, int, int]) -> pa.RecordBatch:
 
 
 def spans(batches: list[pa.RecordBatch]) -> list[tuple[int, int, int]]:
-    return [(partition, some[0].offset, some[-1].offset + 1) for _, partition, some in slices_of(batches)]
+    return [(partition, some[0].offset, some[-1].offset + 1) for _, partition, some in merge_slices(batches)]
 
 
-def test_what_a_batch_cuts_in_two_is_one_slice() -> None:
+def test_a_run_that_a_batch_boundary_cuts_is_one_slice() -> None:
     cut = [batch((0, 0, 3), (1, 5, 7)), batch((1, 7, 9), (2, 0, 1)), batch((2, 1, 2)), batch((2, 2, 4), (3, 0, 1))]
     assert spans(cut) == [(0, 0, 3), (1, 5, 9), (2, 0, 4), (3, 0, 1)]
 
@@ -35,5 +35,5 @@ def test_a_slice_stays_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert spans([batch((0, 0, 2)), batch((0, 2, 4))]) == [(0, 0, 2), (0, 2, 4)]
 
 
-def test_nothing_is_no_slice() -> None:
+def test_no_batches_give_no_slice() -> None:
     assert spans([]) == []

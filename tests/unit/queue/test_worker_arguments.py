@@ -1,4 +1,4 @@
-"""What a worker and its book are given is checked before anything is claimed."""
+"""The arguments of a worker and its book are checked before anything is claimed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import tidebook
 from tidebook.core.errors import InvalidInput
 from tidebook.queue import Retry, Worker
-from tidebook.sql.sqlite.queue import SqliteQueues
+from tidebook.queue.sqlite.store import SqliteQueues
 
 NAN, ENDLESS = float("nan"), float("inf")
 
@@ -30,7 +30,7 @@ NAN, ENDLESS = float("nan"), float("inf")
     ],
 )
 def test_a_retry_policy_has_delays_that_grow(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match="is no retry policy"):
+    with pytest.raises(InvalidInput, match="is not a retry policy"):
         Retry(**wrong)
 
 

@@ -1,4 +1,4 @@
-"""What a slice becomes on Cassandra: batches of one partition, bounded, under stamps from the log."""
+"""A slice as CQL: batches of one partition, bounded, under stamps from the log."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from hypothesis import strategies as st
 
 from tidebook.core.buckets import Buckets
 from tidebook.core.event import Event, encode_event
-from tidebook.core.head import Head, Jump
+from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position, tombstone_stamp, write_stamp
-from tidebook.core.replication import (
+from tidebook.core.repair import Repair
+from tidebook.core.replication_plan import (
     ClearEvents,
     ClearJournal,
     EventRow,
+    ForgetSegments,
     Parked,
     Pointer,
     PutEvents,
     PutHead,
+    PutSegments,
     PutTags,
     SliceWrites,
     plan_key,
     tag_row,
 )
 from tidebook.core.segments import event_segment
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
     BATCH_BYTES_MAX,
@@ -36,27 +39,28 @@ from tidebook.store.cassandra.mutations import (
     PARKED_BYTES_MAX,
     PROGRESS_WITH_HEAD_MAX,
     Batch,
-    Statement,
+    CqlStatement,
     clear_events,
+    clear_graves,
     clear_journal,
     event_batches,
     head_batches,
+    parked_row,
+    repair_segments,
     rounds_of,
-    whole_bytes,
+    segment_batches,
 )
-from tidebook.store.cassandra.rows import EVENTS_A_ROW_MAX, decode_rows, decode_rows_of
+from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows, decode_rows_of
 from tidebook.store.cassandra.tag_writes import tag_batches
 from tidebook.store.cassandra.tag_writes import tag_row as read_tag_row
 
 KEY = Key("orders", "o-1")
 AT = Position(2, 77)
-FACTS = TopicFacts(topic_id="t", partitions=1, segment_size=10)
+FACTS = TopicConfig(topic_id="t", partitions=1, segment_size=10)
 
 
-def head_of(
-    seq_nr: int, *, delete_to: int = 0, live: bool = True, size: int = 10, jumps: tuple[Jump, ...] = ()
-) -> Head:
-    return Head(live, seq_nr, delete_to, Position(1, 3), AT, size, None, 0, (), None, jumps)
+def head_of(seq_nr: int, *, delete_to: int = 0, live: bool = True, size: int = 10, run_start: int = 0) -> Head:
+    return Head(live, seq_nr, delete_to, Position(1, 3), AT, size, None, 0, (), None, (), {}, run_start)
 
 
 def rows_of(sizes: list[int], first: int = 1) -> tuple[EventRow, ...]:
@@ -64,7 +68,7 @@ def rows_of(sizes: list[int], first: int = 1) -> tuple[EventRow, ...]:
 
 
 def row_cells(batches: Iterable[Batch]) -> dict[tuple[int, int], bytes]:
-    """Cells by segment and number."""
+    """Return cells by segment and number."""
     return {(each.values[2], each.values[3]): each.values[4] for batch in batches for each in batch}
 
 
@@ -88,7 +92,7 @@ def test_event_batches_hold_one_partition_and_stay_within_bytes_and_rows(
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 40), st.integers(1, 40), st.integers(0, 60)
 )
-def test_events_of_a_record_share_rows_that_every_replicator_agrees_on(
+def test_events_of_a_record_are_packed_alike_by_every_replicator(
     counts: list[int], first: int, size: int, left_out: int
 ) -> None:
     rows: list[EventRow] = []
@@ -102,16 +106,16 @@ def test_events_of_a_record_share_rows_that_every_replicator_agrees_on(
         held = decode_rows([cell])
         assert held[-1].seq_nr == number
         assert {event_segment(row.seq_nr, size) for row in held} == {segment}
-        assert len({(row.position, row.index // EVENTS_A_ROW_MAX) for row in held}) == 1
-    # Whoever leaves out what is deleted writes the same rows, the first one perhaps in part.
+        assert len({(row.position, row.index // EVENTS_PER_ROW_MAX) for row in held}) == 1
+    # A replicator that omits deleted events writes the same rows, except that the first may be partial.
     some = row_cells(event_batches(PutEvents(KEY, head, tuple(rows[left_out:]))))
     assert some.keys() <= cells.keys()
     assert all(cells[at] == cell for at, cell in [*some.items()][1:])
-    # The stamps are the same, and then Cassandra keeps the greater bytes: those that leave nothing out.
+    # The stamps are equal, and then Cassandra keeps the greater bytes: those of the complete row.
     assert all(cells[at] >= cell for at, cell in some.items())
 
 
-def test_only_neighbours_share_a_row() -> None:
+def test_only_consecutive_events_are_packed() -> None:
     position = Position(1, 0)
     rows = tuple(EventRow(number, b"x", 5, position, index) for number, index in ((1, 0), (3, 1), (4, 2), (5, 4)))
     cells = row_cells(event_batches(PutEvents(KEY, head_of(5), rows)))
@@ -119,19 +123,19 @@ def test_only_neighbours_share_a_row() -> None:
     assert decode_rows(cells.values()) == list(rows)
 
 
-def test_a_shared_row_stands_for_all_its_numbers() -> None:
-    """An older Tidebook wrote a row for each event, and a slice of it is replicated again."""
+def test_a_packed_row_replaces_single_rows_of_its_numbers() -> None:
+    """An older Tidebook wrote one row per event, and a slice of it is replicated again."""
     position = Position(1, 0)
     rows = tuple(EventRow(1 + i, b"x", 5, position, i) for i in range(4))
     together = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows))).values()]
-    singly = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows), apart=True)).values()]
+    singly = [*row_cells(event_batches(PutEvents(KEY, head_of(4), rows), packed=False)).values()]
     assert (len(together), len(singly)) == (1, 4)
     assert decode_rows([*singly[:3], *together]) == list(rows)
     found = decode_rows_of([("a", singly[2]), *(("b", cell) for cell in [*singly[:3], *together])])
     assert found == [("a", rows[2]), *(("b", row) for row in rows)]
 
 
-def test_an_event_over_the_bound_travels_alone() -> None:
+def test_an_event_over_the_bound_is_sent_alone() -> None:
     write = PutEvents(KEY, head_of(3, size=1000), rows_of([10, 1_000_000, 10]))
     assert [len(batch) for batch in event_batches(write)] == [1, 1, 1]
 
@@ -168,22 +172,74 @@ def test_a_delete_clears_whole_segments_and_a_part_of_the_last() -> None:
     assert batches[2][0].cql == cql.CLEAR_EVENTS
 
 
-def test_a_purge_clears_every_segment_but_those_a_jump_passed_over() -> None:
-    head = head_of(10**15 + 4, live=False, jumps=(Jump(12, 10**15),))
-    *segments, snapshots = clear_journal(ClearJournal(KEY, head))
-    assert [batch[0].values[3] for batch in segments] == [0, 1, 10**14 - 1, 10**14]
+def test_a_purge_clears_the_listed_segments_and_the_last_run() -> None:
+    head = head_of(10**15 + 4, live=False, run_start=10**14 - 1)
+    *segments, snapshots = clear_journal(ClearJournal(KEY, head), [0, 1, 7])
+    assert [batch[0].values[3] for batch in segments] == [0, 1, 7, 10**14 - 1, 10**14]
     assert snapshots[0].values == [tombstone_stamp(AT), "orders", "o-1", 1, 3]
 
 
-def test_a_long_parked_record_is_kept_in_part_and_says_so() -> None:
+def test_a_purge_clears_from_the_first_segment_whatever_was_deleted() -> None:
+    """A delete just before it may never have been applied."""
+    *segments, _ = clear_journal(ClearJournal(KEY, head_of(35, delete_to=29, live=False)))
+    assert [batch[0].values[3] for batch in segments] == [0, 1, 2, 3]
+
+
+def test_a_delete_clears_the_listed_segments_too() -> None:
+    batches = clear_events(ClearEvents(KEY, head_of(905, delete_to=905, run_start=90), 3), [0, 7])
+    assert [tuple(batch[0].values[3:]) for batch in batches] == [(0,), (7,), (90, 905)]
+
+
+def test_segments_are_listed_under_the_stamp_of_their_incarnation_and_unlisted_above() -> None:
+    """A late replicator lists nothing that was unlisted, and unlisting reaches everything listed."""
+    write = PutSegments(KEY, head_of(905, run_start=90), (range(2), range(7, 8)))
+    [batch] = segment_batches(write)
+    assert [each.values for each in batch] == [
+        ["o-1", "orders", 1, 3, segment, write_stamp(Position(1, 3))] for segment in (0, 1, 7)
+    ]
+    deleted, purged = (
+        next(iter(rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), ((ForgetSegments(KEY, head),),)), 1)))
+        for head in (head_of(905, delete_to=79, run_start=90), head_of(905, live=False, run_start=90))
+    )
+    [[statement]] = deleted
+    assert (statement.cql, statement.values) == (cql.CLEAR_SEGMENTS, [tombstone_stamp(AT), "o-1", "orders", 1, 3, 7])
+    [[statement]] = purged
+    assert (statement.cql, statement.values) == (cql.CLEAR_ALL_SEGMENTS, [tombstone_stamp(AT), "o-1", "orders", 1, 3])
+
+
+def test_a_repair_lists_the_segments_of_all_rows_before_the_last_run() -> None:
+    rows = [EventRow(number, b"", 5, AT, 0) for number in (3, 75, 901)]
+    for run_start, listed in ((90, (range(1), range(3, 4), range(7, 8))), (0, ())):
+        mend = Repair(
+            key=KEY, partition=0, pointer=Pointer(AT, 5), rev=1, head=head_of(905, run_start=run_start), segments=(0, 3)
+        )
+        assert repair_segments(mend, rows).segments == listed
+
+
+def test_a_grave_is_removed_with_all_that_was_written_of_it_and_nothing_that_comes_later() -> None:
+    [[statement]] = clear_graves("orders", [("o-1", head_of(3, live=False))], 1)
+    assert statement.values[1:] == ["orders", 0, "o-1"]
+    assert write_stamp(AT, rev=7) <= statement.values[0] < tombstone_stamp(AT.next)
+
+
+def test_a_long_parked_record_is_truncated_and_its_size_is_stored() -> None:
     parked = Parked("orders", 0, AT, 5, None, "too long", b"x" * (PARKED_BYTES_MAX + 1))
     first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
     [[statement]] = first
     assert len(statement.values[7]) == PARKED_BYTES_MAX
     assert "4,000,001" in statement.values[6]
-    assert whole_bytes(statement.values[6]) == PARKED_BYTES_MAX + 1
-    assert whole_bytes(parked.reason) is None
     assert statement.values[5] == ""
+    assert parked_row(tuple(statement.values[:9])).whole_bytes == PARKED_BYTES_MAX + 1
+
+
+def test_the_size_of_a_parked_record_is_never_read_from_its_reason() -> None:
+    reason = "odd (kept: the first 4,000,000 of 5,000,000 bytes)"
+    parked = Parked("orders", 0, AT, 5, "o-1", reason, b"xyz")
+    first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
+    [[statement]] = first
+    assert parked_row(tuple(statement.values[:9])) == parked
+    from_before_the_column = (*statement.values[:8], None)
+    assert parked_row(from_before_the_column) == parked
 
 
 def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
@@ -201,9 +257,9 @@ def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:
     ]
 
 
-def test_a_slice_of_nothing_still_moves_the_pointer() -> None:
+def test_an_empty_slice_still_moves_the_pointer() -> None:
     [[[statement]]] = (list(each) for each in rounds_of(SliceWrites("orders", 3, None, Pointer(AT, 5), ()), 1))
-    assert statement == Statement(cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
+    assert statement == CqlStatement(cql.PUT_POINTER, ["orders", 3, 2, 77, 5, write_stamp(AT)])
 
 
 def test_a_key_without_records_writes_nothing() -> None:
@@ -256,7 +312,7 @@ def test_tag_progress_goes_in_one_batch_with_the_head() -> None:
     assert not [each for each in tag_batches([puts], Buckets(), 4) if each[0].cql == cql.PUT_TAG_PROGRESS]
 
 
-def test_a_head_and_its_progress_are_never_parted() -> None:
+def test_a_head_and_its_progress_are_never_split() -> None:
     puts = [tag_puts(1, id=f"j-{n}") for n in range(150)]
     heads = [PutHead(put.key, put.head) for put in puts]
     batches = list(head_batches(heads, 1, tags={put.key: put for put in puts}))
@@ -282,7 +338,7 @@ def test_a_tag_row_is_read_as_it_was_written_under_the_stamp_of_its_record() -> 
     assert [each.values[-1] for each in written] == [write_stamp(row.position) for row in puts.rows]
 
 
-def test_a_tags_bucket_is_told_of_under_the_stamp_of_its_newest_row() -> None:
+def test_a_tags_bucket_is_stored_under_the_stamp_of_its_newest_row() -> None:
     told = [
         each.values
         for batch in tag_batches([tag_puts(25, step_ms=3_600_000 // 10)], Buckets(), 4)

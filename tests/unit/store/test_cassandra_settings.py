@@ -1,4 +1,4 @@
-"""How a Cassandra store is told where to go, and what it refuses."""
+"""Settings of a Cassandra store, and what they reject."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_url_names_hosts_port_keyspace_and_user() -> None:
     assert (settings.user, settings.secret()) == ("me", "p@ss")
 
 
-def test_options_stand_beside_the_url() -> None:
+def test_options_are_given_beside_the_url() -> None:
     settings = CassandraSettings.read("cassandra://one/books", {"consistency": "QUORUM", "replication": {"dc1": 3}})
     assert (settings.reading, settings.writing, settings.port) == ("QUORUM", "QUORUM", 9042)
 
@@ -52,7 +52,7 @@ def test_the_default_consistency_is_a_quorum_of_the_own_data_centre() -> None:
         ("cassandra://one/books", {"replication": {"d'c": 3}}),
     ],
 )
-def test_what_can_never_work_is_refused(url: str, options: dict[str, object]) -> None:
+def test_settings_that_can_never_work_are_rejected(url: str, options: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         CassandraSettings.read(url, options, environment={})
 
@@ -114,26 +114,26 @@ def test_replicas_are_read_from_either_strategy() -> None:
     assert replicas_of({"class": "NetworkTopologyStrategy", "a": "3", "b": "2/1"}) == {"a": 3, "b": 2}
 
 
-def test_pages_of_an_unknown_topic_begin_small_and_grow_with_what_is_seen() -> None:
+def test_pages_of_an_unknown_topic_start_small_and_adapt_to_the_rows() -> None:
     sizes = PageSizes()
     assert sizes.rows("t", 1000) == 16
-    sizes.saw("t", 16, 16 * 200)
+    sizes.record("t", 16, 16 * 200)
     assert sizes.rows("t", 1000) == 1000
 
 
 def test_pages_of_large_events_stay_within_their_bytes() -> None:
     sizes = PageSizes()
-    sizes.saw("t", 10, 10 * 200)
-    sizes.saw("t", 1, 1_000_000)
+    sizes.record("t", 10, 10 * 200)
+    sizes.record("t", 1, 1_000_000)
     assert sizes.rows("t", 1000) * 1_000_000 <= PAGE_BYTES
     for _ in range(60):
-        sizes.saw("t", 4, 800)
+        sizes.record("t", 4, 800)
     assert sizes.rows("t", 1000) == 1000
 
 
-def test_a_page_that_timed_out_is_asked_for_in_smaller_parts() -> None:
+def test_a_page_that_timed_out_is_read_in_smaller_parts() -> None:
     sizes = PageSizes()
-    sizes.saw("t", 10, 10 * 1000)
+    sizes.record("t", 10, 10 * 1000)
     assert sizes.rows("t", 1000) == 1000
     sizes.timed_out("t")
     sizes.timed_out("t")

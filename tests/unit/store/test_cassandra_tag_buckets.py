@@ -1,4 +1,4 @@
-"""Writers cut rows by a history that is fixed for them; it is fixed once, whoever else is at it."""
+"""Writers use the fixed part of the history of bucket sizes, which is fixed once despite concurrent writers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW_MS = 10**12
 
 
 class Setting:
-    """The one setting, and what happens just before it is set."""
+    """The one setting, with an action just before it is set."""
 
     def __init__(self) -> None:
         self.text: str | None = None
@@ -64,7 +64,7 @@ def buckets_of(setting: Setting, session: Any = None) -> TagBuckets:
     return TagBuckets(session, setting)
 
 
-async def test_slices_side_by_side_fix_the_history_once_and_what_is_fixed_is_not_asked_for_again() -> None:
+async def test_concurrent_slices_fix_the_history_once_and_it_is_not_read_again() -> None:
     setting = Setting()
     buckets = buckets_of(setting)
     await asyncio.gather(*(buckets.fixed_at(NOW_MS + n) for n in range(20)))
@@ -74,14 +74,14 @@ async def test_slices_side_by_side_fix_the_history_once_and_what_is_fixed_is_not
     assert setting.sets == 2
 
 
-async def test_who_finds_more_fixed_by_another_sets_nothing() -> None:
+async def test_a_writer_that_finds_it_fixed_by_another_sets_nothing() -> None:
     setting = Setting()
     await buckets_of(setting).fixed_at(NOW_MS)
     await buckets_of(setting).fixed_at(NOW_MS + 1)
     assert setting.sets == 1
 
 
-async def test_a_change_that_comes_in_between_is_seen_before_rows_are_cut() -> None:
+async def test_a_concurrent_change_is_seen_before_rows_are_assigned_to_buckets() -> None:
     setting = Setting()
 
     def change() -> None:
@@ -94,7 +94,7 @@ async def test_a_change_that_comes_in_between_is_seen_before_rows_are_cut() -> N
     assert setting.history == found
 
 
-async def test_a_set_whose_outcome_is_unknown_is_looked_at_again() -> None:
+async def test_a_set_whose_outcome_is_unknown_is_read_again() -> None:
     setting = Setting()
 
     def fail() -> None:
@@ -107,7 +107,7 @@ async def test_a_set_whose_outcome_is_unknown_is_looked_at_again() -> None:
     assert setting.sets == 1
 
 
-async def test_where_others_change_it_every_time_the_slice_is_to_be_tried_again() -> None:
+async def test_the_slice_is_retried_if_others_change_it_every_time() -> None:
     setting = Setting()
     sizes = iter(range(1, 100))
 
@@ -119,18 +119,18 @@ async def test_where_others_change_it_every_time_the_slice_is_to_be_tried_again(
         await buckets_of(setting).fixed_at(NOW_MS)
 
 
-async def test_a_reader_past_what_is_fixed_begins_at_the_bucket_that_is_there() -> None:
+async def test_a_reader_after_the_fixed_part_starts_at_a_stored_bucket() -> None:
     setting, session = Setting(), Listed(NOW_MS - 50, NOW_MS - 7, NOW_MS + 1)
     buckets = buckets_of(setting, session)
-    assert await buckets.begin("paid", NOW_MS) == NOW_MS - 7
-    assert await buckets.begin("paid", NOW_MS - 51) == -1
+    assert await buckets.bucket_start("paid", NOW_MS) == NOW_MS - 7
+    assert await buckets.bucket_start("paid", NOW_MS - 51) == -1
     assert (setting.sets, setting.reads) == (0, 1), "it fixes nothing, and looks only now and then"
 
 
-async def test_a_reader_below_what_is_fixed_asks_for_no_buckets() -> None:
+async def test_a_reader_within_the_fixed_part_queries_no_buckets() -> None:
     setting, session = Setting(), Listed()
     await buckets_of(setting).fixed_at(NOW_MS)
     reader = buckets_of(setting, session)
-    assert await reader.begin("paid", NOW_MS) == Buckets().start(NOW_MS)
-    assert await reader.begin("paid", NOW_MS + 1) == Buckets().start(NOW_MS)
+    assert await reader.bucket_start("paid", NOW_MS) == Buckets().start(NOW_MS)
+    assert await reader.bucket_start("paid", NOW_MS + 1) == Buckets().start(NOW_MS)
     assert (session.asked, setting.reads) == (0, 2), "one read is the writer's"

@@ -1,13 +1,19 @@
-"""The horizon is the least time of all partitions; one that was never replicated holds everything."""
+"""The horizon is the least time of all partitions; one that was never replicated holds everything back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import tidebook
+from tidebook import Event
 from tidebook.core.position import Position
-from tidebook.core.replication import Pointer
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import Pointer
+from tidebook.core.topic_config import TopicConfig
+from tidebook.replication.slice import replicate_slice
 from tidebook.tags.horizon import NEVER_MS, Horizon, Horizons, horizon_of
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
 
 
 def pointer(time_ms: int) -> Pointer:
@@ -19,11 +25,11 @@ def test_the_least_time_is_the_horizon_and_its_partition_is_named() -> None:
     assert found == Horizon(30, 50, "a", 1)
 
 
-def test_a_partition_that_was_never_replicated_holds_everything() -> None:
+def test_a_partition_that_was_never_replicated_holds_everything_back() -> None:
     assert horizon_of({"a": 2}, {"a": {0: pointer(50)}}) == Horizon(NEVER_MS, 50, "a", 1)
 
 
-def test_a_topic_that_was_registered_after_the_pointers_were_read_holds_everything() -> None:
+def test_a_topic_registered_after_the_pointers_were_read_holds_everything_back() -> None:
     assert horizon_of({"a": 1, "new": 1}, {"a": {0: pointer(50)}}).topic == "new"
 
 
@@ -32,7 +38,7 @@ def test_without_topics_there_is_nothing_to_deliver() -> None:
 
 
 class Registry:
-    """A store's topics with their pointers; it notes what it is asked, and things happen in between."""
+    """A store's topics with their pointers; it records calls, and lets things happen in between."""
 
     def __init__(self, **times_ms: int) -> None:
         self.times_ms = times_ms
@@ -52,12 +58,12 @@ class Registry:
         self._note(f"pointers {topic}")
         return found
 
-    async def facts(self, topic: str) -> TopicFacts:
+    async def facts(self, topic: str) -> TopicConfig:
         self._note(f"facts {topic}")
-        return TopicFacts(topic_id="x", partitions=1)
+        return TopicConfig(topic_id="x", partitions=1)
 
 
-async def test_a_horizon_that_is_read_again_asks_for_pointers_and_then_for_the_names_alone() -> None:
+async def test_a_second_read_only_reads_pointers_and_then_topic_names() -> None:
     registry = Registry(a=50, b=40)
     horizons = Horizons(registry)  # type: ignore[arg-type]
     assert await horizons.read() == Horizon(40, 50, "b", 0)
@@ -70,7 +76,7 @@ async def test_a_horizon_that_is_read_again_asks_for_pointers_and_then_for_the_n
     assert registry.asked == ["pointers b"]
 
 
-async def test_a_topic_that_is_registered_while_pointers_are_read_holds_the_horizon() -> None:
+async def test_a_topic_registered_while_pointers_are_read_holds_the_horizon_back() -> None:
     registry = Registry(a=50)
     horizons = Horizons(registry)  # type: ignore[arg-type]
     assert (await horizons.read()).time_ms == 50
@@ -80,9 +86,36 @@ async def test_a_topic_that_is_registered_while_pointers_are_read_holds_the_hori
     assert await horizons.read() == Horizon(45, 50, "new", 0)
 
 
-async def test_a_topic_that_came_since_the_last_time_is_looked_at_at_once() -> None:
+async def test_a_topic_registered_since_the_last_read_counts_at_once() -> None:
     registry = Registry(a=50)
     horizons = Horizons(registry)  # type: ignore[arg-type]
     await horizons.read()
     registry.times_ms["new"] = 45
     assert await horizons.read() == Horizon(45, 50, "new", 0)
+
+
+async def test_the_partitions_of_a_recreated_topic_are_read_again(tmp_path: Path) -> None:
+    async def fill(partitions: int) -> None:
+        async with Book(Settings(tmp_path, {"journal": Section(None, {"partitions": partitions})})) as book:
+            for n in range(9):
+                await book.journal("t").append(f"j-{n}", [Event(n)])
+            await replicate_partition(book, "t", 0)  # and no other
+
+    await fill(1)
+    async with tidebook.open(tmp_path) as book:
+        horizons = Horizons(book.store)
+        for topics in (None, ["t"]):
+            assert (await horizons.read(topics)).time_ms > 0
+        await book.delete_topic("t")
+        assert (await horizons.read()).topic is None
+        await fill(2)
+        for topics in (None, ["t"]):
+            assert await horizons.read(topics) == Horizon(NEVER_MS, (await horizons.read()).most_ms, "t", 1)
+
+
+async def replicate_partition(book: Book, topic: str, number: int) -> None:
+    facts = await book.store.facts(topic)
+    assert facts is not None
+    end = await book.log.end(topic, number)
+    records = (await book.log.read(topic, number, start=0, stop=end)).records
+    await replicate_slice(book.store, topic, number, records, facts, start=0, stop=end)

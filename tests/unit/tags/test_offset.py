@@ -1,4 +1,4 @@
-"""Offsets come back as they were, and nothing else is taken for one."""
+"""Offsets survive encoding, and no other text is accepted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event, encode_event
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, TagPlace, tag_row
+from tidebook.core.replication_plan import EventRow, TagPosition, tag_row
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.offset import decode_offset, encode_offset
 
 numbers = st.integers(0, 2**47)
-places = st.builds(TagPlace, st.just("paid"), numbers, st.text(max_size=20), numbers, numbers, numbers, numbers)
+places = st.builds(TagPosition, st.just("paid"), numbers, st.text(max_size=20), numbers, numbers, numbers, numbers)
 
 
 @given(places)
-def test_an_offset_is_the_same_after_its_text(place: TagPlace) -> None:
+def test_an_offset_survives_encoding(place: TagPosition) -> None:
     assert decode_offset("paid", encode_offset(place)) == place
 
 
@@ -49,6 +49,6 @@ def test_a_time_uuid_is_derived_from_where_an_event_stands() -> None:
     assert first.time_uuid.time < second.time_uuid.time
 
 
-def test_more_than_ten_tags_are_taken_with_a_warning() -> None:
+def test_more_than_ten_tags_are_accepted_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="11 tags"):
         encode_event(Event(1, tags={str(n) for n in range(11)}))

@@ -1,4 +1,4 @@
-"""Whatever the interleaving, lag and crash, the stream is the filter of the journals, each event once, in order."""
+"""With any interleaving, lag and crash, a stream is the filter of the journals: each event once, in order."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tidebook.core.event import Event
 from tidebook.core.key import partition_of
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
-from tidebook.pipeline.slice import Plan, plan_slice
-from tidebook.tags.delay import DelayedStream
+from tidebook.replication.slice import SlicePlan, plan_slice
+from tidebook.replication.ticks import tick
+from tidebook.runtime.clock import SystemClock
+from tidebook.tags.delayed_stream import DelayedStream
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.settings import TagSettings
 from tidebook.tags.tags import Tags
-from tidebook.tags.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
@@ -65,8 +66,8 @@ steps = st.one_of(
 HASTY = TagSettings(consistency="delay", delay_s=0, back_track_interval_s=0, back_track_period_s=1e9)
 
 
-class AheadClock:
-    """The machine's clock, or ahead of it where the log's time is: a stream behind the clock shows nothing newer."""
+class AheadClock(SystemClock):
+    """The machine's clock, or the log's time if that is ahead: a delayed stream shows nothing newer."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -79,14 +80,14 @@ class AheadClock:
 
 
 class World:
-    """A topic of its own, slices that were planned and not applied yet, and a reader that resumes."""
+    """A separate topic, slices that were planned and not applied yet, and a reader that resumes."""
 
     def __init__(self, book: Book, topic: str | None = None) -> None:
         self.book = book
         self.topic = topic or f"t-{next(numbers)}"
         self.names = {tag: f"{tag}-{self.topic}" for tag in TAGS}
         self.journal = book.journal(self.topic)
-        self.plans: list[Plan] = []
+        self.plans: list[SlicePlan] = []
         self.seen: dict[str, list[TaggedEvent]] = {tag: [] for tag in TAGS}
         #: What streams that never end have shown, behind the clock.
         self.clock = AheadClock()
@@ -109,7 +110,7 @@ class World:
         await self.journal.purge(JOURNALS[journal])
 
     async def plan(self, partition: int, limit: int) -> None:
-        """A replicator that plans, and then is paused, or dies."""
+        """Plan a slice as a replicator that is then paused, or dies."""
         facts = await self.book.store.facts(self.topic)
         assert facts is not None
         pointer = await self.book.store.pointer(self.topic, partition)
@@ -120,7 +121,7 @@ class World:
             self.plans.append(await plan_slice(self.book.store, self.topic, partition, page.records, facts))
 
     async def apply(self, number: int) -> None:
-        """It wakes up, late perhaps, and perhaps a second time."""
+        """Apply a planned slice, perhaps late, perhaps a second time."""
         if self.plans and (writes := self.plans[number % len(self.plans)].writes) is not None:
             try:
                 await self.book.store.apply(writes)
@@ -134,15 +135,15 @@ class World:
         await tick(self.book.log, self.book.store, [self.topic])
 
     async def resize(self, size: str, ahead_ms: int, partition: int) -> None:
-        """Change the size of buckets, and let the time of one partition, or of both, go on to there."""
+        """Change the bucket size, and let the time of one or both partitions advance to the change."""
         sizes = await self.book.tags.set_bucket_size(size)
         of = range(PARTITIONS) if partition == PARTITIONS else (partition,)
         await self.move_on(of, max(0, sizes.changes[-1].from_ms + ahead_ms))
 
     async def append_ahead(self, journal: int, tags: set[str], ahead_ms: int) -> None:
-        """Append where the broker's clock is ahead of all the others', and goes on.
+        """Append while the broker's clock is ahead of all others, and stays ahead.
 
-        Changes of the bucket size have taken the book further than the machine's clock, and a new topic begins there.
+        Changes of the bucket size have moved the book's time past the machine's clock, and a new topic starts there.
         """
         partition = partition_of(JOURNALS[journal], PARTITIONS)
         most_ms = (await self.book.tags.horizon()).most_ms
@@ -159,7 +160,7 @@ class World:
             await self.book.log.append(Outgoing(self.topic, each, None, value))
 
     async def read(self, replicated: bool = False) -> None:
-        """Both readers go on, before or after what has come is replicated, though no tick has come behind it."""
+        """Continue both readers, before or after new records are replicated, though no tick follows these."""
         if replicated:
             await replicate(self.book.log, self.book.store, self.topic)
         for tag, seen in self.seen.items():
@@ -167,7 +168,7 @@ class World:
             seen += await self.events(tag, after)
         self.clock.reach((await self.book.tags.horizon([self.topic])).most_ms + 1)
         for tag, seen in self.seen_late.items():
-            seen += [TaggedEvent(row) async for row in self.delayed[tag].news()]
+            seen += [TaggedEvent(row) async for row in self.delayed[tag].read_new()]
 
     def delayed_stream(self, tag: str) -> DelayedStream:
         return DelayedStream(
@@ -191,7 +192,7 @@ class World:
         await self.settle()
         await self.read()
         for number in range(len(self.plans)):
-            await self.apply(number)  # zombies, after everything
+            await self.apply(number)  # zombies, at the very end
         await self.check()
 
     async def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Groups share journals: each event goes to one member, and what was not committed comes again."""
+"""Members of a group share journals: each event goes to one member; uncommitted events are delivered again."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tidebook import Event, Fenced, InvalidInput
-from tidebook.core.clock import RandomIds
-from tidebook.core.replication import TagPlace
-from tidebook.tags.shares import SHARES, Group, decode_group, encode_group, left, owned, renewed, share_of
+from tidebook.core.replication_plan import TagPosition
+from tidebook.replication.ticks import tick
+from tidebook.runtime.clock import RandomIds
+from tidebook.tags.following import FOLLOWED_SETTING
+from tidebook.tags.group_assignment import (
+    SHARES,
+    GroupAssignment,
+    decode_group,
+    encode_group,
+    member_removed,
+    owned_shares,
+    rebalanced,
+    share_of,
+)
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.tags.tags import Tags
-from tidebook.tags.ticks import FOLLOWED_SETTING, tick
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -30,22 +40,24 @@ from tidebook.wiring.settings import Section, Settings
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["renew", "leave"]), st.integers(0, 12)), max_size=40)
 )
-def test_a_share_has_one_owner_and_in_the_end_every_live_member_has_its_part(
+def test_a_share_has_one_owner_and_finally_every_live_member_has_its_part(
     history: list[tuple[str, str, int]],
 ) -> None:
-    group, now_ms = Group(), 0
+    group, now_ms = GroupAssignment(), 0
     for member, act, passed_ms in history:
         now_ms += passed_ms
         before = group
-        group = renewed(group, member, now_ms=now_ms, lease_ms=10) if act == "renew" else left(group, member)
+        group = (
+            rebalanced(group, member, now_ms=now_ms, lease_ms=10) if act == "renew" else member_removed(group, member)
+        )
         for old, new in zip(before.shares, group.shares, strict=True):
             if new.owner != old.owner and new.owner is not None:
                 assert new.term == old.term + 1
                 assert old.owner is None or old.owner not in group.members
     for _ in range(2):
         for member in "abc":
-            group = renewed(group, member, now_ms=now_ms + 11, lease_ms=10)
-    assert {member: len(owned(group, member)) for member in "abc"} == {"a": 22, "b": 21, "c": 21}
+            group = rebalanced(group, member, now_ms=now_ms + 11, lease_ms=10)
+    assert {member: len(owned_shares(group, member)) for member in "abc"} == {"a": 22, "b": 21, "c": 21}
     assert decode_group(encode_group(group)) == group
     assert len(group.shares) == SHARES
 
@@ -69,7 +81,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(book, ManualClock())
 
 
-async def test_a_group_goes_on_behind_what_it_committed(world: World) -> None:
+async def test_a_group_continues_after_its_committed_offset(world: World) -> None:
     await world.append(*range(40))
     async with world.tags.subscribe("paid", "mail", follow=False) as events:
         seen = []
@@ -92,7 +104,7 @@ async def test_two_members_share_the_journals_and_a_late_commit_is_fenced(world:
     second = world.tags.subscribe("paid", "mail", follow=False)
     async with first:
         held = [event async for event in first]
-        world.clock.advance(31_000)  # it is paused, and taken for dead
+        world.clock.advance(31_000)  # paused, and presumed dead
         async with second:
             assert len(second.shares) == SHARES
             taken = [event async for event in second]
@@ -102,15 +114,15 @@ async def test_two_members_share_the_journals_and_a_late_commit_is_fenced(world:
             await second.commit(taken[0])
 
 
-async def test_a_restarted_group_does_not_read_again_what_it_committed(world: World) -> None:
-    """Also where most shares have no journal, and so never an event to commit."""
+async def test_a_restarted_group_does_not_read_committed_events_again(world: World) -> None:
+    """Also if most shares have no journal, and so never an event to commit."""
     for n in range(12):
         await world.book.journal("t").append(f"j-{n % 3}", [Event(n, tags={"paid"})])
     await world.append()
     async with world.tags.subscribe("paid", "mail", follow=False) as events:
         async for event in events:
             await events.commit(event)
-    begun: list[TagPlace | None] = []
+    begun: list[TagPosition | None] = []
     again = world.tags.subscribe("paid", "mail", follow=False)
     read = again._read
     again._read = lambda place: (begun.append(place), read(place))[1]  # type: ignore[func-returns-value]
@@ -121,7 +133,7 @@ async def test_a_restarted_group_does_not_read_again_what_it_committed(world: Wo
 
 @given(done=st.lists(st.integers(0, 39), max_size=10), stop=st.integers(0, 40))
 @hypothesis_settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_was_given_and_not_committed_comes_again(tmp_path: Path, done: list[int], stop: int) -> None:
+def test_delivered_but_uncommitted_events_are_delivered_again(tmp_path: Path, done: list[int], stop: int) -> None:
     async def go() -> None:
         folder = tmp_path / uuid.uuid4().hex
         async with Book(Settings(folder, {"journal": Section(None, {"partitions": 2})})) as book:
@@ -147,7 +159,7 @@ def test_what_was_given_and_not_committed_comes_again(tmp_path: Path, done: list
     asyncio.run(go())
 
 
-async def test_a_member_that_follows_lets_ticks_come_often(world: World) -> None:
+async def test_a_live_member_asks_for_frequent_ticks(world: World) -> None:
     await world.append(1)
     async with world.tags.subscribe("paid", "mail", follow=False) as events:
         assert [event.payload async for event in events] == [1]

@@ -1,4 +1,4 @@
-"""Faults around a port, and the clock that stands still: what tests rest on is tested too."""
+"""Tests of the fault injection around a port and of the manual clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
-from tidebook.log.embedded import EmbeddedLog
-from tidebook.log.port import Log, Outgoing, Sent
+from tidebook.log.port import Acknowledged, Log, Outgoing
+from tidebook.log.sqlite import SqliteLog
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
 
@@ -24,20 +24,20 @@ def faults() -> Faults:
 
 @pytest.fixture
 async def log(tmp_path: Path, faults: Faults) -> Log:
-    log = EmbeddedLog(tmp_path)
+    log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     return faults.around(log)
 
 
-async def sent(log: Log) -> Sent | TidebookError:
-    future: asyncio.Future[Sent | TidebookError] = asyncio.get_running_loop().create_future()
+async def sent(log: Log) -> Acknowledged | TidebookError:
+    future: asyncio.Future[Acknowledged | TidebookError] = asyncio.get_running_loop().create_future()
     log.send(RECORD, future.set_result)
     return await future
 
 
 async def test_without_faults_everything_passes(log: Log, faults: Faults) -> None:
     assert (await log.append(RECORD)).offset == 0
-    assert isinstance(await sent(log), Sent)
+    assert isinstance(await sent(log), Acknowledged)
     assert log.indexed_by_key is True
     assert faults.calls == {"append": 1, "send": 1}
     await log.close()
@@ -99,7 +99,7 @@ async def test_send_calls_back_with_its_faults(log: Log, faults: Faults) -> None
     await held.reached()
     assert await log.end("t", 0) == 1
     held.release()
-    assert isinstance(await sending, Sent)
+    assert isinstance(await sending, Acknowledged)
     await log.close()
 
 

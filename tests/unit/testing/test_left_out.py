@@ -1,4 +1,4 @@
-"""What --without leaves out is not started by anybody."""
+"""Tests that use a server excluded by --without are skipped."""
 
 from __future__ import annotations
 

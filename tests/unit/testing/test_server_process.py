@@ -1,4 +1,4 @@
-"""A server's process is known by number and birth, and its port is free."""
+"""Tests of a server's process, which is identified by pid and start time, and of its free port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARENT = f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a child of its own, which has told that it runs."""
+    """Start a process with a child, and wait until the child reports that it is running."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -50,11 +50,11 @@ def test_killing_ends_the_children_too(parent: subprocess.Popen[bytes]) -> None:
     process.signal_all(signal.SIGKILL)
     assert process.wait(10)
     assert parent.stdout is not None
-    assert parent.stdout.read() == b""  # the end of the pipe: nobody holds it any more
+    assert parent.stdout.read() == b""  # end of file: no process has the pipe open
 
 
 def states(pid: int) -> set[str]:
-    """Of all threads of a process and of its children."""
+    """Return the states of all threads of a process and its children."""
     tasks = [task for each in (pid, *_descendants(pid)) for task in Path(f"/proc/{each}/task").iterdir()]
     return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
 
@@ -63,7 +63,7 @@ def states(pid: int) -> set[str]:
 def test_freezing_returns_when_nothing_runs_any_more(
     parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal takes effect when the system comes to it, which on a busy machine is late."""
+    """On a busy machine a signal takes effect late."""
     process, kill, timers = Process.of(parent), os.kill, list[threading.Timer]()
 
     def kill_late(pid: int, number: int) -> None:
@@ -79,7 +79,9 @@ def test_freezing_returns_when_nothing_runs_any_more(
     assert process.alive()
 
 
-def test_what_goes_on_in_spite_of_it_is_told(parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_freeze_is_reported(
+    parent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Process, "signal_all", lambda *_: None)
     frozen = Process.of(parent).freeze(0.05)
     monkeypatch.undo()
@@ -95,5 +97,5 @@ def test_a_free_port_is_given_once_and_can_be_bound() -> None:
             taken.bind((HOST, port))
 
 
-def test_an_artifact_that_stands_alone_brings_nothing_along() -> None:
+def test_an_artifact_without_dependencies_is_resolved_alone() -> None:
     assert 'transitive="false"' in Artifact("org.example", "tide", "1.0", transitive=False).as_ivy()

@@ -1,4 +1,4 @@
-"""A fixture that cannot close ends the run, or the process that it is in, and says where."""
+"""A fixture that hangs in its teardown ends the test run, or its worker process, with a stack trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stuck():
 
 @pytest.mark.timeout(0.5)
 def test_that_leaves_something_open(stuck):
-    assert False  # from here on pytest-timeout does not count
+    assert False  # pytest-timeout does not cover the teardown
 """
 
 
@@ -38,15 +38,15 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_alone_the_run_ends_with_the_stack_of_the_fixture(tmp_path: Path) -> None:
-    told = run(tmp_path, "-p", "no:xdist")
-    assert told.returncode == 1
-    assert "Timeout (0:00:00.5" in told.stderr
-    assert "in stuck" in told.stderr
+    done = run(tmp_path, "-p", "no:xdist")
+    assert done.returncode == 1
+    assert "Timeout (0:00:00.5" in done.stderr
+    assert "in stuck" in done.stderr
 
 
 def test_beside_others_the_run_ends_with_the_name_of_the_test_and_what_it_failed_with(tmp_path: Path) -> None:
-    told = run(tmp_path, *SIDE_BY_SIDE)
-    assert told.returncode == 1
-    assert "crashed while running 'test_stuck.py::test_that_leaves_something_open'" in told.stdout
-    assert "assert False" in told.stdout
-    assert "in stuck" in told.stderr
+    done = run(tmp_path, *SIDE_BY_SIDE)
+    assert done.returncode == 1
+    assert "crashed while running 'test_stuck.py::test_that_leaves_something_open'" in done.stdout
+    assert "assert False" in done.stdout
+    assert "in stuck" in done.stderr

@@ -1,18 +1,22 @@
-"""How ./dev reads its arguments."""
+"""Tests of the commands of ./dev and their arguments."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import server_told
+from tidebook.cli.doctor import EXTRAS
 from tools import commands
 from tools.__main__ import main
 from tools.commands import COMMANDS, SERVER_NAMES, _take_without, bench_servers
+from tools.environment import ROOT
 
 
 @pytest.mark.parametrize(
@@ -56,11 +60,11 @@ def test_a_server_that_does_not_start_ends_the_run_loudly(
         signal.signal(signal.SIGTERM, before)
     assert "a server did not start" in capsys.readouterr().err
     assert asked == ["status", "start", "stop"]
-    assert not list(tmp_path.iterdir())  # what had started is gone
+    assert not list(tmp_path.iterdir())  # the servers that had started were removed
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "message"),
     [
         (None, "kafka is not running"),
         ({}, "kafka is not among the servers that run"),
@@ -69,13 +73,13 @@ def test_a_server_that_does_not_start_ends_the_run_loudly(
     ids=["no servers", "others", "dead"],
 )
 def test_a_test_whose_server_does_not_run_fails_and_is_not_skipped(
-    status: dict[str, Any] | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: dict[str, Any] | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status is not None:
         (tmp_path / "status.json").write_text(json.dumps({"servers": status}))
     monkeypatch.setenv("TIDEBOOK_SERVERS", str(tmp_path / "status.json"))
     monkeypatch.setenv("TIDEBOOK_WITHOUT", "cassandra")
-    with pytest.raises(pytest.fail.Exception, match=told):
+    with pytest.raises(pytest.fail.Exception, match=message):
         server_told("kafka")
 
 
@@ -86,8 +90,20 @@ def test_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
-    told = capsys.readouterr().out
-    assert [name for name in COMMANDS if f"\n  {name} " not in told] == []
+    message = capsys.readouterr().out
+    assert re.findall(r"^  (\w+) ", message, re.M) == [*COMMANDS]
+
+
+@pytest.mark.parametrize("name", ["docs", "build", "faults"])
+def test_a_command_that_is_not_written_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert f"there is no command {name!r}" in capsys.readouterr().err
+
+
+def test_the_extras_are_those_that_the_doctor_checks() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras.pop("all") == [f"tidebook[{','.join(extras)}]"]
+    assert sorted(extras) == sorted(EXTRAS)
 
 
 @pytest.mark.parametrize(

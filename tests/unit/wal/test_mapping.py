@@ -1,4 +1,4 @@
-"""The mapping by batch."""
+"""`SeqOffsets` behaves like a dict of sequence numbers, stored by batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build(steps: list[tuple[str, int, int]]) -> tuple[SeqOffsets, dict[int, int]
 
 
 @given(STEPS)
-def test_it_is_the_mapping_of_every_number(steps: list[tuple[str, int, int]]) -> None:
+def test_it_equals_a_dict_of_every_number(steps: list[tuple[str, int, int]]) -> None:
     mapping, model = build(steps)
     assert dict(mapping) == model
     assert mapping == model
@@ -42,12 +42,12 @@ def test_it_is_the_mapping_of_every_number(steps: list[tuple[str, int, int]]) ->
 
 
 @given(STEPS)
-def test_batches_tell_each_number_once(steps: list[tuple[str, int, int]]) -> None:
+def test_batches_contain_each_number_once(steps: list[tuple[str, int, int]]) -> None:
     mapping, model = build(steps)
     assert {seq: at for first, stop, at in mapping.batches() for seq in range(first, stop)} == model
 
 
-def test_distances_beyond_four_bytes_are_kept_too() -> None:
+def test_deltas_above_four_bytes_are_stored() -> None:
     mapping = SeqOffsets()
     mapping.append(1, offset=5)
     view = mapping.frozen()
@@ -60,7 +60,7 @@ def test_distances_beyond_four_bytes_are_kept_too() -> None:
 
 
 @given(STEPS, st.integers(0, 40), st.integers(0, 40), st.integers(0, 30), st.integers(0, 30))
-def test_a_part_within_ranges_holds_what_lies_in_them(
+def test_a_restricted_copy_contains_what_is_in_the_ranges(
     steps: list[tuple[str, int, int]], seq: int, seq_stop: int, offset: int, offset_stop: int
 ) -> None:
     mapping, model = build(steps)
@@ -73,7 +73,7 @@ def test_a_part_within_ranges_holds_what_lies_in_them(
 
 
 @given(STEPS)
-def test_it_comes_back_from_its_packed_form(steps: list[tuple[str, int, int]]) -> None:
+def test_it_survives_packing_and_unpacking(steps: list[tuple[str, int, int]]) -> None:
     mapping, _ = build(steps)
     back = SeqOffsets.unpacked(mapping.packed())
     assert dict(back) == dict(mapping)
@@ -81,7 +81,7 @@ def test_it_comes_back_from_its_packed_form(steps: list[tuple[str, int, int]]) -
 
 
 @given(STEPS, STEPS)
-def test_a_frozen_view_stays_as_it_was(before: list[tuple[str, int, int]], after: list[tuple[str, int, int]]) -> None:
+def test_a_frozen_view_does_not_change(before: list[tuple[str, int, int]], after: list[tuple[str, int, int]]) -> None:
     mapping, model = build(before)
     view = mapping.frozen()
     offset = 1000

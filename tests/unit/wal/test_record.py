@@ -1,4 +1,4 @@
-"""The data topic's envelope."""
+"""The encoding of the records of the data topic."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.wal.facts import A
+from tests.unit.wal.fold_model import A
 from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
 from tidebook.core.frame import Frame
 from tidebook.wal.record import (
     FRAME,
-    Claim,
-    Damaged,
-    Drop,
-    Mark,
+    DamagedWalRecord,
+    DropTable,
+    MarkDeleted,
+    OwnerClaim,
     Write,
     decode_record,
     encode_control,
@@ -35,7 +35,7 @@ PAYLOADS = st.lists(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**53 - 1), st.integers(1, 2**60), PAYLOADS), min_size=1, max_size=4))
-def test_payloads_come_back_as_what_went_in(parts: list[tuple[int, int, list[Any]]]) -> None:
+def test_payloads_are_decoded_as_they_were_encoded(parts: list[tuple[int, int, list[Any]]]) -> None:
     packed = [(first, pack_payloads(table, payloads)) for table, first, payloads in parts]
     _, value = encode_write(3, A, packed)
     record = decode_record(value)
@@ -46,13 +46,13 @@ def test_payloads_come_back_as_what_went_in(parts: list[tuple[int, int, list[Any
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**53 - 1), st.integers(1, 2**60), PAYLOADS), min_size=1, max_size=4))
-def test_a_record_is_never_larger_than_foretold(parts: list[tuple[int, int, list[Any]]]) -> None:
+def test_a_record_is_never_larger_than_its_estimate(parts: list[tuple[int, int, list[Any]]]) -> None:
     packed = [(first, pack_payloads(table, payloads)) for table, first, payloads in parts]
     assert len(encode_write(2**60, A, packed)[1]) <= record_bytes_max(sum(each.size_bytes for _, each in packed))
 
 
-@pytest.mark.parametrize("record", [Claim(4, A), Mark(1, 0, 9), Drop(2, 77)])
-def test_control_records_come_back(record: Claim | Mark | Drop) -> None:
+@pytest.mark.parametrize("record", [OwnerClaim(4, A), MarkDeleted(1, 0, 9), DropTable(2, 77)])
+def test_control_records_are_decoded_as_they_were_encoded(record: OwnerClaim | MarkDeleted | DropTable) -> None:
     assert decode_record(encode_control(record)) == record
 
 
@@ -62,17 +62,17 @@ def test_a_flipped_bit_is_damage_and_never_another_record(data: st.DataObject) -
     at = data.draw(st.integers(0, len(value) - 1))
     bent = bytearray(value)
     bent[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert isinstance(read_record(bytes(bent)), Damaged)
+    assert isinstance(read_record(bytes(bent)), DamagedWalRecord)
 
 
 @given(st.integers(0, 60))
 def test_a_torn_record_is_damage(length: int) -> None:
     _, value = encode_write(1, A, [(1, pack_payloads(1, [b"abc" * 20]))])
-    assert isinstance(read_record(value[:length]), Damaged)
+    assert isinstance(read_record(value[:length]), DamagedWalRecord)
 
 
 def test_a_record_without_a_value_is_damage() -> None:
-    assert isinstance(read_record(None), Damaged)
+    assert isinstance(read_record(None), DamagedWalRecord)
 
 
 def test_a_newer_version_stops_the_reader() -> None:
@@ -88,11 +88,11 @@ def test_a_head_that_contradicts_its_body_is_damage() -> None:
         decode_record(more)
 
 
-def test_one_payload_in_place_of_a_list_is_refused() -> None:
+def test_a_single_payload_instead_of_a_list_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="in brackets"):
         pack_payloads(1, b"abc")
 
 
-def test_an_empty_write_is_refused() -> None:
+def test_an_empty_write_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="at least one"):
         pack_payloads(1, [])

@@ -1,4 +1,4 @@
-"""Snapshots: chunks, checksums, and what a recovery makes of them."""
+"""Snapshots: chunks, checksums, and the decision where a recovery starts."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.wal.facts import A, Held, facts, folded, histories, part, write
+from tests.unit.wal.fold_model import A, Held, folded, histories, part, state_of, write
 from tidebook.core.errors import UnknownVersion
 from tidebook.core.frame import Frame
 from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.meta import RegionMeta, TableMeta, fold
-from tidebook.wal.record import Claim, Mark
-from tidebook.wal.recovery import FullScan, Lost, Resume, lost_entries, plan_recovery
+from tidebook.wal.record import MarkDeleted, OwnerClaim
+from tidebook.wal.recovery import EntriesLost, FullScan, Resume, lost_entries, plan_recovery
 from tidebook.wal.snapshot import (
     FRAME,
-    Snapshot,
-    Stored,
+    RegionSnapshot,
+    StoredSnapshotChunks,
+    collect_snapshots,
     encode_snapshot,
-    gather_snapshots,
     restore_meta,
     take_snapshot,
 )
 
 
-def taken(meta: RegionMeta, *, topic_id: str = "t", truncated_to: int = 0) -> Snapshot:
+def taken(meta: RegionMeta, *, topic_id: str = "t", truncated_to: int = 0) -> RegionSnapshot:
     return take_snapshot(meta, topic_id=topic_id, truncated_to=truncated_to, taken_ms=0)
 
 
-def chunks(snapshot: Snapshot, number: int, limit_bytes: int = 200) -> list[bytes]:
+def chunks(snapshot: RegionSnapshot, number: int, limit_bytes: int = 200) -> list[bytes]:
     return encode_snapshot(snapshot, snapshot_id=number.to_bytes(16, "big"), limit_bytes=limit_bytes)
 
 
-def stored(*snapshots: Snapshot) -> list[Stored]:
-    return [Stored(each, index, index) for index, each in enumerate(snapshots)]
+def stored(*snapshots: RegionSnapshot) -> list[StoredSnapshotChunks]:
+    return [StoredSnapshotChunks(each, index, index) for index, each in enumerate(snapshots)]
 
 
-def plan(*snapshots: Snapshot, start: int = 0, end: int = 10**6, topic_id: str = "t") -> Resume | FullScan | Lost:
+def plan(
+    *snapshots: RegionSnapshot, start: int = 0, end: int = 10**6, topic_id: str = "t"
+) -> Resume | FullScan | EntriesLost:
     return plan_recovery(stored(*snapshots), topic_id=topic_id, log_start=start, log_end=end)
 
 
@@ -50,7 +52,7 @@ def test_the_worked_example_of_the_design_recovers_number_for_number() -> None:
     meta.tables[1] = TableMeta(0, mapping=mapping, latest_marked_deleted=2, current_high_watermark=32)
     assert dict(mapping) == {2: 16, 3: 16, 4: 31}
 
-    found = gather_snapshots(enumerate(chunks(taken(meta), 1))).stored
+    found = collect_snapshots(enumerate(chunks(taken(meta), 1))).stored
     begin = plan_recovery(found, topic_id="t", log_start=0, log_end=101)
     assert isinstance(begin, Resume)
     assert begin.snapshot.data_offset == 64
@@ -71,13 +73,13 @@ def test_the_worked_example_of_the_design_recovers_number_for_number() -> None:
 
 
 @given(histories(), st.integers(70, 400), st.data())
-def test_a_snapshot_anywhere_and_the_records_behind_it_give_the_same_meta(
+def test_a_snapshot_at_any_offset_and_the_records_after_it_give_the_same_meta(
     history: list[Held], limit_bytes: int, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(history)))
     snapshot = taken(folded(history[:at]))
-    found = gather_snapshots(enumerate(chunks(snapshot, 1, limit_bytes))).stored
-    assert facts(folded(history, restore_meta(found[0].snapshot))) == facts(folded(history))
+    found = collect_snapshots(enumerate(chunks(snapshot, 1, limit_bytes))).stored
+    assert state_of(folded(history, restore_meta(found[0].snapshot))) == state_of(folded(history))
 
 
 @given(histories(), st.data())
@@ -86,13 +88,13 @@ def test_chunks_stay_within_the_limit_and_survive_interleaving(history: list[Hel
     records = [(b"1", c) for c in chunks(one, 1)] + [(b"2", c) for c in chunks(two, 2)]
     assert all(len(value) <= 200 for _, value in records)
     mixed = data.draw(st.permutations(records))
-    found = gather_snapshots(enumerate(value for _, value in mixed))
+    found = collect_snapshots(enumerate(value for _, value in mixed))
     assert sorted(each.snapshot.data_offset for each in found.stored) == sorted([one.data_offset, two.data_offset])
     assert found.wasted == 0
 
 
 @given(histories(), st.data())
-def test_a_damaged_or_torn_snapshot_is_left_out(history: list[Held], data: st.DataObject) -> None:
+def test_a_damaged_or_torn_snapshot_is_skipped(history: list[Held], data: st.DataObject) -> None:
     good, bad = chunks(taken(folded([])), 1), chunks(taken(folded(history)), 2)
     at = data.draw(st.integers(0, len(bad) - 1))
     if data.draw(st.booleans()):
@@ -101,7 +103,7 @@ def test_a_damaged_or_torn_snapshot_is_left_out(history: list[Held], data: st.Da
         bent = bytearray(bad[at])
         bent[data.draw(st.integers(0, len(bent) - 1))] ^= 0x40
         bad[at] = bytes(bent)
-    found = gather_snapshots(enumerate(good + bad))
+    found = collect_snapshots(enumerate(good + bad))
     assert [each.snapshot.data_offset for each in found.stored] == [0]
     assert found.wasted == len(bad)
 
@@ -109,52 +111,52 @@ def test_a_damaged_or_torn_snapshot_is_left_out(history: list[Held], data: st.Da
 def test_a_newer_snapshot_version_stops_the_recovery() -> None:
     newer = Frame(FRAME.magic, FRAME.version + 1, "x").seal(b"y")
     with pytest.raises(UnknownVersion):
-        gather_snapshots([(0, newer)])
+        collect_snapshots([(0, newer)])
 
 
-def test_recovery_takes_the_snapshot_that_reaches_furthest_wherever_it_lies() -> None:
-    far = taken(folded([(9, Claim(1, A))]))
-    assert plan(far, taken(folded([(3, Claim(1, A))]))) == Resume(far)
+def test_recovery_uses_the_snapshot_that_covers_most_wherever_it_is_stored() -> None:
+    far = taken(folded([(9, OwnerClaim(1, A))]))
+    assert plan(far, taken(folded([(3, OwnerClaim(1, A))]))) == Resume(far)
 
 
 def test_without_a_snapshot_the_whole_log_is_scanned() -> None:
     assert plan() == FullScan()
 
 
-def test_without_a_snapshot_a_cut_log_is_lost() -> None:
+def test_without_a_snapshot_a_truncated_log_is_lost() -> None:
     lost = plan(start=5)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, EntriesLost)
     assert (lost.first, lost.last) == (0, 4)
 
 
 def test_a_log_start_past_the_snapshot_is_lost() -> None:
-    lost = plan(taken(folded([(9, Claim(1, A))])), start=15)
-    assert isinstance(lost, Lost)
+    lost = plan(taken(folded([(9, OwnerClaim(1, A))])), start=15)
+    assert isinstance(lost, EntriesLost)
     assert (lost.first, lost.last) == (10, 14)
 
 
 def test_a_log_end_before_the_snapshot_is_lost() -> None:
-    lost = plan(taken(folded([(9, Claim(1, A))])), end=4)
-    assert isinstance(lost, Lost)
+    lost = plan(taken(folded([(9, OwnerClaim(1, A))])), end=4)
+    assert isinstance(lost, EntriesLost)
     assert (lost.first, lost.last) == (4, 9)
 
 
-def test_a_data_topic_made_again_is_lost() -> None:
-    lost = plan(taken(folded([(9, Claim(1, A))])), topic_id="another")
-    assert isinstance(lost, Lost)
+def test_a_data_topic_created_again_is_lost() -> None:
+    lost = plan(taken(folded([(9, OwnerClaim(1, A))])), topic_id="another")
+    assert isinstance(lost, EntriesLost)
     assert (lost.first, lost.last) == (0, 9)
 
 
 def test_entries_that_a_table_needs_and_the_log_lacks_are_lost() -> None:
-    meta = folded([(0, Claim(1, A)), (1, write(1, A, part(1, 1, 3))), (2, write(1, A, part(2, 1)))])
+    meta = folded([(0, OwnerClaim(1, A)), (1, write(1, A, part(1, 1, 3))), (2, write(1, A, part(2, 1)))])
     lost = lost_entries(meta, 2)
     assert lost is not None
     assert (lost.first, lost.last) == (1, 1)
-    fold(meta, 3, 0, Mark(1, 1, 4))
+    fold(meta, 3, 0, MarkDeleted(1, 1, 4))
     assert lost_entries(meta, 2) is None
 
 
 def test_a_snapshot_is_a_plain_value() -> None:
-    snapshot = taken(folded([(0, Claim(1, A)), (1, write(1, A, part(1, 1)))]), truncated_to=1)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=Snapshot) == snapshot
+    snapshot = taken(folded([(0, OwnerClaim(1, A)), (1, write(1, A, part(1, 1)))]), truncated_to=1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=RegionSnapshot) == snapshot
     assert snapshot.truncated_to == 1

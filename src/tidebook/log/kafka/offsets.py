@@ -1,6 +1,7 @@
-"""Where partitions start and end, as their leaders say it.
+"""Start and end offsets of partitions, from their leaders.
 
-One request is in flight and one is gathering: a question shares only a request that had not been sent when it came.
+One request is in flight, and the next one collects the calls that arrive meanwhile: a call may share only a request
+that was not yet sent when the call began.
 """
 
 from __future__ import annotations
@@ -14,99 +15,99 @@ from typing import Literal
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from tidebook.core.errors import NotFound, TidebookError
-from tidebook.log.kafka.client import new_consumer
-from tidebook.log.kafka.faults import PASSING, failed, kafka_error
-from tidebook.log.kafka.settings import KafkaSettings
+from tidebook.kafka.client import new_consumer
+from tidebook.kafka.errors import TRANSIENT, failed, kafka_error
+from tidebook.kafka.settings import KafkaSettings
 
 Which = Literal["start", "end"]
-#: A topic, a partition, and which of its ends.
-Question = tuple[str, int, Which]
+#: A topic, a partition, and which of its two offsets.
+OffsetRequest = tuple[str, int, Which]
 
-_LOOK_AGAIN_S = 0.02
+_RETRY_S = 0.02
 
 
 class Offsets:
-    """Questions of one process, asked by one client in its own thread."""
+    """Fetches offsets with one client in its own thread, many at a time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
         self._thread = ThreadPoolExecutor(1, "tidebook-kafka-offsets")
         self._client: Consumer | None = None
-        self._gathering: dict[Question, asyncio.Future[int]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._pending: dict[OffsetRequest, asyncio.Future[int]] = {}
+        self._fetching: asyncio.Task[None] | None = None
 
-    async def ask(self, topic: str, partition: int, which: Which) -> int:
-        """The offset as it is now: the leader is asked after this call has begun."""
-        question = (topic, partition, which)
-        answer = self._gathering.get(question)
-        if answer is None:
-            answer = self._gathering[question] = asyncio.get_running_loop().create_future()
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._ask_all())
-        return await asyncio.shield(answer)
+    async def fetch(self, topic: str, partition: int, which: Which) -> int:
+        """Return the current offset: the leader is asked after this call has begun."""
+        request = (topic, partition, which)
+        future = self._pending.get(request)
+        if future is None:
+            future = self._pending[request] = asyncio.get_running_loop().create_future()
+            if self._fetching is None:
+                self._fetching = asyncio.create_task(self._fetch_pending())
+        return await asyncio.shield(future)
 
-    async def _ask_all(self) -> None:
+    async def _fetch_pending(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._gathering:
-            asked, self._gathering = self._gathering, {}
-            found: Mapping[Question, int | BaseException]
+        while self._pending:
+            requested, self._pending = self._pending, {}
+            found: Mapping[OffsetRequest, int | BaseException]
             try:
-                found = await loop.run_in_executor(self._thread, self._ask, list(asked))
-            except BaseException as error:  # whatever it is, whoever asked must hear it
-                found = dict.fromkeys(asked, error)
-            for question, answer in asked.items():
-                _settle(answer, found[question])
-        self._asking = None
+                found = await loop.run_in_executor(self._thread, self._fetch, list(requested))
+            except BaseException as error:  # every caller must get the error
+                found = dict.fromkeys(requested, error)
+            for request, future in requested.items():
+                _resolve(future, found[request])
+        self._fetching = None
 
     async def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
-    # ---- in the thread
+    # ---- in the client's thread
 
-    def _ask(self, questions: list[Question]) -> dict[Question, int | TidebookError]:
-        """The starts in one request, the ends in another; those whose leader is just moving are asked again."""
-        answers: dict[Question, int | TidebookError] = {}
+    def _fetch(self, requests: list[OffsetRequest]) -> dict[OffsetRequest, int | TidebookError]:
+        """Fetch the starts in one request and the ends in another; retry those whose leader is being elected."""
+        results: dict[OffsetRequest, int | TidebookError] = {}
         deadline = time.monotonic() + self._timeout_s
-        while questions:
-            again = []
+        while requests:
+            retry = []
             for which in ("start", "end"):
-                of_kind = [question for question in questions if question[2] == which]
-                again += self._ask_kind(of_kind, answers, deadline) if of_kind else []
-            questions = again
-            if questions:
-                time.sleep(_LOOK_AGAIN_S)
-        if any(isinstance(answer, NotFound) for answer in answers.values()):
-            self._close()  # a client may hold on to that, however long the topic has been there again
-        return answers
+                requests_of_kind = [request for request in requests if request[2] == which]
+                retry += self._fetch_kind(requests_of_kind, results, deadline) if requests_of_kind else []
+            requests = retry
+            if requests:
+                time.sleep(_RETRY_S)
+        if any(isinstance(result, NotFound) for result in results.values()):
+            self._close()  # a client may keep this answer long after the topic was created again
+        return results
 
-    def _ask_kind(
-        self, questions: list[Question], answers: dict[Question, int | TidebookError], deadline: float
-    ) -> list[Question]:
-        offset = OFFSET_BEGINNING if questions[0][2] == "start" else OFFSET_END
-        by_place = {(topic, partition): (topic, partition, which) for topic, partition, which in questions}
-        again = []
+    def _fetch_kind(
+        self, requests: list[OffsetRequest], results: dict[OffsetRequest, int | TidebookError], deadline: float
+    ) -> list[OffsetRequest]:
+        offset = OFFSET_BEGINNING if requests[0][2] == "start" else OFFSET_END
+        by_partition = {(topic, partition): (topic, partition, which) for topic, partition, which in requests}
+        retry = []
         try:
             found = self._connected().offsets_for_times(
-                [TopicPartition(topic, partition, offset) for topic, partition in by_place],
+                [TopicPartition(topic, partition, offset) for topic, partition in by_partition],
                 timeout=max(0.1, deadline - time.monotonic()),
             )
         except KafkaException as error:
-            if kafka_error(error).code() in PASSING and time.monotonic() < deadline:
-                return questions
-            answers.update({q: failed(error, f"asking for the {q[2]} of {q[0]}/{q[1]}") for q in questions})
+            if kafka_error(error).code() in TRANSIENT and time.monotonic() < deadline:
+                return requests
+            results.update({q: failed(error, f"asking for the {q[2]} of {q[0]}/{q[1]}") for q in requests})
             return []
         for each in found:
-            question = by_place[each.topic, each.partition]
+            request = by_partition[each.topic, each.partition]
             if each.error is None:
-                answers[question] = each.offset
-            elif each.error.code() in PASSING and time.monotonic() < deadline:
-                again.append(question)
+                results[request] = each.offset
+            elif each.error.code() in TRANSIENT and time.monotonic() < deadline:
+                retry.append(request)
             else:
-                answers[question] = failed(each.error, f"asking for the {question[2]} of {each.topic}/{each.partition}")
-        return again
+                results[request] = failed(each.error, f"asking for the {request[2]} of {each.topic}/{each.partition}")
+        return retry
 
     def _connected(self) -> Consumer:
         if self._client is None:
@@ -119,11 +120,11 @@ class Offsets:
             client.close()
 
 
-def _settle(answer: asyncio.Future[int], result: int | BaseException) -> None:
-    if answer.done():
+def _resolve(future: asyncio.Future[int], result: int | BaseException) -> None:
+    if future.done():
         return
     if isinstance(result, BaseException):
-        answer.set_exception(result)
-        answer.exception()  # whoever asked may be gone
+        future.set_exception(result)
+        future.exception()  # the caller may have been cancelled
     else:
-        answer.set_result(result)
+        future.set_result(result)

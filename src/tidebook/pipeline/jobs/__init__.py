@@ -1,1 +1,1 @@
-"""Jobs: read, transform, write."""
+"""The Spark jobs, one module per command of `tidebook pipeline`."""

@@ -1,11 +1,11 @@
-"""Export: events to Parquet or Delta, by topic and day, exactly once, going on where the last run stopped.
+"""Export events to Parquet or Delta by topic and day, incrementally and exactly once.
 
-The target itself says how far it reaches: a numbered manifest beside the Parquet files, or the commit of the Delta
-table that added the rows. A run begins from it with a checkpoint of its own, so a lost checkpoint loses nothing.
+The target stores the exported offsets: in a numbered manifest next to the Parquet files, or in the commit of the Delta
+table that added the rows. Each run starts from them with a temporary checkpoint.
 
-OUTPUT/topic=orders/day=2026-01-31/000000000012-0-….parquet      what readers see
-OUTPUT/_tidebook/export/000000000012.json                        the manifests, of which the last one counts
-OUTPUT/_tidebook/staging/…                                       what no manifest holds yet
+OUTPUT/topic=orders/day=2026-01-31/000000000012-0-….parquet      committed files
+OUTPUT/_tidebook/export/000000000012.json                        the manifests; the last one is current
+OUTPUT/_tidebook/staging/…                                       uncommitted files
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from pyspark.sql.functions import col, count, to_date
 from pyspark.sql.functions import max as greatest
 
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, TidebookError
-from tidebook.core.portal import Portal
-from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.failures import failure_of
+from tidebook.core.topic_config import TopicConfig
+from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.jobs.flush_wal import STAGING, output_folder
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.epochs import epoch_of, in_epoch
 from tidebook.pipeline.source.format import NAME, register
 from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.status import replicated_to, topic_facts
+from tidebook.pipeline.status import topic_configs
+from tidebook.replication.slice import first_unreplicated_offset
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.manifest import VERSION, FolderManifest, Manifest, Move
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
@@ -41,8 +42,8 @@ RECORDS_MAX = 500_000
 PARTITIONED_BY = ("topic", "day")
 
 
-class Exported(msgspec.Struct, frozen=True):
-    """One batch that was written, or a whole run."""
+class ExportProgress(msgspec.Struct, frozen=True):
+    """The totals of a run so far, or of a whole run."""
 
     batches: int
     events: int
@@ -52,29 +53,29 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 class Target(Protocol):
-    """Where events go: a batch and the offsets behind it count together or not at all."""
+    """The destination of an export; it commits a batch and the offsets after it atomically."""
 
     def reached(self) -> Offsets:
-        """The next offsets, as the last batch that counts has left them."""
+        """Return the next offsets after the last committed batch."""
         ...
 
     def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
-        """Write a batch and make it count; returns how many events it had. Without `offsets` its events tell them."""
+        """Write and commit a batch; return its number of events. `offsets` defaults to those after its last events."""
         ...
 
 
 def export(
     spark: SparkSession,
     book: Book,
-    portal: Portal,
+    portal: BlockingPortal,
     output: str | Path,
     *,
     topics: Sequence[str] = (),
     table_format: str = "parquet",
     records_max: int = RECORDS_MAX,
-    tell: Callable[[Exported], None] = lambda exported: None,
-) -> Exported:
-    """Export what is replicated and not exported yet."""
+    tell: Callable[[ExportProgress], None] = lambda exported: None,
+) -> ExportProgress:
+    """Export the events that are replicated and not exported yet; call `tell` after each batch."""
     register(spark)
     target = open_target(spark, output, table_format)
     began = time.monotonic()
@@ -84,34 +85,35 @@ def export(
         nonlocal batches, events
         added = target.add(batch.withColumn("day", to_date(col("timestamp"))), offsets)
         batches, events = batches + 1, events + added
-        tell(Exported(batches, events, time.monotonic() - began, target.reached()))
+        tell(ExportProgress(batches, events, time.monotonic() - began, target.reached()))
 
-    facts = portal.run(topic_facts(book, tuple(topics)))
-    spans = portal.run(_spans(book, facts, target.reached()))
+    configs = portal.run(topic_configs(book, tuple(topics)))
+    spans = portal.run(_spans(book, configs, target.reached()))
     scanned = {topic: span for topic, span in spans.items() if not span.in_log}
     for topic, span in scanned.items():
         add(_scan(spark, book, topic, span), {topic: span.stops})
     followed = {topic: span.starts for topic, span in spans.items() if span.in_log}
     if followed:
         _run(_follow(spark, book, followed, records_max), lambda batch, number: add(batch))
-    return Exported(batches, events, time.monotonic() - began, target.reached())
+    return ExportProgress(batches, events, time.monotonic() - began, target.reached())
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What is to be exported of a topic: starts ≤ position < stops, by partition, each with its epoch.
+    """The range of a topic to export: starts ≤ position < stops, by partition, each with its epoch.
 
-    Starts without an epoch are those of a topic that was never exported: all that the store has is meant.
+    Starts have no epoch if the topic was never exported; the range then includes all epochs in the store.
     """
 
     starts: dict[str, int]
     stops: dict[str, int]
-    #: Whether the log still has all of it. If not, at the first export, and over epochs, the store is read instead.
+    #: Whether to stream from the log; the store is scanned at the first export, after an adopt, and if the log has
+    #: lost a part of the range.
     in_log: bool
 
 
-async def _spans(book: Book, facts: Mapping[str, TopicFacts], reached: Offsets) -> dict[str, Span]:
+async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offsets) -> dict[str, Span]:
     spans: dict[str, Span] = {}
-    for topic, each in facts.items():
+    for topic, each in configs.items():
         before = reached.get(topic)
         epoch = each.epoch if before is None else epoch_of(before)
         if epoch > each.epoch:
@@ -132,18 +134,21 @@ async def _spans(book: Book, facts: Mapping[str, TopicFacts], reached: Offsets) 
     return spans
 
 
-async def _replicated(book: Book, topic: str, facts: TopicFacts) -> dict[str, int]:
-    """How far each partition is replicated in the present epoch."""
+async def _replicated(book: Book, topic: str, config: TopicConfig) -> dict[str, int]:
+    """Return the first unreplicated offset of each partition."""
     pointers = await book.store.pointers(topic)
-    return {str(number): replicated_to(pointers.get(number), facts.epoch) for number in range(facts.partitions)}
+    return {
+        str(number): first_unreplicated_offset(pointers.get(number), topic, number, config)
+        for number in range(config.partitions)
+    }
 
 
 async def _in_log(
-    book: Book, topic: str, facts: TopicFacts, starts: Mapping[str, int], stops: Mapping[str, int]
+    book: Book, topic: str, config: TopicConfig, starts: Mapping[str, int], stops: Mapping[str, int]
 ) -> bool:
-    """Whether the log has these offsets, and is the one that the store was filled from."""
+    """Return whether the log holds these offsets and is the one that the store was filled from."""
     state = await book.log.topic(topic)
-    if state is None or state.topic_id != facts.topic_id:
+    if state is None or state.topic_id != config.topic_id:
         return False
     for number, start in starts.items():
         if await book.log.start(topic, int(number)) > start or await book.log.end(topic, int(number)) < stops[number]:
@@ -180,7 +185,7 @@ def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> Non
         try:
             each_batch(batch, number)
         except TidebookError as error:
-            failed.append(error)  # it would reach us as text, wrapped several times
+            failed.append(error)  # Spark would pass it on as text only
             raise
 
     scratch = Path(tempfile.mkdtemp(prefix="tidebook-export-"))
@@ -194,7 +199,7 @@ def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> Non
 
 
 def open_target(spark: SparkSession, output: str | Path, table_format: str) -> Target:
-    """A folder of Parquet files, or a Delta table."""
+    """Open a folder of Parquet files or a Delta table as the target."""
     if table_format == "parquet":
         return ParquetTarget(spark, output_folder(output))
     if table_format == "delta":
@@ -202,19 +207,19 @@ def open_target(spark: SparkSession, output: str | Path, table_format: str) -> T
     raise InvalidInput(f"events are exported as parquet or delta, not as {table_format}")
 
 
-class Reached(Manifest, frozen=True):
-    """One manifest of an export."""
+class ExportManifest(Manifest, frozen=True):
+    """A manifest of an export, with the next offsets after its files."""
 
     offsets: Offsets = msgspec.field(default_factory=dict)
 
 
 class ParquetTarget:
-    """Stages with Spark, commits in a manifest, publishes by renaming."""
+    """Writes staged files with Spark, commits them in a manifest and publishes them by renaming."""
 
     def __init__(self, spark: SparkSession, output: Path) -> None:
         self._spark = spark
         self._output = output
-        self._manifest = FolderManifest(output, "export", Reached)
+        self._manifest = FolderManifest(output, "export", ExportManifest)
         self._manifest.publish()
         self._base = self._manifest.last()
 
@@ -230,9 +235,9 @@ class ParquetTarget:
             shutil.rmtree(staging, ignore_errors=True)
             return 0
         added = 0
-        behind = self._base.offsets
+        following = self._base.offsets
         if files:
-            behind, added = _behind(self._spark.read.parquet(local_uri(staging)), behind)
+            following, added = _next_offsets(self._spark.read.parquet(local_uri(staging)), following)
         moves = tuple(
             Move(
                 str(file.relative_to(self._output)),
@@ -240,7 +245,7 @@ class ParquetTarget:
             )
             for i, file in enumerate(files)
         )
-        self._manifest.add(Reached(VERSION, number, moves, behind | (offsets or {})))
+        self._manifest.add(ExportManifest(VERSION, number, moves, following | (offsets or {})))
         self._base = self._manifest.last()
         self._manifest.publish()
         self._manifest.prune()
@@ -248,14 +253,14 @@ class ParquetTarget:
         return added
 
     def _sweep(self, number: int) -> None:
-        """Remove the staging folders of this batch and of all before it: whoever is still at one will conflict."""
+        """Remove the staging folders of this and earlier batches; a job that still uses one will conflict."""
         for folder in (self._output / STAGING).glob("export-*-*"):
             if int(folder.name.split("-")[1]) <= number:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 class DeltaTarget:
-    """A Delta table: rows, offsets and the batch's number are one commit of its log."""
+    """A Delta table; one commit adds a batch's rows, its offsets and its number."""
 
     APP = "tidebook-export"
 
@@ -268,18 +273,18 @@ class DeltaTarget:
         return self._offsets
 
     def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
-        kept = events.persist()
+        persisted = events.persist()
         try:
-            behind, added = _behind(kept, self._offsets)
+            following, added = _next_offsets(persisted, self._offsets)
             if not added and offsets is None:
                 return 0
-            number, behind = self._number + 1, behind | (offsets or {})
-            self._save(kept, number, behind)
+            number, following = self._number + 1, following | (offsets or {})
+            self._save(persisted, number, following)
         finally:
-            kept.unpersist()
-        # A transaction whose number was taken adds nothing, and Delta does not say so.
+            persisted.unpersist()
+        # Delta silently ignores a transaction whose number is already used.
         found = self._last()
-        if found != (number, behind):
+        if found != (number, following):
             raise Conflict(key=self._output, expected=number, found=found[0])
         self._number, self._offsets = found
         return added
@@ -302,7 +307,7 @@ class DeltaTarget:
             raise
 
     def _last(self) -> tuple[int, Offsets]:
-        """The newest commit of ours: others may have compacted or cleaned the table since."""
+        """Return the newest export commit's number and offsets; later commits may be other programs' maintenance."""
         if not self._exists():
             return 0, {}
         history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._output}`")
@@ -318,8 +323,8 @@ class DeltaTarget:
         return bool(path.getFileSystem(conf).exists(path))
 
 
-def _behind(events: DataFrame, before: Offsets) -> tuple[Offsets, int]:
-    """The next offsets behind these events, and how many there are. A record's events are never in two batches."""
+def _next_offsets(events: DataFrame, before: Offsets) -> tuple[Offsets, int]:
+    """Return the next offsets after these events, and their count. A record's events are always in one batch."""
     found = (
         events.groupBy("topic", "partition").agg(greatest("offset").alias("last"), count("*").alias("events")).collect()
     )

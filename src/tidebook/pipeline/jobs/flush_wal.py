@@ -1,8 +1,8 @@
-"""Flush: entries of regions to Parquet, a folder a table, sorted by number, exactly once; then they are marked deleted.
+"""Flush WAL entries to Parquet exactly once, one folder per table, sorted by number; then mark them deleted.
 
-OUTPUT/region=7/table=1/LIFE-FIRST-LAST-N.parquet         what readers see
-OUTPUT/_tidebook/region=7/000000000012.json               the manifests, of which the last one counts
-OUTPUT/_tidebook/staging/…                                what no manifest holds yet
+OUTPUT/region=7/table=1/LIFE-FIRST-LAST-N.parquet         committed files; LIFE is the table's incarnation
+OUTPUT/_tidebook/region=7/000000000012.json               the manifests; the last one is current
+OUTPUT/_tidebook/staging/…                                uncommitted files
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.portal import Portal
-from tidebook.pipeline.failures import failure_of
+from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
-from tidebook.wal.flush import Flushed, Life, Range, flush_region
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wal.flush import Flushed, Range, TableIncarnation, flush_region
 from tidebook.wal.manifest import VERSION, Commit, FolderManifest, Move, next_commit
 from tidebook.wal.region import Region
 from tidebook.wiring.book import Book
@@ -37,14 +37,14 @@ _SLICES = "number long, slice binary"
 def flush_wal(
     spark: SparkSession,
     book: Book,
-    portal: Portal,
+    portal: BlockingPortal,
     *,
     namespace: str,
     output: str | Path,
     regions: Sequence[int] = (),
     tell: Callable[[Flushed], None] = lambda flushed: None,
 ) -> list[Flushed]:
-    """Flush regions of a namespace, all of them unless some are named."""
+    """Flush the given regions of a namespace, or all; return the result of each region."""
     folder = output_folder(output)
 
     async def go() -> list[Flushed]:
@@ -62,7 +62,7 @@ def flush_wal(
 
 
 def output_folder(output: str | Path) -> Path:
-    """The folder of a path or a file: URL; it must be one that every worker has at the same place."""
+    """Return the folder of a path or a file: URL, which every worker must have mounted at the same path."""
     parts = urlsplit(str(output))
     if parts.scheme not in ("", "file"):
         raise InvalidInput(f"{parts.scheme}:// cannot be flushed to: give a folder, shared by all workers")
@@ -70,7 +70,7 @@ def output_folder(output: str | Path) -> Path:
 
 
 class ParquetSink:
-    """Stages with Spark, commits in a manifest, publishes by renaming."""
+    """Writes staged files with Spark, commits them in a manifest and publishes them by renaming."""
 
     def __init__(self, spark: SparkSession, settings: str, namespace: str, region: Region, output: Path) -> None:
         self._spark = spark
@@ -80,14 +80,14 @@ class ParquetSink:
         self._source = f"{namespace}/{region.id}/{region.topic_id}"
         self._output = output
         self._manifest = FolderManifest(output, f"region={region.id}", Commit)
-        #: The manifest that the ranges are planned from: the next one must follow it.
+        #: The manifest from which the ranges are planned; the next one must directly follow it.
         self._base = Commit(VERSION, 0)
 
-    async def committed(self) -> Mapping[Life, int]:
-        """What the manifest holds, published."""
+    async def committed(self) -> Mapping[TableIncarnation, int]:
+        """Publish the last manifest and return the committed number of each table."""
         return await asyncio.to_thread(self._published)
 
-    def _published(self) -> dict[Life, int]:
+    def _published(self) -> dict[TableIncarnation, int]:
         self._manifest.publish()
         last = self._manifest.last()
         if last.number and last.source != self._source:
@@ -99,7 +99,7 @@ class ParquetSink:
         return self._base.committed
 
     async def stage(self, region: Region, ranges: Sequence[Range]) -> Sequence[str]:
-        """Read the ranges in Spark's tasks and write a file a table into a fresh staging folder."""
+        """Read the ranges in Spark tasks and write them to a new staging folder; return the files."""
         meta = region.meta.frozen()
         mappings = {
             each.table: meta.tables[each.table].mapping.within(seqs=range(each.first, each.last + 1)) for each in ranges
@@ -119,7 +119,7 @@ class ParquetSink:
         return [str(path.relative_to(self._output)) for path in sorted(staging.glob("table=*/*.parquet"))]
 
     async def commit(self, ranges: Sequence[Range], files: Sequence[str]) -> None:
-        """Make the ranges count, all at once, then show them."""
+        """Commit all ranges atomically in a manifest, then publish their files."""
         await asyncio.to_thread(self._commit, ranges, files)
 
     def _commit(self, ranges: Sequence[Range], files: Sequence[str]) -> None:
@@ -141,14 +141,14 @@ class ParquetSink:
         return moves
 
     def _sweep(self) -> None:
-        """Remove the staging folders of this commit and of all before it: whoever is still at one will conflict."""
+        """Remove the staging folders of this and earlier commits; a job that still uses one will conflict."""
         for folder in (self._output / STAGING).glob(f"{self._region}-*-*"):
             if int(folder.name.split("-")[1]) <= self._base.number:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_slices(spark: SparkSession, settings: str, namespace: str, slices: Sequence[RegionSlice]) -> DataFrame:
-    """The entries of slices, one task a slice."""
+    """Return the entries of slices as a DataFrame, read by one task per slice."""
     rows = [(number, msgspec.msgpack.encode(each)) for number, each in enumerate(slices)]
     plan = spark.createDataFrame(rows, _SLICES).repartitionByRange(max(1, len(rows)), "number")
 

@@ -1,7 +1,7 @@
-"""Replicate: from the log to the store, by the fold, as a Structured Streaming job.
+"""Replicate the log to the store as a Structured Streaming job.
 
-The pointers in the store are the truth of what was replicated. A run begins from them with a checkpoint of its own,
-so an old, a copied or a lost checkpoint means nothing.
+The pointers in the store are the only record of progress. Each run starts from them with a new checkpoint, so an old,
+copied or lost checkpoint has no effect.
 """
 
 from __future__ import annotations
@@ -21,70 +21,71 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
-from tidebook.core.portal import Portal
-from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.failures import failure_of, may_pass
-from tidebook.pipeline.listening import Figures, Listener, listening
-from tidebook.pipeline.losses import find_starts
-from tidebook.pipeline.note import Note, leave_note
+from tidebook.core.topic_config import TopicConfig
+from tidebook.pipeline.errors import TRANSIENT, failure_of, is_transient
+from tidebook.pipeline.job_status import JobStatus, write_job_status
+from tidebook.pipeline.retention_gaps import find_starts
 from tidebook.pipeline.session import local_uri, unless_spark_is_gone
 from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
 from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.source.stream import on_few_cores, stream_records
-from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_facts
-from tidebook.pipeline.task import DONE, Done, replicate_task
-from tidebook.pipeline.ticking import Ticks, records_before, replicate_through, send_ticks, ticking
+from tidebook.pipeline.source.stream import coalesce_to_cores, stream_records
+from tidebook.pipeline.spark_metrics import BatchFigures, SparkListener, spark_listener
+from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_configs
+from tidebook.pipeline.task import QUERY_FAILURES, TASK_RESULT_SCHEMA, TaskResult, replicate_task, unexpected_failure
+from tidebook.pipeline.tick_thread import Ticks, records_before, replicate_through, send_ticks, tick_thread
 from tidebook.pipeline.worker import OpenStore, open_settings_store
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 
 LOGGER = logging.getLogger("tidebook.pipeline")
 T = TypeVar("T")
 
-#: How often, and for how long at least, a run that fails in the same place is started again before its error is told.
-#: A busy machine may need more than the ten seconds that Spark gives a Python worker to start.
+#: A run without progress raises its error only after this many failures and this much time: on a busy machine a Python
+#: worker may need longer to start than the ten seconds that Spark allows.
 FAILURES_MAX = 5
 FAILING_S = 120.0
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
-#: How long a stop waits for the batch under way.
+#: How long a stop waits for the running batch.
 STOP_S = 60.0
 POLL_S = 0.1
-#: The checkpoint is written beside the batches and not between them: nothing is ever read from it.
-UNHURRIED = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
-#: How often a run leaves a note of itself in the store.
-NOTE_EVERY_S = 5.0
-#: So many looks in a row must fail before the query is ended that meanwhile does its work.
-LOOKS_FAILED_MAX = 5
-#: More records than this before the last ticks are left to another query: they would not fit the driver well.
+#: Write the checkpoint asynchronously; it is never read.
+ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
+#: How often a run writes its status to the store.
+STATUS_EVERY_S = 5.0
+#: The query is restarted after this many consecutive failures to read the partitions' status.
+STATUS_FAILURES_MAX = 5
+#: If more records than this precede the final ticks, another query replicates them instead of the driver.
 DRIVER_RECORDS_MAX = 20_000
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How a run stands."""
+    """The progress of a run."""
 
     batches: int
     records: int
     seconds: float
     partitions: tuple[PartitionStatus, ...]
-    #: Why a partition no longer moves, by topic/partition.
+    #: Why a partition is stopped, by topic/partition.
     stopped: dict[str, str] = {}
-    #: What the run is waiting for, if anything.
+    #: The error because of which the run is paused, if any.
     waiting: str | None = None
-    #: Records that were kept aside by this run.
+    #: Records that this run parked.
     parked: int = 0
-    #: Of the latest micro-batch.
+    #: Figures of the latest micro-batch.
     records_per_s: float = 0.0
     batch_s: float = 0.0
 
     @property
     def lag(self) -> int:
-        """Records that are not replicated yet."""
+        """Return the number of unreplicated records."""
         return sum(each.lag for each in self.partitions)
 
 
-class Gate:
-    """Lets the batches of a query in, one after the other, until it is closed."""
+class BatchGate:
+    """Admits the batches of a query, one at a time, until it is closed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -92,7 +93,7 @@ class Gate:
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
-        """False where the gate is closed: the batch is not to begin."""
+        """Yield whether the batch may run; it may not once the gate is closed."""
         with self._changed:
             enters = self._busy = not self._closed
         try:
@@ -103,26 +104,27 @@ class Gate:
                 self._changed.notify_all()
 
     def close(self, within_s: float) -> bool:
-        """Let nothing more in, and wait for the batch within; False where it took longer."""
+        """Admit no more batches and wait for the running one; return False if it takes longer than `within_s`."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: not self._busy, within_s)
 
 
 class Replication:
-    """One run of the job. `run` blocks; `stop` may be called from anywhere."""
+    """One run of the job. `run` blocks; `stop` may be called from any thread."""
 
     def __init__(
         self,
         spark: SparkSession,
         book: Book,
-        portal: Portal,
+        portal: BlockingPortal,
         *,
         topics: Sequence[str] = (),
         tell: Callable[[Progress], None] = lambda progress: None,
-        on_batch: Callable[[int, Sequence[Done]], None] = lambda number, done: None,
+        on_batch: Callable[[int, Sequence[TaskResult]], None] = lambda number, done: None,
         opening: OpenStore = open_settings_store,
         checkpoint: Path | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self._spark = spark
         self._book = book
@@ -133,22 +135,22 @@ class Replication:
         self._opening = opening
         self._checkpoint = checkpoint
         self._settings: PipelineSettings = pipeline_settings(book.settings)
-        self._stop = threading.Event()
+        self._stop = threading.Event() if stop is None else stop
         self._lock = threading.Lock()
         self._batches = self._records = self._parked = 0
-        self._listener: Listener | None = None
+        self._listener: SparkListener | None = None
         self._stopped: dict[str, str] = {}
         self._partitions: tuple[PartitionStatus, ...] = ()
         self._began = time.monotonic()
-        self._noted = 0.0
+        self._status_written = 0.0
 
     def stop(self) -> None:
-        """End after the batch under way."""
+        """Stop after the running batch."""
         self._stop.set()
 
     def progress(self, waiting: str | None = None) -> Progress:
-        """How the run stands."""
-        figures = Figures() if self._listener is None else self._listener.figures
+        """Return the progress of the run."""
+        figures = BatchFigures() if self._listener is None else self._listener.figures
         with self._lock:
             return Progress(
                 self._batches,
@@ -163,131 +165,138 @@ class Replication:
             )
 
     def run(self, *, once: bool = False) -> Progress:
-        """Replicate until all that the log held at the start is done, or until `stop`; streams by tag show it then."""
-        with listening(self._spark, self._book.metrics) as self._listener:
+        """Replicate until `stop`; with `once`, until the log's end at the start, and make it visible to tag streams."""
+        with spark_listener(self._spark, self._book.metrics) as self._listener:
             if not once:
-                with ticking(self._book, self._portal, self._topics):
+                with tick_thread(self._book, self._portal, self._topics):
                     return self._run(once=False)
             self._run(once=True)
             if not self._stop.is_set():
-                self._settle()
+                self._pass_horizon()
         return self.progress()
 
-    def _settle(self) -> None:
-        """Tick, and replicate through the ticks: what the run has brought comes below the horizon of streams by tag."""
+    def _pass_horizon(self) -> None:
+        """Send ticks and replicate up to them, so that the horizon of tag streams passes the replicated events."""
         try:
-            ticks = self._persevere(lambda: send_ticks(self._book, self._topics))
-            going = {at: offset for at, offset in ticks.items() if f"{at[0]}/{at[1]}" not in self._stopped}
-            if self._persevere(lambda: records_before(self._book, going)) > DRIVER_RECORDS_MAX:
+            ticks = self._retry(lambda: send_ticks(self._book, self._topics))
+            moving = {at: offset for at, offset in ticks.items() if f"{at[0]}/{at[1]}" not in self._stopped}
+            if self._retry(lambda: records_before(self._book, moving)) > DRIVER_RECORDS_MAX:
                 self._run(once=True)
-            self._persevere(lambda: self._replicate_here(ticks))
-            self._show(self._persevere(self._statuses), last=True)
-        except (Unavailable, OutcomeUnknown):
-            if not self._stop.is_set():  # who ends a run that waits for a server wants no other answer
+            self._retry(lambda: self._replicate_here(moving))
+            self._publish_status(self._retry(self._statuses), last=True)
+        except TRANSIENT:
+            if not self._stop.is_set():  # a caller that stops a waiting run does not want its error
                 raise
 
     async def _replicate_here(self, ticks: Ticks) -> None:
-        async for records in replicate_through(self._book, ticks):
-            with self._lock:
-                self._records += records
-            if self._stop.is_set():
-                return
+        for (topic, partition), offset in ticks.items():
+            try:
+                async for records in replicate_through(self._book, {(topic, partition): offset}):
+                    with self._lock:
+                        self._records += records
+                    if self._stop.is_set():
+                        return
+            except QUERY_FAILURES:
+                raise
+            except Exception as error:  # as in a task, an unexpected error stops only this partition
+                with self._lock:
+                    self._stopped[f"{topic}/{partition}"] = unexpected_failure(error, offset, offset + 1)
 
-    def _persevere(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run something in this process, again where a server does not answer, as a query is."""
-        began, wait_s = time.monotonic(), RESTART_FIRST_S
+    def _retry(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a call in this process; retry while a server is unavailable or the call is fenced."""
+        began, backoff = time.monotonic(), Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
         while True:
             try:
                 return self._portal.run(call())
-            except (Unavailable, OutcomeUnknown) as error:
+            except TRANSIENT as error:
                 if self._stop.is_set() or time.monotonic() - began >= FAILING_S:
                     raise
                 self._tell(self.progress(waiting=str(error)))
-                self._stop.wait(wait_s)
-                wait_s = min(wait_s * 2, RESTART_MAX_S)
+                self._stop.wait(backoff.next_s())
 
     def _run(self, *, once: bool) -> Progress:
-        failures, wait_s = 0, RESTART_FIRST_S
+        failures, backoff = 0, Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
         moved = time.monotonic()
         while not self._stop.is_set():
             before = self._records
             try:
                 if self._run_query(once=once):
                     break
-                failures, wait_s = 0, RESTART_FIRST_S
+                failures = 0
+                backoff.reset()
             except TidebookError as error:
                 if self._stop.is_set():
-                    break  # who asked for the end may have ended Spark as well
+                    break  # the caller that stopped the run may have stopped Spark too
                 if self._records > before:
-                    failures, wait_s, moved = 0, RESTART_FIRST_S, time.monotonic()
+                    failures, moved = 0, time.monotonic()
+                    backoff.reset()
                 failures += 1
                 cause = self._cause(error)
                 over = once and failures >= FAILURES_MAX and time.monotonic() - moved >= FAILING_S
-                if over or not may_pass(cause):
+                if over or not is_transient(cause):
                     if cause is error:
                         raise
                     raise cause from error
                 self._tell(self.progress(waiting=str(cause)))
-                self._stop.wait(wait_s)
-                wait_s = min(wait_s * 2, RESTART_MAX_S)
+                self._stop.wait(backoff.next_s())
         try:
-            self._show(self._persevere(self._statuses), last=True)
-        except (Unavailable, OutcomeUnknown):
-            if not self._stop.is_set():  # who ends a run that waits for the store wants no other answer
+            self._publish_status(self._retry(self._statuses), last=True)
+        except TRANSIENT:
+            if not self._stop.is_set():  # a caller that stops a waiting run does not want its error
                 raise
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
-        """Where a query cannot go on: whether it is the log, which has lost records under it, and which ones."""
-        if may_pass(error):
+        """Return the cause of a query's failure: the log's lost records, if that is what `find_starts` finds."""
+        if is_transient(error):
             return error
         try:
-            self._portal.run(find_starts(self._book, self._facts()))
+            self._portal.run(find_starts(self._book, self._configs()))
         except TidebookError as found:
             return found
         return error
 
-    def _facts(self) -> dict[str, TopicFacts]:
-        return self._portal.run(topic_facts(self._book, self._topics))
+    def _configs(self) -> dict[str, TopicConfig]:
+        return self._portal.run(topic_configs(self._book, self._topics))
 
     def _run_query(self, *, once: bool) -> bool:
-        """One query, from the pointers; False where it ended because there is something new to begin from."""
-        facts = self._facts()
-        starts = self._portal.run(find_starts(self._book, facts))
-        self._look(facts)
-        if not facts:
+        """Run one query from the pointers; return False if it must be restarted, for example for a new topic."""
+        configs = self._configs()
+        starts = self._portal.run(find_starts(self._book, configs))
+        self._refresh_status(configs)
+        if not configs:
             return once or self._stop.wait(self._settings.look_every_s)
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
-            gate = Gate()
-            query = self._start(facts, starts, self._checkpoint or scratch / "checkpoint", gate, once=once)
-            return self._watch(query, gate, facts, once=once)
+            gate = BatchGate()
+            query = self._start(configs, starts, self._checkpoint or scratch / "checkpoint", gate, once=once)
+            return self._watch(query, gate, configs, once=once)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _start(
-        self, facts: Mapping[str, TopicFacts], starts: Offsets, checkpoint: Path, gate: Gate, *, once: bool
+        self, configs: Mapping[str, TopicConfig], starts: Offsets, checkpoint: Path, gate: BatchGate, *, once: bool
     ) -> StreamingQuery:
         records = stream_records(self._spark, self._book.settings, starts, records_max=self._settings.records_max)
         task = replicate_task(
-            settings_to_json(self._book.settings), dict(facts), wait_s=self._settings.wait_s, opening=self._opening
+            settings_to_json(self._book.settings), dict(configs), wait_s=self._settings.wait_s, opening=self._opening
         )
 
         def each(batch: DataFrame, number: int) -> None:
             with gate.entered() as entered:
                 if entered:
-                    self._count(number, [Done(**row.asDict()) for row in batch.collect()])
+                    self._count(number, [TaskResult(**row.asDict()) for row in batch.collect()])
 
-        # The task belongs to the query: it is sent once, and collecting is all that is planned within a batch.
-        done = on_few_cores(self._spark, records).mapInArrow(task, DONE)
+        # The task is part of the streaming query, so that it is planned and sent once and each batch only collects.
+        done = coalesce_to_cores(self._spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
         writer = done.writeStream.foreachBatch(each).option("checkpointLocation", local_uri(checkpoint))
         if once:
             return writer.trigger(availableNow=True).start()
-        for name, value in UNHURRIED.items():
+        for name, value in ASYNC_CHECKPOINTS.items():
             writer = writer.option(name, value)
         return writer.trigger(processingTime=f"{self._settings.trigger_s} seconds").start()
 
-    def _count(self, number: int, done: Sequence[Done]) -> None:
+    def _count(self, number: int, done: Sequence[TaskResult]) -> None:
         with self._lock:
             self._batches += 1
             self._records += sum(each.records for each in done)
@@ -296,6 +305,8 @@ class Replication:
                 at = f"{each.topic}/{each.partition}"
                 if each.stopped is not None:
                     self._stopped[at] = each.stopped
+                else:  # the cause was repaired, or this Tidebook is newer
+                    self._stopped.pop(at, None)
         metrics = self._book.metrics
         for each in done:
             metrics.count("pipeline_records", each.records, topic=each.topic, partition=each.partition)
@@ -303,42 +314,42 @@ class Replication:
             metrics.time("pipeline_task", each.seconds)
         self._on_batch(number, done)
 
-    def _watch(self, query: StreamingQuery, gate: Gate, facts: Mapping[str, TopicFacts], *, once: bool) -> bool:
-        looked, failed = time.monotonic(), 0
+    def _watch(self, query: StreamingQuery, gate: BatchGate, configs: Mapping[str, TopicConfig], *, once: bool) -> bool:
+        checked, failed = time.monotonic(), 0
         try:
             while not self._stop.is_set():
                 if _ended(query, POLL_S if once else min(POLL_S * 5, self._settings.look_every_s)):
                     return once
-                if time.monotonic() - looked < self._settings.look_every_s:
+                if time.monotonic() - checked < self._settings.look_every_s:
                     continue
                 try:
-                    now = self._facts()
-                    self._look(now)
+                    now = self._configs()
+                    self._refresh_status(now)
                 except (Unavailable, OutcomeUnknown) as error:
                     failed += 1
-                    if failed >= LOOKS_FAILED_MAX:
+                    if failed >= STATUS_FAILURES_MAX:
                         raise
                     self._book.metrics.count("pipeline_look_failures")
-                    LOGGER.warning("the query runs on, and how far it is could not be told: %s", error)
+                    LOGGER.warning("the partitions' status could not be read, the query continues: %s", error)
                 else:
                     failed = 0
-                    if now != facts and not once:
+                    if now != configs and not once:
                         return False
-                looked = time.monotonic()
+                checked = time.monotonic()
             return True
         finally:
-            # The batch under way may finish, and those that Spark begins behind it do nothing.
+            # Let the running batch finish; batches that Spark starts after it do nothing.
             gate.close(STOP_S)
             with unless_spark_is_gone():
                 query.stop()
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
-        return await partition_statuses(self._book, await topic_facts(self._book, self._topics))
+        return await partition_statuses(self._book, await topic_configs(self._book, self._topics))
 
-    def _look(self, facts: Mapping[str, TopicFacts]) -> None:
-        self._show(self._portal.run(partition_statuses(self._book, facts)))
+    def _refresh_status(self, configs: Mapping[str, TopicConfig]) -> None:
+        self._publish_status(self._portal.run(partition_statuses(self._book, configs)))
 
-    def _show(self, found: Sequence[PartitionStatus], *, last: bool = False) -> None:
+    def _publish_status(self, found: Sequence[PartitionStatus], *, last: bool = False) -> None:
         with self._lock:
             self._partitions = tuple(found)
         metrics = self._book.metrics
@@ -348,16 +359,16 @@ class Replication:
         progress = self.progress()
         metrics.gauge("pipeline_stopped_partitions", len(progress.stopped))
         self._tell(progress)
-        if last or time.monotonic() - self._noted >= NOTE_EVERY_S:
-            self._noted = time.monotonic()
+        if last or time.monotonic() - self._status_written >= STATUS_EVERY_S:
+            self._status_written = time.monotonic()
             try:
-                self._portal.run(leave_note(self._book, self._note(progress)))
-            except TidebookError as error:  # what it tells of does not depend on it
+                self._portal.run(write_job_status(self._book, self._job_status(progress)))
+            except TidebookError as error:  # replication does not depend on the status
                 metrics.count("pipeline_note_failures")
-                LOGGER.warning("the note for 'tidebook pipeline status' could not be left: %s", error)
+                LOGGER.warning("the status for 'tidebook pipeline status' could not be written: %s", error)
 
-    def _note(self, progress: Progress) -> Note:
-        return Note(
+    def _job_status(self, progress: Progress) -> JobStatus:
+        return JobStatus(
             self._book.clock.now_ms(),
             progress.batches,
             progress.records,
@@ -369,7 +380,7 @@ class Replication:
 
 
 def _ended(query: StreamingQuery, within_s: float) -> bool:
-    """Whether the query has ended by itself; its failure is raised as what caused it."""
+    """Return whether the query has terminated; raise the cause if it failed."""
     try:
         return bool(query.awaitTermination(within_s))  # type: ignore[arg-type]
     except TidebookError:

@@ -1,7 +1,7 @@
-"""Verify: fold the log and compare the store with it, journal by journal; with `repair`, mend what differs.
+"""Verify the store: fold the log, compare each journal with the store, and optionally repair the differences.
 
-Records, heads, event rows and tag rows are brought together by journal in one shuffle, so nothing is asked for one by
-one, and each task holds one journal at a time.
+One shuffle groups records, heads, event rows and tag rows by journal, so that the store is scanned instead of queried
+per journal, and each task holds one journal in memory.
 """
 
 from __future__ import annotations
@@ -13,44 +13,35 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from tidebook.core.errors import NotFound
-from tidebook.core.portal import Portal
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import check_topic
-from tidebook.pipeline.compare import (
-    CHECKED,
-    RESULT,
-    ROWS,
-    Bounds,
-    Comparison,
-    compare_task,
-    record_rows,
-    store_rows,
-    tag_rows,
-)
+from tidebook.pipeline.compare import RESULT, TOTALS, CompareBounds, Comparison, compare_task
+from tidebook.pipeline.compared_rows import ROWS, record_rows, store_rows, tag_rows
 from tidebook.pipeline.source.records import Offsets
 from tidebook.pipeline.source.stream import read_records
-from tidebook.pipeline.status import topic_facts
-from tidebook.pipeline.transforms.shelf import Difference
-from tidebook.store.revision import next_rev
+from tidebook.pipeline.status import topic_configs
+from tidebook.replication.journal_state import Difference
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.store.repair_revision import next_repair_revision
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 
-#: How often a repair looks whether anything is left to mend.
-PASSES_MAX = 3
+#: How often a repair is repeated while differences are left.
+REPAIR_PASSES_MAX = 3
 SPLITS_PER_CORE = 2
 
 
-class Verified(msgspec.Struct, frozen=True):
-    """What a run came to."""
+class VerifyResult(msgspec.Struct, frozen=True):
+    """The result of a verification."""
 
     journals: int = 0
     events: int = 0
-    #: What differed at the first look, by kind, and how much of it was mended.
+    #: The differences of the first comparison by kind, and how many of them were repaired.
     differences: dict[str, int] = {}
     mended: int = 0
-    #: What still differs.
+    #: The number of remaining differences.
     left: int = 0
-    #: Topics whose log no longer reaches back to its start: what lies before it was taken on the store's word.
+    #: Topics whose log begins after offset 0: the store's older rows could not be compared.
     partial: tuple[str, ...] = ()
 
 
@@ -60,63 +51,69 @@ Tell = Callable[[Difference], None]
 def verify(
     spark: SparkSession,
     book: Book,
-    portal: Portal,
+    portal: BlockingPortal,
     topics: Sequence[str] = (),
     *,
     repair: bool = False,
     tell: Tell = lambda difference: None,
-) -> Verified:
-    """Compare the store with the log as far as it is replicated. Differences are told one by one."""
-    facts = portal.run(_facts(book, topics))
-    if not facts:
-        return Verified()
-    first = _compare(spark, book, portal, facts, tell)
+) -> VerifyResult:
+    """Compare the store with the replicated part of the log; call `tell` for each difference."""
+    configs = portal.run(_configs(book, topics))
+    if not configs:
+        return VerifyResult()
+    first = _compare(spark, book, portal, configs, tell)
     if not repair or not first.left:
         return first
     left = first
-    for _ in range(PASSES_MAX):
-        rev = portal.run(next_rev(book.store, tuple(facts)))
-        _compare(spark, book, portal, facts, lambda difference: None, rev=rev)
-        left = _compare(spark, book, portal, facts, lambda difference: None)
+    for _ in range(REPAIR_PASSES_MAX):
+        rev = portal.run(next_repair_revision(book.store, tuple(configs)))
+        _compare(spark, book, portal, configs, lambda difference: None, rev=rev)
+        left = _compare(spark, book, portal, configs, lambda difference: None)
         if not left.left:
             break
     return msgspec.structs.replace(first, mended=first.left - left.left, left=left.left)
 
 
-async def _facts(book: Book, topics: Sequence[str]) -> dict[str, TopicFacts]:
-    facts = await topic_facts(book, tuple(topics))
+async def _configs(book: Book, topics: Sequence[str]) -> dict[str, TopicConfig]:
+    configs = await topic_configs(book, tuple(topics))
     for topic in topics:
-        if topic not in facts:
+        if topic not in configs:
             raise NotFound(f"topic {topic}: the store has nothing of it")
-    for topic, each in facts.items():
+    for topic, each in configs.items():
         await check_topic(book.log, book.store, topic, each)
-    return facts
+    return configs
 
 
-async def _bounds(book: Book, facts: dict[str, TopicFacts]) -> dict[str, dict[int, Bounds]]:
-    """What is compared of each partition; one that was never replicated is left out."""
-    found: dict[str, dict[int, Bounds]] = {}
-    for topic, each in facts.items():
+async def _bounds(book: Book, configs: dict[str, TopicConfig]) -> dict[str, dict[int, CompareBounds]]:
+    """Return the compared range of each partition that is replicated in the current epoch."""
+    found: dict[str, dict[int, CompareBounds]] = {}
+    for topic, each in configs.items():
         found[topic] = {}
         for number in range(each.partitions):
             pointer = await book.store.pointer(topic, number)
             if pointer is not None and pointer.position.epoch == each.epoch:
-                found[topic][number] = Bounds(await book.log.start(topic, number), pointer)
+                found[topic][number] = CompareBounds(await book.log.start(topic, number), pointer)
     return found
 
 
 def _compare(
-    spark: SparkSession, book: Book, portal: Portal, facts: dict[str, TopicFacts], tell: Tell, *, rev: int = 0
-) -> Verified:
-    bounds = portal.run(_bounds(book, facts))
-    comparison = Comparison(settings_to_json(book.settings), facts, bounds, rev)
+    spark: SparkSession,
+    book: Book,
+    portal: BlockingPortal,
+    configs: dict[str, TopicConfig],
+    tell: Tell,
+    *,
+    rev: int = 0,
+) -> VerifyResult:
+    bounds = portal.run(_bounds(book, configs))
+    comparison = Comparison(settings_to_json(book.settings), configs, bounds, rev)
     rows = _rows(spark, book, portal, comparison)
     parts = spark.sparkContext.defaultParallelism * SPLITS_PER_CORE
     together = rows.repartition(parts, "topic", "key").sortWithinPartitions("topic", "key", "kind", "n")
     journals = events = left = mended = 0
     kinds: dict[str, int] = {}
     for row in together.mapInArrow(compare_task(comparison), RESULT).toLocalIterator():
-        if row["what"] == CHECKED:
+        if row["what"] == TOTALS:
             journals, events = journals + row["journals"], events + row["events"]
             continue
         found = Difference(**{name: row[name] for name in Difference.__struct_fields__})
@@ -124,12 +121,12 @@ def _compare(
         mended, left = mended + found.mended, left + (not found.mended)
         tell(found)
     partial = tuple(topic for topic, each in bounds.items() if any(one.start > 0 for one in each.values()))
-    return Verified(journals, events, kinds, mended, left, partial)
+    return VerifyResult(journals, events, kinds, mended, left, partial)
 
 
-def _rows(spark: SparkSession, book: Book, portal: Portal, comparison: Comparison) -> DataFrame:
-    """Everything that is known of the journals, as rows of one shape."""
-    topics = list(comparison.facts)
+def _rows(spark: SparkSession, book: Book, portal: BlockingPortal, comparison: Comparison) -> DataFrame:
+    """Return all records, heads, events and tag rows of the journals, with one schema."""
+    topics = list(comparison.configs)
     starts: Offsets = {
         topic: {str(number): each.start for number, each in numbers.items()}
         for topic, numbers in comparison.bounds.items()
@@ -150,7 +147,7 @@ def _rows(spark: SparkSession, book: Book, portal: Portal, comparison: Compariso
     tags = [(tag,) for tag in portal.run(_tags(book))]
     if tags:
         named = spark.createDataFrame(context.parallelize(tags, min(len(tags), parts)), "tag string")
-        found = found.union(named.mapInArrow(tag_rows(comparison.settings, topics), ROWS))
+        found = found.union(named.mapInArrow(tag_rows(comparison.settings, comparison.configs), ROWS))
     return found
 
 

@@ -1,1 +1,1 @@
-"""Spark data sources over logs and stores."""
+"""Spark data sources that read a book's log and store."""

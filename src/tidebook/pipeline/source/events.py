@@ -1,4 +1,4 @@
-"""Events as Spark sees them: the columns of `format("tidebook")`, and pages of Arrow."""
+"""The columns of `format("tidebook")`, and the conversion of events to Arrow batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidebook.core.event import decode_events
 from tidebook.core.payload import TYPE_NAMES
-from tidebook.core.replication import EventRow
+from tidebook.core.replication_plan import EventRow
 
 SCHEMA = (
     "topic string, id string, seq_nr long, timestamp timestamp, payload binary, payload_type string, "
@@ -34,7 +34,7 @@ PAGE_BYTES = 16_000_000
 
 
 class EventPage:
-    """Events on their way to Arrow, one list a column."""
+    """Collects events as columns until there are enough for an Arrow batch."""
 
     __slots__ = ("_bytes", "_columns", "_topic")
 
@@ -47,9 +47,9 @@ class EventPage:
         self._bytes = 0
 
     def add(self, ids_of: Sequence[str], partition: int, rows: Sequence[EventRow]) -> None:
-        """Take events of one log partition as the store keeps them, with their journals' ids."""
-        kept = [row.kept for row in rows]
-        events = decode_events(kept)
+        """Add event rows of one log partition, with their journal ids."""
+        encoded = [row.kept for row in rows]
+        events = decode_events(encoded)
         ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
         ids += ids_of
         numbers += [row.seq_nr for row in rows]
@@ -60,15 +60,15 @@ class EventPage:
         metadata += [event.metadata for event in events]
         partitions += [partition] * len(rows)
         offsets += [row.position.offset for row in rows]
-        self._bytes += sum(map(len, kept))
+        self._bytes += sum(map(len, encoded))
 
     @property
     def full(self) -> bool:
-        """Whether it is time to hand the page on."""
+        """Return whether the page has reached a limit and should be taken."""
         return len(self._columns[0]) >= PAGE_EVENTS or self._bytes >= PAGE_BYTES
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """The page, if it holds anything; the next one begins empty."""
+        """Yield the page as one Arrow batch, unless it is empty, and clear it."""
         ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
         if not ids:
             return
@@ -90,5 +90,5 @@ class EventPage:
 
 
 def _no_tags(n: int) -> pa.Array:
-    """As many empty lists, far cheaper than converting them one by one."""
+    """Return `n` empty lists; building the array directly is far cheaper than converting Python lists."""
     return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n + 1), pa.array([], pa.string()))

@@ -1,4 +1,4 @@
-"""`format("tidebook")`: what a book holds, as Spark tables and streams. The options say which part of it.
+"""`format("tidebook")`: a book's journals and write-ahead logs as Spark tables and streams, selected by options.
 
 from tidebook.pipeline.source.format import register
 register(spark)
@@ -15,13 +15,23 @@ from pyspark.sql.types import StructType
 from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.source import events, regions
 from tidebook.pipeline.source.journal_stream import JournalStream
-from tidebook.pipeline.source.journals import journals_reader
+from tidebook.pipeline.source.journals import JournalsReader
+from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_line_errors
 
 NAME = "tidebook"
 
 
 class TidebookSource(DataSource):
     """The events of journals; with the option `wal`, the entries of a namespace's regions."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Check the options here, so that a mistake fails `load()` and not a later query."""
+        super().__init__(options)
+        with one_line_errors():
+            given = Options(options)
+            given.check_names(WAL if "wal" in given else {*TABLE, *STREAM})
+            given.selection()
+            given.settings()
 
     @classmethod
     def name(cls) -> str:
@@ -31,19 +41,20 @@ class TidebookSource(DataSource):
         return regions.SCHEMA if self._is_wal() else events.SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = dict(self.options)
-        return regions.RegionsReader(options) if self._is_wal() else journals_reader(options)
+        with one_line_errors():
+            options = dict(self.options)
+            return regions.RegionsReader(options) if self._is_wal() else JournalsReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        if self._is_wal():
-            raise InvalidInput("the regions of a namespace cannot be streamed: read them")
-        return JournalStream(dict(self.options))
+        with one_line_errors():
+            if self._is_wal():
+                raise InvalidInput("the regions of a namespace cannot be streamed: read them")
+            return JournalStream(dict(self.options))
 
     def _is_wal(self) -> bool:
-        return any(name.lower() == "wal" for name in self.options)
+        return "wal" in Options(self.options)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tidebook")` known to a session, and let it take filters."""
+    """Register `format("tidebook")` with a session."""
     spark.dataSource.register(TidebookSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -1,6 +1,6 @@
-"""The log as a Spark stream through its port: one Spark partition a log partition, bounded a trigger.
+"""Log records as a Spark source through the log port, one Spark partition per log partition.
 
-This is what the embedded log is read by. Kafka is read by Spark's own connector.
+It reads the embedded log; Kafka is read with Spark's own connector.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tidebook.core.errors import InvalidInput, LogLost
-from tidebook.log.port import Batch
+from tidebook.log.port import RecordPage, read_page
 from tidebook.pipeline.records import SCHEMA, to_arrow
-from tidebook.pipeline.worker import Worker
+from tidebook.pipeline.worker import SparkWorker
 
 NAME = "tidebook_records"
 PAGE_RECORDS = 10_000
 RECORDS_MAX = 500_000
 
-#: The next offset to read, by topic and partition. Spark keeps it as JSON, so numbers of partitions are text.
+#: The next offset to read, by topic and partition. Spark stores it as JSON, so partition numbers are text.
 Offsets = dict[str, dict[str, int]]
 
 
-class Slice(InputPartition):
-    """Records of one log partition, start ≤ offset < stop."""
+class RecordsSlice(InputPartition):
+    """A range of one log partition: start ≤ offset < stop."""
 
     def __init__(self, topic: str, partition: int, start: int, stop: int) -> None:
         self.topic = topic
@@ -55,7 +55,7 @@ class RecordsSource(DataSource):
 
 
 class RecordsReader(DataSourceReader):
-    """Reads `starts` ≤ offset < `stops`."""
+    """Reads the records with `starts` ≤ offset < `stops`."""
 
     def __init__(self, options: dict[str, str]) -> None:
         given = {name.lower(): value for name, value in options.items()}
@@ -71,7 +71,7 @@ class RecordsReader(DataSourceReader):
 
 
 class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log from where the job says the store stands."""
+    """Streams the records from the offsets in the option `starts`."""
 
     def __init__(self, options: dict[str, str]) -> None:
         given = {name.lower(): value for name, value in options.items()}
@@ -93,19 +93,22 @@ class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ends(self._starts)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """As far as the log reaches, within the limit."""
+        """Return the log's end offsets within the limit."""
         ends = self._ends(start) if self._target is None else self._target
         if isinstance(limit, ReadAllAvailable):
             return ends
-        return bounded(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows)
+        return bound_offsets(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """For Spark's reports alone. The starts are not looked at: the log may have dropped them since, rightly."""
+        """Return the log's end offsets for Spark's progress reports.
+
+        The starts are not checked: retention may drop them once they are replicated.
+        """
         return self._ends(self._starts, check=False)
 
     def _ends(self, of: Offsets, *, check: bool = True) -> Offsets:
-        """The ends of the partitions; a start that the log no longer reaches back to is an error."""
-        worker = Worker.of(self._settings)
+        """Return the partitions' end offsets; with `check`, raise `LogLost` if the log begins after a start."""
+        worker = SparkWorker.of(self._settings)
 
         async def ends() -> Offsets:
             log = await worker.log()
@@ -128,10 +131,10 @@ class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_slice(self._settings, partition)
 
 
-def slices_between(start: Offsets, end: Offsets) -> list[Slice]:
-    """One slice a partition that has something."""
+def slices_between(start: Offsets, end: Offsets) -> list[RecordsSlice]:
+    """Return one slice for each partition that has records between `start` and `end`."""
     return [
-        Slice(topic, int(number), start[topic][number], stop)
+        RecordsSlice(topic, int(number), start[topic][number], stop)
         for topic, stops in end.items()
         for number, stop in stops.items()
         if start[topic][number] < stop
@@ -139,10 +142,10 @@ def slices_between(start: Offsets, end: Offsets) -> list[Slice]:
 
 
 def read_slice(settings: str, slice_: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a slice, in a worker."""
-    if not isinstance(slice_, Slice):  # Spark asks with None where there is nothing to read
+    """Yield the records of a slice as Arrow batches; runs in a worker."""
+    if not isinstance(slice_, RecordsSlice):  # Spark passes None if there are no partitions
         return
-    worker = Worker.of(settings)
+    worker = SparkWorker.of(settings)
     start = slice_.start
     while start < slice_.stop:
         page = worker.run(_read(worker, slice_, start))
@@ -151,13 +154,13 @@ def read_slice(settings: str, slice_: InputPartition) -> Iterator[pa.RecordBatch
             yield to_arrow(slice_.topic, slice_.partition, page.records)
 
 
-async def _read(worker: Worker, slice_: Slice, start: int) -> Batch:
+async def _read(worker: SparkWorker, slice_: RecordsSlice, start: int) -> RecordPage:
     log = await worker.log()
-    return await log.read(slice_.topic, slice_.partition, start=start, stop=slice_.stop, limit=PAGE_RECORDS)
+    return await read_page(log, slice_.topic, slice_.partition, start=start, stop=slice_.stop, limit=PAGE_RECORDS)
 
 
-def bounded(start: Offsets, end: Offsets, rows: int) -> Offsets:
-    """At most `rows` offsets from `start` on, shared by the partitions in proportion to what each has."""
+def bound_offsets(start: Offsets, end: Offsets, rows: int) -> Offsets:
+    """Return end offsets for at most about `rows` records after `start`, in proportion to each partition's backlog."""
     waiting = {
         (topic, number): stop - start[topic][number] for topic, stops in end.items() for number, stop in stops.items()
     }
@@ -166,7 +169,7 @@ def bounded(start: Offsets, end: Offsets, rows: int) -> Offsets:
         return end
     return {
         topic: {
-            # Rounded up, so that the smallest partition moves too.
+            # Rounded up, so that every partition with a backlog advances.
             number: start[topic][number] + -(-waiting[topic, number] * rows // total)
             for number in stops
         }

@@ -1,37 +1,36 @@
-"""Regions of write-ahead logs as Spark tables: one task a range of offsets, each with its slice of the mappings.
+"""Regions of write-ahead logs as Spark tables, one task per range of offsets.
 
     spark.read.format("tidebook").option("book", "./data").option("wal", "metrics").option("region", 7).load()
 
-Columns: region, table, seq, payload, payload_type, offset. Without `region`, all regions of the namespace. Nothing is
-claimed: the owners write on.
+Columns: region, table, seq, payload, payload_type, offset. Without `region` all regions of the namespace are read.
+Reading claims no region, so the owners keep writing.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidebook.core.clock import RandomIds, SystemClock
 from tidebook.core.errors import InvalidInput
-from tidebook.core.metrics import Metrics
 from tidebook.core.payload import TYPE_NAMES, encode_payload
 from tidebook.log.port import Log
-from tidebook.pipeline.worker import Worker
-from tidebook.wal.entry import Entry
+from tidebook.pipeline.source.options import WAL, Options, one_line_errors
+from tidebook.pipeline.worker import SparkWorker
+from tidebook.runtime.clock import RandomIds, SystemClock
+from tidebook.runtime.metrics import Metrics
+from tidebook.wal.entry import WalEntry
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.names import RegionId, namespace_name, region_id
 from tidebook.wal.reading import Run, read_mapped
 from tidebook.wal.topics import RegionTopics
 from tidebook.wal.wal import Wal
-from tidebook.wiring.settings import read_settings, settings_to_json
 
 SCHEMA = "region long, table long, seq long, payload binary, payload_type string, offset long"
-#: About so much of the log goes to one task.
+#: The approximate size of the log range that one task reads.
 SLICE_BYTES = 64 * 1024 * 1024
 _ARROW = pa.schema(
     [
@@ -46,7 +45,7 @@ _ARROW = pa.schema(
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
-    """Offsets of one region, and the entries that count there, by table."""
+    """A range of offsets of one region, and its live entries by table."""
 
     region: int
     start: int
@@ -57,7 +56,7 @@ class RegionSlice(msgspec.Struct, frozen=True):
 def plan_slices(
     region: int, meta: RegionMeta, mappings: Mapping[int, SeqOffsets], *, slice_bytes: int = SLICE_BYTES
 ) -> list[RegionSlice]:
-    """Cut what the mappings name into slices of about equal size."""
+    """Divide the entries of the mappings into slices of about equal size."""
     held = [(m.first_offset, m.last_offset) for m in mappings.values()]
     begin = min((first for first, _ in held if first is not None), default=None)
     last = max((last for _, last in held if last is not None), default=None)
@@ -76,8 +75,8 @@ def plan_slices(
 
 
 def read_slice(settings: str, namespace: str, wanted: RegionSlice) -> Iterator[pa.RecordBatch]:
-    """The entries of a slice as Arrow, in a Python worker, in the order of the log."""
-    worker = Worker.of(settings)
+    """Yield the entries of a slice as Arrow batches in log order; runs in a worker."""
+    worker = SparkWorker.of(settings)
     pages = worker.run(_pages(worker, namespace, wanted))
     try:
         while (runs := worker.run(_next(pages))) is not None:
@@ -86,8 +85,8 @@ def read_slice(settings: str, namespace: str, wanted: RegionSlice) -> Iterator[p
         worker.run(_close(pages))
 
 
-def to_arrow(region: int, entries: Sequence[Entry]) -> pa.RecordBatch:
-    """Entries as one batch."""
+def to_arrow(region: int, entries: Sequence[WalEntry]) -> pa.RecordBatch:
+    """Return entries of a region as one Arrow batch."""
     payloads = [encode_payload(entry.payload) for entry in entries]
     return pa.RecordBatch.from_arrays(
         [
@@ -102,7 +101,7 @@ def to_arrow(region: int, entries: Sequence[Entry]) -> pa.RecordBatch:
     )
 
 
-async def _pages(worker: Worker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Run]]:
+async def _pages(worker: SparkWorker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Run]]:
     topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
     mappings = {table: SeqOffsets.unpacked(packed) for table, packed in wanted.mappings.items()}
     return read_mapped(topics, mappings, [(wanted.start, wanted.stop)])
@@ -117,35 +116,38 @@ async def _close(pages: AsyncIterator[list[Run]]) -> None:
 
 
 def open_wal(log: Log, namespace: str) -> Wal:
-    """A namespace for looking: its regions are opened with writable=False."""
+    """Open a namespace for reading; the caller opens its regions with `writable=False`."""
     return Wal(log, namespace, clock=SystemClock(), ids=RandomIds(), metrics=Metrics())
 
 
 class RegionPartition(InputPartition):
-    """A slice on its way to a task."""
+    """The slice of one task."""
 
     def __init__(self, slice_: RegionSlice) -> None:
         self.slice = slice_
 
 
 class RegionsReader(DataSourceReader):
-    """Plans slices on the driver, as of one moment, and reads them in tasks."""
+    """Plans slices of the regions' current entries on the driver, and reads them in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        given = {name.lower(): value for name, value in options.items()}
-        if "wal" not in given:
+        given = Options(options)
+        given.check_names(WAL)
+        namespace = given.text("wal")
+        if namespace is None:
             raise InvalidInput("reading regions needs the option wal, the name of a namespace")
-        self._namespace = namespace_name(given["wal"])
-        self._settings = given.get("settings") or settings_to_json(read_settings(given.get("book", "./tidebook-data")))
+        self._namespace = namespace_name(namespace)
+        self._settings = given.settings()
         self._region = _number(given, "region")
         self._table = _number(given, "table")
 
     def partitions(self) -> Sequence[InputPartition]:
-        worker = Worker.of(self._settings)
-        slices = worker.run(self._plan(worker))
-        return [RegionPartition(each) for each in slices]
+        with one_line_errors():
+            worker = SparkWorker.of(self._settings)
+            slices = worker.run(self._plan(worker))
+            return [RegionPartition(each) for each in slices]
 
-    async def _plan(self, worker: Worker) -> list[RegionSlice]:
+    async def _plan(self, worker: SparkWorker) -> list[RegionSlice]:
         wal = open_wal(await worker.log(), self._namespace)
         slices: list[RegionSlice] = []
         for id in await wal.regions() if self._region is None else [self._region]:
@@ -159,13 +161,13 @@ class RegionsReader(DataSourceReader):
         return slices
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, RegionPartition):  # Spark asks with None where there is nothing to read
+        if not isinstance(partition, RegionPartition):  # Spark passes None if there are no partitions
             return iter(())
         return read_slice(self._settings, self._namespace, partition.slice)
 
 
-def _number(options: Mapping[str, Any], name: str) -> int | None:
-    text = options.get(name)
+def _number(options: Options, name: str) -> int | None:
+    text = options.text(name)
     if text is None:
         return None
     try:

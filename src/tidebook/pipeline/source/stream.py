@@ -1,4 +1,4 @@
-"""The log's records as a DataFrame, streaming or not, whichever log it is."""
+"""Read the records of any log as a DataFrame, streaming or batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidebook.wiring.adapters import scheme
 from tidebook.wiring.settings import Settings, settings_to_json
 from tidebook.wiring.spark import kafka_client_options
 
-#: Of the Java client. Its own defaults wait half a second for more and return 500 records at a time.
+#: Settings of the Java client, whose defaults wait half a second for more data and return 500 records per poll.
 KAFKA_TUNING = {
     "fetch.max.wait.ms": "10",
     "max.poll.records": "10000",
@@ -28,26 +28,26 @@ Reader = TypeVar("Reader", DataFrameReader, DataStreamReader)
 
 
 def stream_records(spark: SparkSession, settings: Settings, starts: Offsets, *, records_max: int) -> DataFrame:
-    """The records from `starts` on, at most `records_max` a micro-batch."""
-    if _log(settings) == "embedded":
+    """Return a stream of the records from `starts`, with at most `records_max` per micro-batch."""
+    if _log_kind(settings) == "embedded":
         return _embedded(spark, spark.readStream, settings, starts).option("recordsMax", str(records_max)).load()
     return _columns(_kafka(spark.readStream, settings, starts).option("maxOffsetsPerTrigger", str(records_max)).load())
 
 
 def read_records(spark: SparkSession, settings: Settings, starts: Offsets, stops: Offsets) -> DataFrame:
-    """The records with starts ≤ offset < stops."""
-    if _log(settings) == "embedded":
+    """Return the records with starts ≤ offset < stops."""
+    if _log_kind(settings) == "embedded":
         return _embedded(spark, spark.read, settings, starts).option("stops", _json(stops)).load()
     return _columns(_kafka(spark.read, settings, starts).option("endingOffsets", _json(stops)).load())
 
 
-def on_few_cores(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """On one machine with fewer cores than partitions a task takes several of them, rather than one after the other."""
+def coalesce_to_cores(spark: SparkSession, records: DataFrame) -> DataFrame:
+    """In local mode, let each core run one task that replicates several log partitions concurrently."""
     context = spark.sparkContext
     return records.coalesce(context.defaultParallelism) if str(context.master).startswith("local") else records
 
 
-def _log(settings: Settings) -> str:
+def _log_kind(settings: Settings) -> str:
     url = settings.section("log").url
     if url is None:
         return "embedded"
@@ -65,7 +65,7 @@ def _kafka(reader: Reader, settings: Settings, starts: Offsets) -> Reader:
     reader = reader.format("kafka")
     for name, value in {**kafka_client_options(settings), **KAFKA_TUNING}.items():
         reader = reader.option(f"kafka.{name}", value)
-    # By number, for the partition count is frozen; never by what the broker has today.
+    # Partitions are assigned explicitly: a topic's partition count is fixed in its configuration.
     assigned = {topic: [int(number) for number in numbers] for topic, numbers in starts.items()}
     return (
         reader.option("assign", msgspec.json.encode(assigned).decode())

@@ -1,1 +1,1 @@
-"""The script for `spark-submit`, in a folder of its own: Python looks for modules beside the script it runs."""
+"""The script for `spark-submit`, alone in its folder, because Python puts the script's folder on sys.path."""

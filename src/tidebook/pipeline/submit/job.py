@@ -1,4 +1,4 @@
-"""What `spark-submit` runs: `spark-submit … job.py pipeline replicate --book tidebook.toml`."""
+"""The script for `spark-submit`: `spark-submit … job.py pipeline replicate --book tidebook.toml`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 
 
 def main() -> None:
-    """Run the command line; named as text, for it stands above this package."""
+    """Run the command line; import it by name, because this package must not depend on `tidebook.cli`."""
     import_module("tidebook.cli.app").main()
 
 

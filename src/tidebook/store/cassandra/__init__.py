@@ -1,4 +1,4 @@
-"""The store on Apache Cassandra, last write wins by stamps that come from the log."""
+"""The store on Apache Cassandra. Write timestamps come from log positions, so the last write of the log wins."""
 
 from __future__ import annotations
 

@@ -1,23 +1,26 @@
-"""A slice's writes as batches of statements: which rows, under which stamps, in which rounds. Nothing here does I/O."""
+"""Convert a slice's writes into batches of statements: which rows, under which stamps, in which rounds. No I/O."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, assert_never
 
 import msgspec
 
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
-from tidebook.core.position import tombstone_stamp, write_stamp
-from tidebook.core.replication import (
+from tidebook.core.position import Position, tombstone_stamp, write_stamp
+from tidebook.core.repair import REV_MAX, Repair
+from tidebook.core.replication_plan import (
     ClearEvents,
     ClearJournal,
     EventRow,
+    ForgetSegments,
     Parked,
     PutEvents,
     PutHead,
+    PutSegments,
     PutTags,
     SliceWrites,
     TagRow,
@@ -26,53 +29,63 @@ from tidebook.core.replication import (
 )
 from tidebook.core.segments import event_segment, head_segment
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.rows import EVENTS_A_ROW_MAX, encode_row, encode_rows
+from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, encode_row, encode_rows
 
 BATCH_BYTES_MAX: Final = 40_000
 BATCH_ROWS_MAX: Final = 100
 PROGRESS_WITH_HEAD_MAX: Final = 20
-#: A longer record is kept in part: Cassandra refuses a mutation over half a commit log segment, 16 MiB by default.
+#: A longer record is truncated: Cassandra rejects a mutation over half a commit log segment, 16 MiB by default.
 PARKED_BYTES_MAX: Final = 4_000_000
-#: Stands behind the reason of a record that was cut.
-_CUT_NOTE: Final = " (kept: the first {:,} of {:,} bytes)"
-_CUT_SIZE: Final = re.compile(r" \(kept: the first [\d,]+ of ([\d,]+) bytes\)$")
-#: What a row's key and bookkeeping are taken for.
+#: Appended to the reason of a truncated record, for people; the `size_bytes` column has the size.
+_TRUNCATED_NOTE: Final = " (kept: the first {:,} of {:,} bytes)"
+#: The assumed size of a row's key and metadata.
 _ROW_BYTES: Final = 100
-#: Beside the head itself: the columns that repeat parts of it.
+#: The assumed size of the columns that repeat parts of the head.
 _HEAD_ROW_BYTES: Final = 150
 NEVER_EXPIRES: Final = 0
 
 
-class Statement(msgspec.Struct, frozen=True, gc=False):
-    """A statement and its values. Each row that is written has one."""
+class CqlStatement(msgspec.Struct, frozen=True, gc=False):
+    """A statement and its values. Each written row has one."""
 
     cql: str
     values: list[Any]
 
 
-#: Statements that are carried out together: of one partition of one table, until they are gathered.
-Batch = list[Statement]
+#: Statements that are executed together. They belong to one partition of one table, until `coalesce_batches` combines
+#: them.
+Batch = list[CqlStatement]
+#: The listed segments of the incarnations that a slice clears.
+ListedSegments = Mapping[tuple[Key, Position], Sequence[int]]
 
 
 def rounds_of(
-    writes: SliceWrites, segments: int, cut: Mapping[Key, Sequence[EventRow]] | None = None
+    writes: SliceWrites,
+    segments: int,
+    cut: Mapping[Key, Sequence[EventRow]] | None = None,
+    listed: ListedSegments | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """All batches of a slice. Those of a round may run in any order; each round is acknowledged before the next.
+    """Yield all batches of a slice, in rounds: those of a round run in any order, acknowledged before the next.
 
-    A key's writes are spread over rounds, so that its own order holds and the heads of many keys share batches.
-    The pointer is the last round, alone. `cut` has what a delete leaves of a row that events before it share.
+    The writes of a key are spread over the rounds, which keeps their order and lets the heads of many keys share
+    batches. The pointer is the last round, alone. `cut` has the events that a delete leaves of a packed row, and
+    `listed` the segments before the last run of what is cleared.
     """
     if writes.parked:
         yield ([_parked(each)] for each in writes.parked)
     for i in range(max(map(len, writes.keys), default=0)):
         before = (key[i - 1] for key in writes.keys if 0 < i < len(key))
         tags = {write.key: write for write in before if isinstance(write, PutTags)}
-        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, cut or {})
+        yield _batches([key[i] for key in writes.keys if i < len(key)], tags, segments, cut or {}, listed or {})
     yield iter([[_pointer(writes)]])
 
 
 def _batches(
-    writes: Sequence[Write], tags: Mapping[Key, PutTags], segments: int, cut: Mapping[Key, Sequence[EventRow]]
+    writes: Sequence[Write],
+    tags: Mapping[Key, PutTags],
+    segments: int,
+    cut: Mapping[Key, Sequence[EventRow]],
+    listed: ListedSegments,
 ) -> Iterator[Batch]:
     heads: list[PutHead] = []
     for write in writes:
@@ -82,23 +95,27 @@ def _batches(
             case PutEvents():
                 yield from event_batches(write)
             case PutTags():
-                pass  # by tag and bucket, over all journals: `tag_batches`
+                pass  # written by tag and bucket over all journals: `tag_batches`
+            case PutSegments():
+                pass  # written before all rounds: `segment_batches`
             case ClearEvents():
-                yield from clear_events(write)
-                yield from _rows_left(write, cut.get(write.key, ()))
+                yield from clear_events(write, listed.get((write.key, write.head.incarnation), ()))
+                yield from _rewrite_remaining(write, cut.get(write.key, ()))
             case ClearJournal():
-                yield from clear_journal(write)
+                yield from clear_journal(write, listed.get((write.key, write.head.incarnation), ()))
+            case ForgetSegments():
+                yield [_forget_segments(write)]
             case _:
                 assert_never(write)
     yield from head_batches(heads, segments, tags=tags)
 
 
-def event_batches(write: PutEvents, *, stamp: int | None = None, apart: bool = False) -> Iterator[Batch]:
-    """The rows of one journal, by segment, in batches that are bounded by bytes and rows.
+def event_batches(write: PutEvents, *, stamp: int | None = None, packed: bool = True) -> Iterator[Batch]:
+    """Yield the rows of one journal by segment, in batches bounded by bytes and rows.
 
-    Events of one record share rows, unless they are to lie `apart`.
+    Events of one record share packed rows, unless `packed` is false.
     """
-    # One pass without a call that could be spared: each event of the log comes through here.
+    # One pass with as few calls as possible: every event of the log passes here.
     topic, id = write.key
     rows, segment_size = write.rows, write.head.segment_size
     row_bytes = len(id) + _ROW_BYTES
@@ -113,33 +130,33 @@ def event_batches(write: PutEvents, *, stamp: int | None = None, apart: bool = F
         if not in_segment:
             segment = event_segment(seq_nr, segment_size)
             segment_first, segment_last = segment * segment_size + 1, (segment + 1) * segment_size
-        if apart or i == count or rows[i].position is not position:
+        if not packed or i == count or rows[i].position is not position:
             cell = encode_row(row)
         else:
-            stop = _shared_to(rows, i - 1, segment_last)
+            stop = _packed_end(rows, i - 1, segment_last)
             cell, seq_nr, i = encode_rows(rows[i - 1 : stop]), rows[stop - 1].seq_nr, stop
         room -= len(cell) + row_bytes
         if room < 0 or len(batch) == BATCH_ROWS_MAX or not in_segment:
             if batch:
                 yield batch
             batch, room = [], BATCH_BYTES_MAX - len(cell) - row_bytes
-        batch.append(Statement(cql.PUT_EVENT, [id, topic, segment, seq_nr, cell, stamp or write_stamp(position)]))
+        batch.append(CqlStatement(cql.PUT_EVENT, [id, topic, segment, seq_nr, cell, stamp or write_stamp(position)]))
     if batch:
         yield batch
 
 
-def _shared_to(rows: Sequence[EventRow], start: int, segment_last: int) -> int:
-    """Behind which row those end that share one with the row at `start`: of its record, one number after the other."""
+def _packed_end(rows: Sequence[EventRow], start: int, segment_last: int) -> int:
+    """Return the end of the packed row that starts at `start`: consecutive numbers of one record and segment."""
     first = rows[start]
-    position, number = first.position, first.seq_nr - first.index
-    index_end = first.index // EVENTS_A_ROW_MAX * EVENTS_A_ROW_MAX + EVENTS_A_ROW_MAX
+    position, first_number = first.position, first.seq_nr - first.index
+    index_end = first.index // EVENTS_PER_ROW_MAX * EVENTS_PER_ROW_MAX + EVENTS_PER_ROW_MAX
     stop = start + 1
     while stop < len(rows):
         row = rows[stop]
         index = first.index + stop - start
         if row.position is not position or row.index != index or index >= index_end:
             break
-        if row.seq_nr != number + index or row.seq_nr > segment_last:
+        if row.seq_nr != first_number + index or row.seq_nr > segment_last:
             break
         stop += 1
     return stop
@@ -148,9 +165,9 @@ def _shared_to(rows: Sequence[EventRow], start: int, segment_last: int) -> int:
 def head_batches(
     writes: Iterable[PutHead], segments: int, *, tags: Mapping[Key, PutTags], stamp: int | None = None
 ) -> Iterator[Batch]:
-    """Heads of many journals, by the segment of `metajournal` they live in, each with the progress of its tags.
+    """Yield heads by segment of `metajournal`, each with the progress of its journal's tags.
 
-    Both tables have the same partitions, so a node takes a head and its progress as one mutation: all of it or nothing.
+    Both tables have the same partitions, so a node applies a head and its progress as one mutation, atomically.
     """
     by_segment: dict[tuple[str, int], list[tuple[int, Batch]]] = {}
     for write in writes:
@@ -158,23 +175,30 @@ def head_batches(
         segment = head_segment(id, segments)
         data = encode_head(write.head)
         size = len(data) + len(id) + _HEAD_ROW_BYTES
-        together: Batch = []
+        group: Batch = []
         put = tags.get(write.key)
         if put is not None and not is_long(progress := progress_of(put, segment, stamp)):
-            together = progress
+            group = progress
             size += len(progress) * (len(id) + _HEAD_ROW_BYTES)
-        together.append(Statement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp)))
-        by_segment.setdefault((topic, segment), []).append((size, together))
+        group.append(CqlStatement(cql.PUT_HEAD, _head_values(write.key, segment, write.head, data, stamp)))
+        by_segment.setdefault((topic, segment), []).append((size, group))
     for sized in by_segment.values():
         yield from bounded(sized)
 
 
+def clear_graves(topic: str, graves: Iterable[tuple[str, Head]], segments: int) -> Iterator[Batch]:
+    """Yield tombstones for graves: above everything written of them, below the next record of their partition."""
+    for id, grave in graves:
+        stamp = write_stamp(grave.position, rev=REV_MAX)
+        yield [CqlStatement(cql.CLEAR_HEAD, [stamp, topic, head_segment(id, segments), id])]
+
+
 def progress_of(tags: PutTags, segment: int, stamp: int | None) -> Batch:
-    """How far each of a journal's tags has come."""
+    """Return the statements that store how far each of a journal's tags has come."""
     topic, id = tags.key
     latest = {row.tag: row for row in tags.rows}
     return [
-        Statement(cql.PUT_TAG_PROGRESS, [topic, segment, id, tag, *_progress_values(row, stamp)])
+        CqlStatement(cql.PUT_TAG_PROGRESS, [topic, segment, id, tag, *_progress_values(row, stamp)])
         for tag, row in latest.items()
     ]
 
@@ -184,7 +208,7 @@ def _progress_values(row: TagRow, stamp: int | None) -> list[Any]:
 
 
 def is_long(progress: Batch) -> bool:
-    """Whether it is more than can go in one batch with a head: it goes before, with the tag rows."""
+    """Return whether it is too long for a batch with the head: then it is written before, with the tag rows."""
     return len(progress) > PROGRESS_WITH_HEAD_MAX
 
 
@@ -197,78 +221,118 @@ def _head_values(key: Key, segment: int, head: Head, data: bytes, stamp: int | N
     ]  # fmt: skip
 
 
-def clear_events(write: ClearEvents) -> Iterator[Batch]:
-    """Tombstones for the numbers up to the head's delete_to, whole segments where all of one is meant."""
+def segment_batches(write: PutSegments, *, stamp: int | None = None) -> Iterator[Batch]:
+    """Yield the rows of an incarnation's segment list.
+
+    Their stamp is that of the incarnation's first record, below everything that clears them: a segment is only unlisted
+    when all of its numbers are deleted, so it is never needed again.
+    """
+    topic, id = write.key
+    incarnation = write.head.incarnation
+    stamp = stamp or write_stamp(incarnation)
+    rows = (
+        (
+            len(id) + _ROW_BYTES,
+            [CqlStatement(cql.PUT_SEGMENT, [id, topic, incarnation.epoch, incarnation.offset, segment, stamp])],
+        )
+        for segments in write.segments
+        for segment in segments
+    )
+    yield from bounded(rows)
+
+
+def repair_segments(repair: Repair, rows: Iterable[EventRow]) -> PutSegments:
+    """Return the segments that must be listed for the rows of a repaired journal to be found."""
+    head = repair.head
+    segments = {*repair.segments, *(event_segment(row.seq_nr, head.segment_size) for row in rows)}
+    listed = tuple(range(each, each + 1) for each in sorted(segments) if each < head.run_start)
+    return PutSegments(repair.key, head, listed)
+
+
+def _forget_segments(write: ForgetSegments) -> CqlStatement:
+    topic, id = write.key
+    head = write.head
+    values = [tombstone_stamp(head.position), id, topic, head.incarnation.epoch, head.incarnation.offset]
+    if not head.live:
+        return CqlStatement(cql.CLEAR_ALL_SEGMENTS, values)
+    return CqlStatement(cql.CLEAR_SEGMENTS, [*values, head.delete_to // head.segment_size])
+
+
+def clear_events(write: ClearEvents, listed: Iterable[int] = ()) -> Iterator[Batch]:
+    """Yield tombstones for the numbers up to the head's `delete_to`, for whole segments where possible."""
     topic, id = write.key
     head = write.head
     stamp = tombstone_stamp(head.position)
-    for segments in segments_between(head, write.above, head.delete_to):
-        for segment in segments:
-            if (segment + 1) * head.segment_size <= head.delete_to:
-                yield [Statement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
-            else:
-                yield [Statement(cql.CLEAR_EVENTS, [stamp, id, topic, segment, head.delete_to])]
+    for segment in chain(listed, *segments_between(head, write.above, head.delete_to)):
+        if (segment + 1) * head.segment_size <= head.delete_to:
+            yield [CqlStatement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
+        else:
+            yield [CqlStatement(cql.CLEAR_EVENTS, [stamp, id, topic, segment, head.delete_to])]
 
 
-def _rows_left(write: ClearEvents, rows: Sequence[EventRow]) -> Iterator[Batch]:
-    """Over the row that they shared with what is deleted, and above its stamp, whoever writes that one again."""
+def _rewrite_remaining(write: ClearEvents, rows: Sequence[EventRow]) -> Iterator[Batch]:
+    """Rewrite the events that shared a packed row with deleted ones, above the stamp of that row.
+
+    So they win even if a slow replicator writes the whole row again.
+    """
     yield from event_batches(PutEvents(write.key, write.head, tuple(rows)), stamp=write_stamp(write.head.position))
 
 
-def clear_journal(write: ClearJournal) -> Iterator[Batch]:
-    """Tombstones for all that a life left: every segment up to its last number, and its snapshots."""
+def clear_journal(write: ClearJournal, listed: Iterable[int] = ()) -> Iterator[Batch]:
+    """Yield tombstones for everything an incarnation wrote: all segments up to its last number, and its snapshots."""
     topic, id = write.key
     head = write.head
     stamp = tombstone_stamp(head.position)
-    for segments in segments_between(head, 0, head.seq_nr):
-        for segment in segments:
-            yield [Statement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
-    yield [Statement(cql.CLEAR_SNAPSHOTS, [stamp, topic, id, head.incarnation.epoch, head.incarnation.offset])]
+    for segment in chain(listed, *segments_between(head, 0, head.seq_nr)):
+        yield [CqlStatement(cql.CLEAR_SEGMENT, [stamp, id, topic, segment])]
+    yield [CqlStatement(cql.CLEAR_SNAPSHOTS, [stamp, topic, id, head.incarnation.epoch, head.incarnation.offset])]
 
 
-def _pointer(writes: SliceWrites) -> Statement:
+def _pointer(writes: SliceWrites) -> CqlStatement:
     position, time_ms = writes.pointer.position, writes.pointer.time_ms
     values = [writes.topic, writes.partition, position.epoch, position.offset, time_ms, write_stamp(position)]
-    return Statement(cql.PUT_POINTER, values)
+    return CqlStatement(cql.PUT_POINTER, values)
 
 
-def _parked(parked: Parked) -> Statement:
-    reason, value = parked.reason, parked.value
-    if len(value) > PARKED_BYTES_MAX:
-        reason = f"{reason}{_CUT_NOTE.format(PARKED_BYTES_MAX, len(value))}"
+def _parked(parked: Parked) -> CqlStatement:
+    reason, value, size_bytes = parked.reason, parked.value, len(parked.value)
+    if size_bytes > PARKED_BYTES_MAX:
+        reason = f"{reason}{_TRUNCATED_NOTE.format(PARKED_BYTES_MAX, size_bytes)}"
         value = value[:PARKED_BYTES_MAX]
     epoch, offset = parked.position
     values = [
-        parked.topic, parked.partition, epoch, offset, parked.timestamp_ms, parked.id or "", reason, value,
+        parked.topic, parked.partition, epoch, offset, parked.timestamp_ms, parked.id or "", reason, value, size_bytes,
         write_stamp(parked.position),
     ]  # fmt: skip
-    return Statement(cql.PUT_PARKED, values)
+    return CqlStatement(cql.PUT_PARKED, values)
 
 
-def whole_bytes(reason: str) -> int | None:
-    """The size of a parked record that was cut, as the reason beside it tells."""
-    found = _CUT_SIZE.search(reason)
-    return None if found is None else int(found[1].replace(",", ""))
+def parked_row(columns: tuple[Any, ...]) -> Parked:
+    """Decode a row of `parked`; `whole_bytes` is set if the value was truncated."""
+    topic, partition, epoch, offset, timestamp_ms, id, reason, value, size_bytes = columns
+    # Rows from before the column was added have no size.
+    whole_bytes = size_bytes if size_bytes is not None and size_bytes > len(value) else None
+    return Parked(topic, partition, Position(epoch, offset), timestamp_ms, id or None, reason, value, whole_bytes)
 
 
-def unpark(parked: Parked) -> Statement:
-    """Under the stamp of the row itself, where a tombstone wins: a replay does not bring the record back."""
+def unpark(parked: Parked) -> CqlStatement:
+    """Delete a parked record under its own stamp, where a tombstone wins, so that a replay does not restore it."""
     epoch, offset = parked.position
-    return Statement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
+    return CqlStatement(cql.UNPARK, [write_stamp(parked.position), parked.topic, parked.partition, epoch, offset])
 
 
 def bounded(sized: Iterable[tuple[int, Batch]], rows_max: int = BATCH_ROWS_MAX) -> Iterator[Batch]:
-    """Statements of one partition in batches that are bounded by bytes and rows; what is larger by itself goes alone.
+    """Yield one partition's statements in batches bounded by bytes and rows; a larger group is sent alone.
 
-    What comes as one stays together.
+    Statements that are given as one group stay in one batch.
     """
     batch: Batch = []
     batch_bytes = 0
-    for size, together in sized:
-        if batch and (len(batch) + len(together) > rows_max or batch_bytes + size > BATCH_BYTES_MAX):
+    for size, group in sized:
+        if batch and (len(batch) + len(group) > rows_max or batch_bytes + size > BATCH_BYTES_MAX):
             yield batch
             batch, batch_bytes = [], 0
-        batch += together
+        batch += group
         batch_bytes += size
     if batch:
         yield batch

@@ -1,6 +1,7 @@
-"""How events lie in their rows: one cell for all of it. `docs/reference/tables.md` tells the same to people.
+"""Encode event rows: one cell per row (see `docs/reference/tables.md`).
 
-The events of one append share a row, up to 16 of them: it has the number of the last, and says what the first is.
+The events of one append are packed into rows of up to 16. A packed row has the number of its last event, and its cell
+the number of the first.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ from typing import Final
 
 import msgspec
 
+from tidebook.core.bounds import DECODE_ERRORS
 from tidebook.core.errors import Corrupt
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow
+from tidebook.core.replication_plan import EventRow
 
-#: Which events of a record share a row follows from their index and segment alone, so every replicator agrees on it.
-EVENTS_A_ROW_MAX: Final = 16
+#: Which events of a record share a row depends only on their index and segment, so all replicators agree on it.
+EVENTS_PER_ROW_MAX: Final = 16
 
 
-class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Consecutive events of one record. It has one field more than an EventRow, so their first bytes differ.
+class PackedEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Consecutive events of one record. It has one field more than an `EventRow`, so the first bytes of the two differ.
 
-    Of two cells with one stamp Cassandra keeps the one whose bytes are greater. That must be the one with more events:
-    whoever has folded a delete leaves out what it deletes, while a head of before may still be what readers go by. So
-    the count comes first, and a single event's first byte is below a shared one's.
+    Of two cells with the same stamp Cassandra keeps the one with the greater bytes. That must be the one with more
+    events: a replicator that has folded a delete omits the deleted events, while readers may still use an earlier head.
+    So the count is the first field, and the first byte of a single event is less than that of a packed row.
     """
 
     count: int
     seq_nr: int
-    kept: tuple[bytes, ...]
+    events: tuple[bytes, ...]
     timestamp_ms: int
     position: Position
     index: int
@@ -38,62 +40,64 @@ class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def last(self) -> int:
-        """The number of its last event, which is the row's."""
+        """The number of its last event, which is the row's number."""
         return self.seq_nr + self.count - 1
 
     def rows(self) -> list[EventRow]:
-        """Its events."""
+        """Return its events."""
         first, index, timestamp_ms, position, time_ms = (
             self.seq_nr, self.index, self.timestamp_ms, self.position, self.time_ms,
         )  # fmt: skip
         return [
-            EventRow(first + i, kept, timestamp_ms, position, index + i, time_ms) for i, kept in enumerate(self.kept)
+            EventRow(first + i, event, timestamp_ms, position, index + i, time_ms)
+            for i, event in enumerate(self.events)
         ]
 
 
-# A cell costs Cassandra and its drivers about as much as 200 bytes do; one decoder call costs less than five columns.
+# One cell, because a cell costs Cassandra and its drivers about as much as 200 bytes; one decoder call costs less than
+# five columns.
 _decode = msgspec.msgpack.Decoder(EventRow).decode
-_decode_shared = msgspec.msgpack.Decoder(Shared).decode
+_decode_packed = msgspec.msgpack.Decoder(PackedEvents).decode
 encode_row = msgspec.msgpack.Encoder().encode
-#: How a msgpack array of as many fields as `Shared` has begins.
-_SHARED: Final = 0x90 | len(Shared.__struct_fields__)
+#: The first byte of a msgpack array with as many fields as `PackedEvents`.
+_PACKED: Final = 0x90 | len(PackedEvents.__struct_fields__)
 
 
 def encode_rows(rows: Sequence[EventRow]) -> bytes:
-    """The cell of events that share a row."""
+    """Encode events that share a row into its cell."""
     first = rows[0]
-    kept = tuple([row.kept for row in rows])
+    events = tuple([row.kept for row in rows])
     return encode_row(
-        Shared(len(rows), first.seq_nr, kept, first.timestamp_ms, first.position, first.index, first.time_ms)
+        PackedEvents(len(rows), first.seq_nr, events, first.timestamp_ms, first.position, first.index, first.time_ms)
     )
 
 
-def is_shared(cell: bytes) -> bool:
-    """Whether it holds several events."""
-    return cell[0] == _SHARED
+def is_packed(cell: bytes) -> bool:
+    """Return whether a cell holds several events."""
+    return cell[0] == _PACKED
 
 
 def decode_rows(cells: Iterable[bytes]) -> list[EventRow]:
-    """The events of these cells, which are in the order of their rows."""
+    """Decode the events of cells that are in the order of their rows; raise `Corrupt` if one is damaged."""
     rows: list[EventRow] = []
     try:
         for cell in cells:
-            if cell[0] != _SHARED:
+            if cell[0] != _PACKED:
                 rows.append(_decode(cell))
                 continue
-            shared = _decode_shared(cell)
-            # It stands for all its numbers: an older Tidebook may have written some of them singly.
-            while rows and shared.seq_nr <= rows[-1].seq_nr <= shared.last:
+            packed = _decode_packed(cell)
+            # It replaces single rows of the same numbers, which an older Tidebook may have written.
+            while rows and packed.seq_nr <= rows[-1].seq_nr <= packed.last:
                 rows.pop()
-            rows += shared.rows()
-    except (msgspec.MsgspecError, IndexError) as error:
+            rows += packed.rows()
+    except (*DECODE_ERRORS, IndexError) as error:
         raise Corrupt(f"an event in the store is damaged: {error}: repair it from the log") from error
     return rows
 
 
-def decode_rows_of(found: Iterable[tuple[str, bytes]]) -> list[tuple[str, EventRow]]:
-    """The same for rows of several journals, each with its id."""
+def decode_rows_of(id_cells: Iterable[tuple[str, bytes]]) -> list[tuple[str, EventRow]]:
+    """Decode the rows of several journals, each with its id."""
     rows: list[tuple[str, EventRow]] = []
-    for id, of_journal in groupby(found, itemgetter(0)):
+    for id, of_journal in groupby(id_cells, itemgetter(0)):
         rows += [(id, row) for row in decode_rows([cell for _, cell in of_journal])]
     return rows

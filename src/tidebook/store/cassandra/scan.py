@@ -1,106 +1,188 @@
-"""Reading many rows: pages of events over segments, and all rows of a topic segment by segment."""
+"""Read pages of a journal's events over its segments, and all heads of a topic segment by segment."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from array import array
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
 from tidebook.core.errors import Unavailable
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.replication import EventRow, segments_between
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import (
+    ClearEvents,
+    ClearJournal,
+    EventRow,
+    SliceWrites,
+    listed_between,
+    segments_between,
+)
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.failures import TIMED_OUT
+from tidebook.store.cassandra.errors import PERHAPS_TOO_LARGE
 from tidebook.store.cassandra.page_size import PAGE_ROWS_MIN, PageSizes
-from tidebook.store.cassandra.rows import EVENTS_A_ROW_MAX, decode_rows
-from tidebook.store.cassandra.session import Session
+from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows
+from tidebook.store.cassandra.run_bounded import run_bounded
+from tidebook.store.cassandra.session import CassandraSession
 
-#: How many segments are asked for at once where one alone cannot fill the page, or came back empty.
+#: Segments read concurrently where one cannot fill the page, or was empty.
 SEGMENTS_AT_ONCE_MAX: Final = 32
 SCANS_AT_ONCE: Final = 16
+#: Rows of a segment list read at once.
+LISTED_PAGE: Final = 1000
 
 
 class EventPages:
-    """Pages of events, over gaps, segment borders and jumps."""
+    """Reads pages of events over gaps, segment borders and jumps of the numbers.
 
-    def __init__(self, session: Session) -> None:
+    A journal's last run of consecutive segments follows from its head; earlier segments are found in its segment list.
+    The list is read after the head and is complete, because it was written before the head.
+    """
+
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
-        #: A journal's own events tell most; of one that was not read yet, those of its topic.
+        #: A journal's own events predict the size best; before they were read, those of its topic.
         self._journals = PageSizes()
         self._topics = PageSizes()
 
     async def read(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> list[EventRow]:
-        """The next events of a journal: at least one where there is one, at most `limit`, and not too many bytes."""
-        of: Hashable = key.topic
+        """Return the next events of a journal: at least one if there is any, at most `limit`, bounded in bytes."""
+        sized_by: Hashable = key.topic
         sizes = self._topics
         if self._journals.knows(key):
-            of, sizes = key, self._journals
-        # No more rows than numbers: only where there are more numbers it matters how many events share a row.
-        rows_max = min(limit, sizes.rows_of_events(of, limit)) if to - after > limit else sizes.rows(of, limit)
+            sized_by, sizes = key, self._journals
+        # There are no more rows than numbers, so packing only matters if the range exceeds the limit.
+        rows_max = (
+            min(limit, sizes.rows_of_events(sized_by, limit)) if to - after > limit else sizes.rows(sized_by, limit)
+        )
         try:
             return await self._page(key, head, after, to, limit, rows_max)
         except Unavailable as error:
-            if not isinstance(error.__cause__, TIMED_OUT):
+            if not isinstance(error.__cause__, PERHAPS_TOO_LARGE):
                 raise
             self._journals.timed_out(key)
             if rows_max <= PAGE_ROWS_MIN:
                 raise
-        # Perhaps it was too large, for earlier events tell nothing of these; a few are little, however large they are.
+        # The page may have been too large, since earlier events do not predict the size of these; a few are small
+        # enough.
         return await self._page(key, head, after, to, limit, PAGE_ROWS_MIN)
 
     async def cells(self, key: Key, segment: int, *, after: int, to: int, limit: int) -> list[bytes]:
-        """Rows of one segment as they lie there: the first that reach beyond `after`, up to the one that holds `to`."""
-        values = [key.id, key.topic, segment, after, to + EVENTS_A_ROW_MAX - 1, limit]
+        """Return encoded rows of a segment: the first that extend beyond `after`, up to the one that holds `to`."""
+        values = [key.id, key.topic, segment, after, to + EVENTS_PER_ROW_MAX - 1, limit]
         page = await self._session.read(cql.EVENTS, values, page_size=limit)
         return [row.column_value_by_index(0) for row in page.all()]
 
+    async def listed(self, key: Key, head: Head, *, above: int, to: int, page: int) -> AsyncIterator[Sequence[int]]:
+        """Yield pages of the listed segments that may hold numbers above `above` and up to `to`, in order."""
+        wanted = listed_between(head, above, to)
+        while wanted:
+            values = [key.id, key.topic, *head.incarnation, wanted.start, wanted.stop, page]
+            rows = await self._session.read(cql.SEGMENTS, values, page_size=page)
+            segments = array("q", [row.column_value_by_index(0) for row in rows.all()])
+            if segments:
+                yield segments
+            if len(segments) < page:
+                return
+            wanted = range(segments[-1] + 1, wanted.stop)
+
     async def _page(self, key: Key, head: Head, after: int, to: int, limit: int, rows_max: int) -> list[EventRow]:
+        if rows := await self._listed_page(key, head, after, to, limit, rows_max):
+            return rows
         segments = chain.from_iterable(segments_between(head, after, to))
         at_once = min(max(rows_max // head.segment_size, 1), SEGMENTS_AT_ONCE_MAX)
         while some := list(islice(segments, at_once)):
             if len(some) == 1:
                 cells = await self.cells(key, some[0], after=after, to=to, limit=rows_max)
             else:
-                asked = (self.cells(key, each, after=after, to=to, limit=rows_max) for each in some)
-                cells = list(chain.from_iterable(await asyncio.gather(*asked)))[:rows_max]
-            if cells:
-                rows = decode_rows(cells)
-                size_bytes = sum(map(len, cells))
-                self._topics.saw(key.topic, len(cells), size_bytes, events=len(rows))
-                self._journals.saw(key, len(cells), size_bytes, events=len(rows))
-                if wanted := _between(rows, after, to)[:limit]:
-                    return wanted
-            # Nothing there: what follows may be empty for long, so it is asked for in ever larger steps.
+                reads = (self.cells(key, each, after=after, to=to, limit=rows_max) for each in some)
+                cells = list(chain.from_iterable(await asyncio.gather(*reads)))[:rows_max]
+            if rows := self._decoded(key, cells, after, to)[:limit]:
+                return rows
+            # Nothing found: more empty segments may follow, so the step grows.
             at_once = min(at_once * 2, SEGMENTS_AT_ONCE_MAX)
         return []
 
+    async def _listed_page(
+        self, key: Key, head: Head, after: int, to: int, limit: int, rows_max: int
+    ) -> list[EventRow]:
+        """Return the next events of the listed segments. Each may hold a single event, so many segments make a page."""
+        cells: list[bytes] = []
+        async for segments in self.listed(key, head, above=after, to=to, page=min(rows_max, LISTED_PAGE)):
+            while segments:
+                left = rows_max - len(cells)
+                at_once = min(left, SEGMENTS_AT_ONCE_MAX)
+                some, segments = segments[:at_once], segments[at_once:]
+                reads = (self.cells(key, each, after=after, to=to, limit=left) for each in some)
+                cells += chain.from_iterable(await asyncio.gather(*reads))
+                if len(cells) >= rows_max:
+                    return self._decoded(key, cells[:rows_max], after, to)[:limit]
+        return self._decoded(key, cells, after, to)[:limit]
+
+    def _decoded(self, key: Key, cells: Sequence[bytes], after: int, to: int) -> list[EventRow]:
+        """Decode the events within the range, and record their sizes."""
+        if not cells:
+            return []
+        rows = decode_rows(cells)
+        size_bytes = sum(map(len, cells))
+        self._topics.record(key.topic, len(cells), size_bytes, events=len(rows))
+        self._journals.record(key, len(cells), size_bytes, events=len(rows))
+        return _between(rows, after, to)
+
 
 def _between(rows: list[EventRow], after: int, to: int) -> list[EventRow]:
-    """Without what rows at the ends hold beside it."""
+    """Drop the events outside the range that the packed rows at its ends hold."""
     if rows and (rows[0].seq_nr <= after or rows[-1].seq_nr > to):
         return [row for row in rows if after < row.seq_nr <= to]
     return rows
 
 
-async def each_segment(
-    session: Session, query: str, topic: str, segments: int, *, page_size: int
+async def listed_segments(
+    pages: EventPages, writes: SliceWrites, *, at_once: int
+) -> Mapping[tuple[Key, Position], Sequence[int]]:
+    """Return the listed segments that a slice clears, by incarnation.
+
+    The segments that the slice itself lists must have been written before.
+    """
+    found: dict[tuple[Key, Position], Sequence[int]] = {}
+
+    async def read_list(write: ClearEvents | ClearJournal) -> None:
+        head = write.head
+        above, to = (write.above, head.delete_to) if isinstance(write, ClearEvents) else (0, head.seq_nr)
+        segments = array("q")
+        async for page in pages.listed(write.key, head, above=above, to=to, page=LISTED_PAGE):
+            segments.extend(page)
+        found[write.key, head.incarnation] = segments
+
+    clears = [
+        write
+        for of_key in writes.keys
+        for write in of_key
+        if isinstance(write, ClearEvents | ClearJournal) and write.head.run_start
+    ]
+    await run_bounded(read_list, clears, at_once=at_once)
+    return found
+
+
+async def scan_segments(
+    session: CassandraSession, query: str, topic: str, segments: int, *, page_size: int
 ) -> AsyncIterator[list[tuple[Any, ...]]]:
-    """Pages of all rows of a topic in `metajournal`, a few segments asked for ahead."""
-    ahead: dict[int, asyncio.Task[Any]] = {}
+    """Yield pages of all rows of a topic in `metajournal`, reading a few segments ahead."""
+    prefetched: dict[int, asyncio.Task[Any]] = {}
     try:
         for segment in range(segments):
-            for next_one in range(segment, min(segment + SCANS_AT_ONCE, segments)):
-                if next_one not in ahead:
-                    first = session.read(query, [topic, next_one], page_size=page_size)
-                    ahead[next_one] = asyncio.ensure_future(first)
-            page = await ahead.pop(segment)
+            for upcoming in range(segment, min(segment + SCANS_AT_ONCE, segments)):
+                if upcoming not in prefetched:
+                    first = session.read(query, [topic, upcoming], page_size=page_size)
+                    prefetched[upcoming] = asyncio.ensure_future(first)
+            page = await prefetched.pop(segment)
             yield [row.as_tuple() for row in page]
             while page.has_more_pages():
                 page = await session.read(query, [topic, segment], page_size=page_size, page_state=page.page_state())
                 yield [row.as_tuple() for row in page]
     finally:
-        for task in ahead.values():
+        for task in prefetched.values():
             task.cancel()
-        await asyncio.gather(*ahead.values(), return_exceptions=True)
+        await asyncio.gather(*prefetched.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The tables, as migrations: each runs once, in order, under a lock. `docs/reference/tables.md` describes them."""
+"""The tables, as migrations that run once, in order, under a lock. `docs/reference/tables.md` describes the tables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from typing import Final, NamedTuple
 
 
 class Migration(NamedTuple):
-    """One step of the schema. Its statements may run twice, after a crash between them: write them so."""
+    """One step of the schema. Its statements must be idempotent: they may run twice after a crash."""
 
     name: str
     statements: tuple[str, ...]
 
 
-#: What must be there before a lock can be taken or a version be read.
+#: Created before a lock can be taken or a version read.
 BOOTSTRAP: Final = (
-    # A partition each: compare-and-sets, and reads that want to be sure, contend within a partition.
+    # One partition per row, because compare-and-sets and serial reads contend within a partition.
     "CREATE TABLE IF NOT EXISTS setting (section text, name text, value text, PRIMARY KEY ((section, name)))",
     "CREATE TABLE IF NOT EXISTS locks (name text PRIMARY KEY, holder text)",
 )
 
-#: Stamps come from log positions, so compaction by time windows would mix up what is old and what is new.
+#: Stamps come from log positions, so time-window compaction would mix old and new data.
 _LEVELED: Final = "compaction = {'class': 'LeveledCompactionStrategy'}"
 _TIERED: Final = "compaction = {'class': 'SizeTieredCompactionStrategy'}"
-#: Ten days: a replicator that was thought dead must be dead before what it could resurrect is forgotten.
+#: Ten days: a replicator that is presumed dead must really be dead before the tombstones of what it could resurrect are
+#: dropped.
 _GRACE: Final = "gc_grace_seconds = 864000"
 
 MIGRATIONS: Final = (
@@ -63,14 +64,28 @@ MIGRATIONS: Final = (
         ),
     ),
     Migration(
-        "the progress of tags beside heads",
+        "tag progress by head segment",
         (
-            # It had a partition a journal. Nothing is decided from it, and what a journal's next event brings is whole.
+            # The old table had one partition per journal. Dropping it is safe: nothing is decided from it, and the next
+            # event of a journal writes its progress again.
             "DROP TABLE IF EXISTS tag_views_progress",
-            # The partitions are those of `metajournal`: what goes to both is one mutation.
+            # The partitions are those of `metajournal`, so that a write to both is one mutation.
             "CREATE TABLE IF NOT EXISTS tag_views_progress ("
             "topic text, segment int, id text, tag text, tag_seq_nr bigint, seq_nr bigint, epoch int, "
             f"log_offset bigint, PRIMARY KEY ((topic, segment), id, tag)) WITH {_LEVELED} AND {_GRACE}",
         ),
+    ),
+    Migration(
+        "lists of segments",
+        (
+            # Epoch and offset are the incarnation: an earlier incarnation must not affect the next one.
+            "CREATE TABLE IF NOT EXISTS journal_segments ("
+            "id text, topic text, epoch int, log_offset bigint, segment bigint, "
+            f"PRIMARY KEY ((id, topic, epoch, log_offset), segment)) WITH {_LEVELED} AND {_GRACE}",
+        ),
+    ),
+    Migration(
+        "sizes of parked records",
+        ("ALTER TABLE parked ADD IF NOT EXISTS size_bytes int",),
     ),
 )

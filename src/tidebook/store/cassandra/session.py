@@ -1,32 +1,33 @@
-"""The driver, kept thin: connect, prepare, execute, and one translation of every failure."""
+"""A thin layer over the driver: connect, prepare, execute, and translate all errors."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import acsylla
 from acsylla import errors
 
 from tidebook.core.errors import Unavailable
-from tidebook.core.metrics import Metrics
-from tidebook.core.settle import give_up
-from tidebook.store.cassandra.failures import NOT_SENT, PASSING, translate, translated
-from tidebook.store.cassandra.mutations import Batch, Statement
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.futures import cancel_quietly
+from tidebook.runtime.metrics import Metrics
+from tidebook.store.cassandra.errors import NOT_SENT, TRANSIENT, translate, translated
+from tidebook.store.cassandra.mutations import Batch, CqlStatement
 from tidebook.store.cassandra.settings import CassandraSettings
 
 RECONNECT_MS: Final = 250
 RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0
-#: A connection on which nothing comes back for this long is given up.
+#: A connection without any answer for this long (`IDLE_S`) is closed.
 HEARTBEAT_S: Final = 5
 IDLE_S: Final = 15
 SCHEMA_TIMEOUT_S: Final = 60
-#: Reads and changes of one setting that meet hold each other up, and then time out long before a node is down.
+#: Concurrent serial reads and changes of one setting delay each other, and time out long before a node is down.
 SERIAL_ATTEMPTS: Final = 5
-#: Single rows in flight for each batch that may be: 128 batches, or 256 rows, keep one node busy and not overloaded.
+#: Single statements in flight per batch allowed: 128 batches or 256 rows keep one node busy without overloading it.
 SINGLES_PER_BATCH: Final = 2
 
 _VERIFY: Final = {
@@ -36,14 +37,27 @@ _VERIFY: Final = {
 }
 
 
-class Session:
-    """Prepared statements on one cluster, for the event loop that opened it."""
+class CassandraSession:
+    """Prepared statements on one cluster, for the event loop that opened it.
 
-    def __init__(self, cluster: Any, session: Any, settings: CassandraSettings, metrics: Metrics) -> None:
+    `new_batch` creates an unlogged batch that the driver's session can execute; a simulated session has its own.
+    """
+
+    def __init__(
+        self,
+        cluster: Any,
+        session: Any,
+        settings: CassandraSettings,
+        metrics: Metrics,
+        *,
+        new_batch: Callable[..., Any] = acsylla.create_batch_unlogged,
+    ) -> None:
         self._cluster = cluster
         self._session = session
+        self.local_dc = settings.local_dc
         self._settings = settings
         self._metrics = metrics
+        self._new_batch = new_batch
         self._prepared: dict[str, Any] = {}
         self._preparing: dict[str, asyncio.Future[Any]] = {}
         self._batches = asyncio.Semaphore(settings.in_flight_max)
@@ -56,11 +70,12 @@ class Session:
     async def read(
         self, cql: str, values: Sequence[Any], *, page_size: int = 5000, page_state: bytes | None = None
     ) -> Any:
-        """One page of rows, at the reading level."""
+        """Return one page of rows, at the reading consistency level."""
         return await self._select(cql, values, page_size, page_state, self._reading)
 
     async def read_serial(self, cql: str, values: Sequence[Any]) -> Any:
-        """Rows of a compare-and-set table as of now; an unfinished change is finished or lost first."""
+        """Read a compare-and-set table linearizably; an unfinished change is completed or discarded first."""
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         for attempt in range(SERIAL_ATTEMPTS):
             try:
                 return await self._select(cql, values, 5000, None, self._serial)
@@ -68,21 +83,23 @@ class Session:
                 contended = isinstance(error.__cause__, errors.CassErrorServerReadTimeout)
                 if not contended or attempt + 1 == SERIAL_ATTEMPTS:
                     raise
-            await asyncio.sleep(RETRY_FIRST_S * 2**attempt)
+            await asyncio.sleep(backoff.next_s())
 
     async def pages(self, cql: str, values: Sequence[Any], *, page_size: int) -> AsyncIterator[Any]:
-        """All pages of a query, the next one asked for while one is used."""
-        ahead: asyncio.Task[Any] | None = None
+        """Yield all pages of a query, fetching the next one while the current one is used."""
+        next_page: asyncio.Task[Any] | None = None
         page = await self.read(cql, values, page_size=page_size)
         try:
             while page.has_more_pages():
-                ahead = asyncio.ensure_future(self.read(cql, values, page_size=page_size, page_state=page.page_state()))
+                next_page = asyncio.ensure_future(
+                    self.read(cql, values, page_size=page_size, page_state=page.page_state())
+                )
                 yield page
-                page = await ahead
+                page = await next_page
             yield page
         finally:
-            if ahead is not None:
-                give_up(ahead)
+            if next_page is not None:
+                cancel_quietly(next_page)
 
     async def _select(
         self, cql: str, values: Sequence[Any], page_size: int, page_state: bytes | None, level: Any
@@ -100,32 +117,32 @@ class Session:
         return result
 
     async def write(self, batch: Batch) -> None:
-        """Carry out one batch, again and again until it is acknowledged or the deadline has passed.
+        """Execute one batch, with retries until it is acknowledged or the deadline has passed.
 
-        Harmless, because what a slice writes has a stamp of its own; and necessary, because a write that timed out
-        may have reached too few replicas to be seen.
+        Retries are harmless, because the writes of a slice carry their own stamps, and necessary, because a write that
+        timed out may have reached too few replicas to be read.
         """
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._settings.write_deadline_s
-        pause_s = RETRY_FIRST_S
-        told: errors.CassException | None = None
+        deadline_s = loop.time() + self._settings.write_deadline_s
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        worst: errors.CassException | None = None
         async with self._singles if len(batch) == 1 else self._batches:
             while True:
                 try:
                     return await self._attempt(batch)
-                except PASSING as error:
-                    # An earlier attempt may have had an effect, though the last one was not even sent.
-                    told = error if told is None or not isinstance(error, NOT_SENT) else told
-                    if loop.time() + pause_s > give_up:
-                        raise translate(told, "a write", wrote="repeatedly") from told
+                except TRANSIENT as error:
+                    # An earlier attempt may have had an effect even if the last one was not sent.
+                    worst = error if worst is None or not isinstance(error, NOT_SENT) else worst
+                    pause_s = backoff.next_s()
+                    if loop.time() + pause_s > deadline_s:
+                        raise translate(worst, "a write", wrote="repeatedly") from worst
                     self._metrics.count("cassandra_write_retries", reason=type(error).__name__)
                 except errors.CassException as error:
                     raise translate(error, "a write", wrote="repeatedly") from error
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, RETRY_MAX_S)
 
-    async def write_once(self, statement: Statement) -> None:
-        """Carry out one statement, with one attempt: its caller hears of a failure at once."""
+    async def write_once(self, statement: CqlStatement) -> None:
+        """Execute one statement with a single attempt, so that the caller gets a failure at once."""
         with translated("a write", wrote="repeatedly"):
             async with self._singles:
                 await self._attempt([statement])
@@ -134,22 +151,22 @@ class Session:
         if len(batch) == 1:
             await self._session.execute(await self._bound(batch[0]))
             return
-        together = acsylla.create_batch_unlogged(timeout=self._settings.write_timeout_s)
-        together.set_consistency(self._writing)
-        together.set_is_idempotent(True)
+        driver_batch = self._new_batch(timeout=self._settings.write_timeout_s)
+        driver_batch.set_consistency(self._writing)
+        driver_batch.set_is_idempotent(True)
         for each in batch:
             prepared = self._prepared.get(each.cql) or await self._prepare(each.cql)
-            together.add_statement(prepared.bind(each.values))
-        await self._session.execute_batch(together)
+            driver_batch.add_statement(prepared.bind(each.values))
+        await self._session.execute_batch(driver_batch)
 
-    async def _bound(self, statement: Statement) -> Any:
+    async def _bound(self, statement: CqlStatement) -> Any:
         prepared = self._prepared.get(statement.cql) or await self._prepare(statement.cql)
         bound = prepared.bind(statement.values, consistency=self._writing, timeout=self._settings.write_timeout_s)
         bound.set_is_idempotent(True)
         return bound
 
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
-        """A conditional statement's answer: `[applied]`, and where it is False what was found. Never sent twice."""
+        """Execute a conditional statement once; return `[applied]` and, if that is False, the values found."""
         with translated("a compare-and-set", wrote="once"):
             prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
@@ -157,30 +174,42 @@ class Session:
                 timeout=self._settings.write_timeout_s,
             )  # fmt: skip
             statement.set_is_idempotent(False)
-            # By default what a node answers as unavailable goes to the next one, and would find its own value there.
+            # The default policy retries on the next node if one answers "unavailable", and would find its own value
+            # there.
             statement.set_retry_policy("fallthrough")
             result = await self._session.execute(statement)
-        told: dict[str, Any] = result.first().as_dict()
-        return told
+        answer: dict[str, Any] = result.first().as_dict()
+        return answer
 
-    async def define(self, ddl: str) -> None:
-        """Carry out DDL, and return when the nodes agree on it."""
+    async def define(self, ddl: str, *, address: str | None = None) -> None:
+        """Execute DDL and wait for the nodes to agree on it; the driver stops waiting after ten seconds.
+
+        If `address` is given that node executes it, or any other one if that node is unreachable.
+        """
         with translated("a change of the schema", wrote="once"):
+            if address is not None:
+                statement = acsylla.create_statement(ddl, timeout=SCHEMA_TIMEOUT_S)
+                statement.set_host(address, self._settings.port)
+                try:
+                    await self._session.execute(statement)
+                    return
+                except (*NOT_SENT, errors.CassErrorLibNoHostsAvailable):
+                    pass
             await self._session.query(ddl, timeout=SCHEMA_TIMEOUT_S)
 
     async def query(self, cql: str) -> list[tuple[Any, ...]]:
-        """A read that is not worth preparing."""
+        """Execute a read that is not worth preparing."""
         with translated("a read"):
             result = await self._session.query(cql, timeout=self._settings.read_timeout_s)
         return [row.as_tuple() for row in result]
 
     async def use(self, keyspace: str) -> None:
-        """Names without a keyspace mean this one from now on."""
+        """Select the keyspace."""
         with translated("choosing the keyspace"):
             await self._session.use_keyspace(keyspace)
 
     async def close(self) -> None:
-        """Let go of the cluster; a second time does nothing."""
+        """Close the session; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._prepared.clear()
@@ -195,7 +224,7 @@ class Session:
             future = asyncio.ensure_future(self._session.create_prepared(cql, timeout=self._settings.read_timeout_s))
             self._preparing[cql] = future
             future.add_done_callback(lambda done: self._on_prepared(cql, done))
-        # Shielded: others wait for the same statement, and one of them giving up is not their concern.
+        # Shielded, because others await the same statement: a cancelled caller must not cancel theirs.
         return await asyncio.shield(future)
 
     def _on_prepared(self, cql: str, done: asyncio.Future[Any]) -> None:
@@ -204,8 +233,8 @@ class Session:
             self._prepared[cql] = done.result()
 
 
-async def connect(settings: CassandraSettings, metrics: Metrics) -> Session:
-    """Reach the cluster; which keyspace is chosen later, for it may have to be made."""
+async def connect(settings: CassandraSettings, metrics: Metrics) -> CassandraSession:
+    """Connect to the cluster. The keyspace is selected later, because it may have to be created."""
     with translated("the settings in [store]"):
         cluster = acsylla.create_cluster(
             list(settings.hosts),
@@ -215,7 +244,8 @@ async def connect(settings: CassandraSettings, metrics: Metrics) -> Session:
             connect_timeout=settings.connect_timeout_s,
             resolve_timeout=settings.connect_timeout_s,
             request_timeout=settings.read_timeout_s,
-            # One log for the whole process, which outlives no cluster safely; each failure reaches its caller anyway.
+            # The driver's log is global to the process and not safe after its cluster is closed; callers get every
+            # error anyway.
             log_level="disabled",
             consistency=settings.reading,
             serial_consistency=settings.serial_consistency,
@@ -237,4 +267,4 @@ async def connect(settings: CassandraSettings, metrics: Metrics) -> Session:
         except BaseException:
             cluster.destroy()
             raise
-    return Session(cluster, session, settings, metrics)
+    return CassandraSession(cluster, session, settings, metrics)

@@ -1,4 +1,4 @@
-"""How to reach a Cassandra cluster, and what to ask of it."""
+"""The settings of the Cassandra store: how to reach the cluster, and the consistency to ask for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
+from tidebook.runtime.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
 from tidebook.store.cassandra.consistency import READ_LEVELS, SERIAL_LEVELS, WRITE_LEVELS
 
 PORT = 9042
@@ -36,14 +36,15 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     #: Read once, when the store is opened.
     password_file: str | None = None
     tls: bool = False
-    #: PEM files: whom to trust, and who we are where the cluster wants to know.
+    #: PEM files: the authorities to trust, and a client certificate with its key where the cluster requires one.
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    #: What is checked of a node's certificate: its signature alone, its address too, or its name too.
+    #: What is verified of a node's certificate: only its signature, or also its address or its name.
     verify: Literal["certificate", "address", "name"] = "address"
     local_dc: str | None = None
-    #: Make the keyspace where it is missing, with this many replicas (a data centre → replicas table for several).
+    #: Create the keyspace if it is missing, with this many replicas (for several data centres a table of data centre →
+    #: replicas).
     create_keyspace: bool = True
     replication: int | dict[str, int] | None = None
     consistency: str = "LOCAL_QUORUM"
@@ -53,19 +54,20 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 3.0
     write_timeout_s: float = 5.0
-    #: How long an unacknowledged write of a slice is sent again before the slice is given up.
+    #: How long an unacknowledged write of a slice is retried before the slice fails.
     write_deadline_s: float = 30.0
     in_flight_max: int = 128
-    #: How many partitions of a table one small request may touch; 1 sends every request to replicas of its own.
+    #: How many partitions of a table one small request may touch; with 1, every request goes to the replicas of its
+    #: partition.
     partitions_together_max: int = 10
-    #: Tag rows of one tag and bucket that are written in one batch; beside it a bound of bytes holds.
+    #: Tag rows of one tag and bucket per batch; batches are bounded in bytes too.
     max_message_batch_size: int = 100
 
     @classmethod
     def read(
         cls, url: str, options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
     ) -> CassandraSettings:
-        """Settings from a URL and the options beside it; a password may come from the environment."""
+        """Return settings from a URL and the options of the section; the password may come from the environment."""
         given = {**_of_url(url), **(options or {})}
         given = with_password(given, PASSWORD_VARIABLE, os.environ if environment is None else environment)
         try:
@@ -77,7 +79,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if not self.hosts or not all(self.hosts):
             raise InvalidInput("a Cassandra URL names at least one host: cassandra://host:9042/keyspace")
         if not _KEYSPACE.fullmatch(self.keyspace):
-            # It is not shown: what stands there may be a part of a password.
+            # The keyspace is not shown: it may be a part of a password.
             raise InvalidInput(f"a keyspace is 1 to 48 of a-z, 0-9 and _, beginning with a letter{QUOTE}")
         for name, level, levels in (
             ("consistency", self.consistency, READ_LEVELS),
@@ -106,19 +108,19 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.write_consistency or self.consistency
 
     def secret(self) -> str | None:
-        """The password, from wherever it is kept."""
+        """Return the password, from the settings or from the password file."""
         if self.password is not None or self.password_file is None:
             return None if self.password is None else self.password.reveal()
         return _text(self.password_file, "password_file").rstrip("\r\n")
 
     def certificate(self, name: Literal["ca_file", "cert_file", "key_file"]) -> str | None:
-        """The text of a PEM file."""
+        """Return the text of a PEM file."""
         file = getattr(self, name)
         return None if file is None else _text(file, name)
 
     def __repr__(self) -> str:
-        where = f"hosts={self.hosts!r}, port={self.port!r}, keyspace={self.keyspace!r}"
-        return f"CassandraSettings({where}, user={self.user!r}, tls={self.tls!r})"
+        address = f"hosts={self.hosts!r}, port={self.port!r}, keyspace={self.keyspace!r}"
+        return f"CassandraSettings({address}, user={self.user!r}, tls={self.tls!r})"
 
 
 def _of_url(url: str) -> dict[str, Any]:
@@ -127,15 +129,15 @@ def _of_url(url: str) -> dict[str, Any]:
         raise InvalidInput("a Cassandra store has a URL such as cassandra://host:9042/keyspace")
     if parts.query or parts.fragment:
         raise InvalidInput(f"a Cassandra URL takes no query: write options beside it, in [store]{QUOTE}")
-    who, _, where = parts.netloc.rpartition("@")
-    hosts, _, port = where.partition(":")
+    user_info, _, address = parts.netloc.rpartition("@")
+    hosts, _, port = address.partition(":")
     given: dict[str, Any] = {"hosts": tuple(host.strip() for host in hosts.split(","))}
     given["keyspace"] = parts.path.strip("/")
     if port:
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise InvalidInput(f"one port serves all hosts: cassandra://one,two:9042/keyspace{QUOTE}")
         given["port"] = int(port)
-    return given | read_user(who)
+    return given | read_user(user_info)
 
 
 def _text(file: str, what: str) -> str:

@@ -1,19 +1,20 @@
-"""Every CQL statement that is not DDL, by name; tables are those of the session's keyspace."""
+"""Every CQL statement that is not DDL, by name. Tables are those of the session's keyspace."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Heads. Whole rows always, and no column is ever null: an old value never survives, and no tombstone is written.
+# Heads. Always whole rows without nulls, so that no old value survives and no tombstone is written.
 PUT_HEAD: Final = (
     "INSERT INTO metajournal (topic, segment, id, head, live, seq_nr, delete_to, epoch, log_offset, expires_at_ms) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
 HEAD: Final = "SELECT head FROM metajournal WHERE topic = ? AND segment = ? AND id = ?"
 HEADS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment = ? AND id IN ?"
-#: Of several segments at once: each of them looks for all the ids, so only for few.
+#: Each segment is searched for all the ids, so only for few ids.
 HEADS_OF_SEGMENTS: Final = "SELECT id, head FROM metajournal WHERE topic = ? AND segment IN ? AND id IN ?"
 IDS: Final = "SELECT id, live FROM metajournal WHERE topic = ? AND segment = ?"
+CLEAR_HEAD: Final = "DELETE FROM metajournal USING TIMESTAMP ? WHERE topic = ? AND segment = ? AND id = ?"
 EXPIRIES: Final = "SELECT id, expires_at_ms FROM metajournal WHERE topic = ? AND segment = ?"
 
 # Events.
@@ -25,6 +26,15 @@ CLEAR_EVENTS: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND to
 CLEAR_EVENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr = ?"
 CLEAR_SEGMENT: Final = "DELETE FROM journal USING TIMESTAMP ? WHERE id = ? AND topic = ? AND segment = ?"
 
+# Lists of the segments that hold events before the journal's last run of consecutive segments.
+PUT_SEGMENT: Final = (
+    "INSERT INTO journal_segments (id, topic, epoch, log_offset, segment) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+_LIST: Final = "WHERE id = ? AND topic = ? AND epoch = ? AND log_offset = ?"
+SEGMENTS: Final = f"SELECT segment FROM journal_segments {_LIST} AND segment >= ? AND segment < ? LIMIT ?"
+CLEAR_SEGMENTS: Final = f"DELETE FROM journal_segments USING TIMESTAMP ? {_LIST} AND segment < ?"
+CLEAR_ALL_SEGMENTS: Final = f"DELETE FROM journal_segments USING TIMESTAMP ? {_LIST}"
+
 # Tag rows.
 PUT_TAG: Final = (
     "INSERT INTO tag_views (tag, bucket, log_ms, topic, partition, log_offset, idx, epoch, event) "
@@ -32,10 +42,10 @@ PUT_TAG: Final = (
 )
 _TAG_ROW: Final = "tag = ? AND bucket = ? AND log_ms = ? AND topic = ? AND partition = ? AND log_offset = ? AND idx = ?"
 CLEAR_TAG: Final = f"DELETE FROM tag_views USING TIMESTAMP ? WHERE {_TAG_ROW} AND epoch = ?"
-_TAG_PLACE: Final = "log_ms, topic, partition, log_offset, idx, epoch"
+_TAG_POSITION: Final = "log_ms, topic, partition, log_offset, idx, epoch"
 TAG_ROWS: Final = (
-    f"SELECT {_TAG_PLACE}, event FROM tag_views WHERE tag = ? AND bucket = ? "
-    f"AND ({_TAG_PLACE}) > (?, ?, ?, ?, ?, ?) AND (log_ms) < (?) LIMIT ?"
+    f"SELECT {_TAG_POSITION}, event FROM tag_views WHERE tag = ? AND bucket = ? "
+    f"AND ({_TAG_POSITION}) > (?, ?, ?, ?, ?, ?) AND (log_ms) < (?) LIMIT ?"
 )
 PUT_TAG_BUCKET: Final = "INSERT INTO tag_buckets (tag, bucket) VALUES (?, ?) USING TIMESTAMP ?"
 TAG_BUCKETS: Final = "SELECT bucket FROM tag_buckets WHERE tag = ? AND bucket > ? LIMIT ?"
@@ -49,11 +59,15 @@ CLEAR_TAG_PROGRESS: Final = (
     "DELETE FROM tag_views_progress USING TIMESTAMP ? WHERE topic = ? AND segment = ? AND id = ?"
 )
 
-# Parts of the ring, for jobs that look at everything. The topic is a part of the partition key, so a node filters
-# whole partitions.
+# Token ranges, for jobs that scan everything. The topic is part of the partition key, so a node filters whole
+# partitions.
 HEADS_IN: Final = (
     "SELECT id, head FROM metajournal "
     "WHERE token(topic, segment) > ? AND token(topic, segment) <= ? AND topic = ? ALLOW FILTERING"
+)
+INSPECTED_EVENTS_IN: Final = (
+    "SELECT id, seq_nr, event FROM journal "
+    "WHERE token(id, topic, segment) > ? AND token(id, topic, segment) <= ? AND topic = ? ALLOW FILTERING"
 )
 EVENTS_IN: Final = (
     "SELECT id, event FROM journal "
@@ -67,30 +81,30 @@ PUT_POINTER: Final = (
 POINTERS: Final = "SELECT partition, epoch, log_offset, time_ms FROM pointer WHERE topic = ?"
 POINTER: Final = "SELECT epoch, log_offset, time_ms FROM pointer WHERE topic = ? AND partition = ?"
 
-# Snapshots. Saved and deleted by the clock, cleared for good by the log: a derived stamp lies above every clock.
+# Snapshots. Saved and deleted with clock timestamps, cleared with a stamp from the log, which is above every clock.
 PUT_SNAPSHOT: Final = (
     "INSERT INTO snapshot (topic, id, epoch, log_offset, seq_nr, payload_type, payload, timestamp_ms) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_LIFE: Final = "FROM snapshot WHERE topic = ? AND id = ? AND epoch = ? AND log_offset = ?"
-SNAPSHOTS: Final = f"SELECT seq_nr, payload_type, payload, timestamp_ms {_LIFE}"
-SNAPSHOT_NUMBERS: Final = f"SELECT seq_nr {_LIFE}"
-DELETE_SNAPSHOTS: Final = f"DELETE {_LIFE} AND seq_nr <= ?"
-CLEAR_SNAPSHOTS: Final = _LIFE.replace("FROM snapshot", "DELETE FROM snapshot USING TIMESTAMP ?")
+_INCARNATION: Final = "FROM snapshot WHERE topic = ? AND id = ? AND epoch = ? AND log_offset = ?"
+SNAPSHOTS: Final = f"SELECT seq_nr, payload_type, payload, timestamp_ms {_INCARNATION}"
+SNAPSHOT_NUMBERS: Final = f"SELECT seq_nr {_INCARNATION}"
+DELETE_SNAPSHOTS: Final = f"DELETE {_INCARNATION} AND seq_nr <= ?"
+CLEAR_SNAPSHOTS: Final = _INCARNATION.replace("FROM snapshot", "DELETE FROM snapshot USING TIMESTAMP ?")
 
 # Parked records.
 PUT_PARKED: Final = (
-    "INSERT INTO parked (topic, partition, epoch, log_offset, timestamp_ms, id, reason, value) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+    "INSERT INTO parked (topic, partition, epoch, log_offset, timestamp_ms, id, reason, value, size_bytes) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
 )
-_PARKED: Final = "SELECT topic, partition, epoch, log_offset, timestamp_ms, id, reason, value FROM parked"
+_PARKED: Final = "SELECT topic, partition, epoch, log_offset, timestamp_ms, id, reason, value, size_bytes FROM parked"
 PARKED: Final = f"{_PARKED} WHERE topic = ? AND partition = ?"
 ALL_PARKED: Final = _PARKED
 UNPARK: Final = (
     "DELETE FROM parked USING TIMESTAMP ? WHERE topic = ? AND partition = ? AND epoch = ? AND log_offset = ?"
 )
 
-# Settings and locks: compare-and-set alone, never a derived stamp.
+# Settings and locks: only compare-and-set, never a stamp from the log.
 SETTING: Final = "SELECT value FROM setting WHERE section = ? AND name = ?"
 SETTING_NAMES: Final = "SELECT section, name FROM setting"
 NEW_SETTING: Final = "INSERT INTO setting (section, name, value) VALUES (?, ?, ?) IF NOT EXISTS"

@@ -1,4 +1,4 @@
-"""The store on Apache Cassandra."""
+"""The store port on Apache Cassandra."""
 
 from __future__ import annotations
 
@@ -12,50 +12,59 @@ import msgspec
 from tidebook.core.errors import Corrupt, InvalidInput, NotFound, OutcomeUnknown, TooLarge, Unavailable
 from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
-from tidebook.core.mend import Mend
-from tidebook.core.metrics import Metrics
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Parked, Pointer, SliceWrites, TagPlace, TagRow
+from tidebook.core.repair import Damage, Repair
+from tidebook.core.replication_plan import EventRow, Parked, Pointer, PutSegments, SliceWrites, TagPosition, TagRow
 from tidebook.core.segments import head_segment
-from tidebook.core.topic import TopicFacts
+from tidebook.core.topic_config import TopicConfig
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.concurrently import each
-from tidebook.store.cassandra.gathering import gathered, head_queries
-from tidebook.store.cassandra.mending import mend_rounds
-from tidebook.store.cassandra.migrate import migrate, use_keyspace
-from tidebook.store.cassandra.mutations import Batch, Statement, rounds_of, unpark, whole_bytes
-from tidebook.store.cassandra.ring import events_in, heads_in, ring_splits
-from tidebook.store.cassandra.scan import EventPages, each_segment
-from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, Session, connect
+from tidebook.store.cassandra.coalesce_batches import coalesce_batches, head_queries
+from tidebook.store.cassandra.migrations import migrate, use_keyspace
+from tidebook.store.cassandra.mutations import (
+    Batch,
+    CqlStatement,
+    clear_graves,
+    parked_row,
+    rounds_of,
+    segment_batches,
+    unpark,
+)
+from tidebook.store.cassandra.packed_rows import rows_after_delete, split_packed_rows
+from tidebook.store.cassandra.repair import repair_rounds
+from tidebook.store.cassandra.run_bounded import run_bounded
+from tidebook.store.cassandra.scan import EventPages, listed_segments, scan_segments
+from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, CassandraSession, connect
 from tidebook.store.cassandra.settings import CassandraSettings
-from tidebook.store.cassandra.shared import apart, rows_cut
 from tidebook.store.cassandra.tag_buckets import TagBuckets
 from tidebook.store.cassandra.tag_views import TagViews
-from tidebook.store.port import Snapshot, Split
+from tidebook.store.cassandra.token_ranges import events_in, heads_in, inspect_rows, token_ranges
+from tidebook.store.port import ScanSplit, StoredSnapshot
 
 FACTS: Final = "facts"
 SETTINGS: Final = "setting"
 IDS_PAGE: Final = 2000
 PARKED_PAGE: Final = 5
 SNAPSHOT_BYTES_MAX: Final = 8_000_000
-#: A record must fit into one mutation, which Cassandra bounds by half a commit log segment: 16 MiB by default.
+#: A record must fit into one mutation, which Cassandra limits to half a commit log segment, 16 MiB by default.
 LIMIT_BYTES_MAX: Final = 15_000_000
 POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 0.25
 
-_encode_facts = msgspec.json.Encoder().encode
-_facts_decoder = msgspec.json.Decoder(TopicFacts)
+_encode_config = msgspec.json.Encoder().encode
+_config_decoder = msgspec.json.Decoder(TopicConfig)
 
 
-def _decode_facts(text: str) -> TopicFacts:
+def _decode_config(text: str) -> TopicConfig:
     try:
-        return _facts_decoder.decode(text)
+        return _config_decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"the facts of a topic are damaged: {error}: mend the row in `setting`") from error
+        raise Corrupt(f"the facts of a topic are damaged: {error}: repair the row in `setting`") from error
 
 
 async def open_cassandra_store(settings: CassandraSettings, *, metrics: Metrics) -> CassandraStore:
-    """Connect, make or migrate the schema where that is needed, and return the store."""
+    """Connect, create or migrate the schema if necessary, and return the store."""
     session = await connect(settings, metrics)
     try:
         await use_keyspace(session, settings)
@@ -67,9 +76,12 @@ async def open_cassandra_store(settings: CassandraSettings, *, metrics: Metrics)
 
 
 class CassandraStore:
-    """A StoreWriter for one event loop. Late and repeated slices lose by their stamps, at any time."""
+    """A `StoreWriter` for one event loop. Late and repeated slices lose by their stamps, at any time."""
 
-    def __init__(self, session: Session, settings: CassandraSettings, metrics: Metrics) -> None:
+    #: A row's stamp is made of epoch and offset: the rows of a recreated topic would be below the old tombstones.
+    deletes_topics = False
+
+    def __init__(self, session: CassandraSession, settings: CassandraSettings, metrics: Metrics) -> None:
         self._session = session
         self._settings = settings
         self._metrics = metrics
@@ -79,7 +91,7 @@ class CassandraStore:
         self._tags = TagViews(
             session, self._pages, self._buckets, metrics, batch_rows_max=settings.max_message_batch_size
         )
-        #: The one way in which slices are written; tests put themselves between to hold single writes.
+        #: All writes of slices go through this attribute; tests replace it to delay single writes.
         self.write: Callable[[Batch], Awaitable[None]] = session.write
 
     # Reading
@@ -104,13 +116,13 @@ class CassandraStore:
             return {}
         found: dict[str, Head] = {}
 
-        async def ask(query: Statement) -> None:
+        async def read_heads(query: CqlStatement) -> None:
             for row in await self._session.read(query.cql, query.values):
                 id, data = row.as_tuple()
                 found[id] = decode_head(data)
 
         queries = head_queries(topic, ids, segments, together_max=self._settings.partitions_together_max)
-        await each(ask, queries, at_once=self._settings.in_flight_max)
+        await run_bounded(read_heads, queries, at_once=self._settings.in_flight_max)
         return found
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
@@ -118,25 +130,25 @@ class CassandraStore:
 
     async def ids(self, topic: str) -> AsyncIterator[str]:
         segments = await self._segments_of(topic)
-        async for page in each_segment(self._session, cql.IDS, topic, segments or 0, page_size=IDS_PAGE):
+        async for page in scan_segments(self._session, cql.IDS, topic, segments or 0, page_size=IDS_PAGE):
             for id, live in page:
                 if live:
                     yield id
 
-    async def snapshots(self, key: Key, incarnation: Position) -> Sequence[Snapshot]:
+    async def snapshots(self, key: Key, incarnation: Position) -> Sequence[StoredSnapshot]:
         values = [key.topic, key.id, incarnation.epoch, incarnation.offset]
-        found: list[Snapshot] = []
+        found: list[StoredSnapshot] = []
         async for page in self._session.pages(cql.SNAPSHOTS, values, page_size=2):
-            found += (Snapshot(*row.as_tuple()) for row in page)
+            found += (StoredSnapshot(*row.as_tuple()) for row in page)
         return found
 
-    async def facts(self, topic: str) -> TopicFacts | None:
+    async def facts(self, topic: str) -> TopicConfig | None:
         value = await self._value(FACTS, topic)
         if value is None:
             return None
-        facts = _decode_facts(value)
-        self._segments[topic] = facts.segments
-        return facts
+        config = _decode_config(value)
+        self._segments[topic] = config.segments
+        return config
 
     async def topics(self) -> Sequence[str]:
         found: list[str] = []
@@ -146,20 +158,19 @@ class CassandraStore:
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + timeout_s
-        pause_s = POLL_FIRST_S
+        deadline_s = loop.time() + timeout_s
+        backoff = Backoff(first_s=POLL_FIRST_S, max_s=POLL_MAX_S, factor=1.5)
         while True:
             pointer = await self.pointer(topic, partition)
             if pointer is not None and (beyond is None or pointer.position > beyond):
                 return True
-            left_s = give_up - loop.time()
+            left_s = deadline_s - loop.time()
             if left_s <= 0:
                 return False
-            await asyncio.sleep(min(pause_s, left_s))
-            pause_s = min(pause_s * 1.5, POLL_MAX_S)
+            await asyncio.sleep(min(backoff.next_s(), left_s))
 
     async def tag_rows(
-        self, tag: str, *, after: TagPlace | None, from_ms: int, until_ms: int, limit: int
+        self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow]:
         return await self._tags.rows(tag, after, from_ms, until_ms, limit)
 
@@ -177,14 +188,22 @@ class CassandraStore:
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         return await self._tags.pause(timeout_s, since)
 
-    async def splits(self, topic: str, *, count: int) -> Sequence[Split]:
-        return ring_splits(count)
+    async def splits(self, topic: str, *, count: int) -> Sequence[ScanSplit]:
+        return token_ranges(count)
 
-    def heads_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, Head]]]:
+    def heads_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head]]]:
         return heads_in(self._session, topic, split)
 
-    def events_in(self, topic: str, split: Split) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
+    def events_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
         return events_in(self._session, topic, split)
+
+    def inspect(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head | EventRow | Damage]]]:
+        return inspect_rows(self._session, topic, split)
+
+    async def inspect_tag(
+        self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
+    ) -> Sequence[TagRow | Damage]:
+        return await self._tags.inspected_rows(tag, after, from_ms, until_ms, limit)
 
     # Writing
 
@@ -196,59 +215,67 @@ class CassandraStore:
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
         together_max = self._settings.partitions_together_max
         rows_max = self._settings.max_message_batch_size
+        # Segment lists come first: they are needed to find what the slice clears, including tag rows.
+        segment_lists = (write for of_key in writes.keys for write in of_key if isinstance(write, PutSegments))
+        await run_bounded(self.write, chain.from_iterable(map(segment_batches, segment_lists)), at_once=at_once)
         async for batches in self._tags.clears_of(writes, segments):
-            await each(self.write, gathered(batches, together_max, rows_max=rows_max), at_once=at_once)
-        tags = gathered(await self._tags.puts_of(writes, segments), together_max, rows_max=rows_max)
-        cut = await rows_cut(self._pages, writes, at_once=self._settings.in_flight_max)
-        for batches in rounds_of(writes, segments, cut):
-            # Tag rows go with the first round: no head that speaks of them is in it, for a key's tags come before.
-            await each(self.write, chain(tags, gathered(batches, together_max)), at_once=at_once)
+            await run_bounded(self.write, coalesce_batches(batches, together_max, rows_max=rows_max), at_once=at_once)
+        tags = coalesce_batches(await self._tags.puts_of(writes, segments), together_max, rows_max=rows_max)
+        cut = await rows_after_delete(self._pages, writes, at_once=self._settings.in_flight_max)
+        listed = await listed_segments(self._pages, writes, at_once=self._settings.in_flight_max)
+        for batches in rounds_of(writes, segments, cut, listed):
+            # Tag rows are written with the first round: it has no head that counts them, because a key's tags come
+            # before its head.
+            await run_bounded(self.write, chain(tags, coalesce_batches(batches, together_max)), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
-    async def mend(self, mend: Mend) -> None:
+    async def mend(self, mend: Repair) -> None:
         segments = await self._segments_of(mend.key.topic)
         if segments is None:
             raise NotFound(f"topic {mend.key.topic} has no facts in the store: open it as a journal first")
         cut = await self._buckets.fixed_at(mend.pointer.time_ms)
-        for batches in mend_rounds(mend, segments, cut, await apart(self._pages, mend)):
-            await each(self.write, batches, at_once=self._settings.in_flight_max)
+        for batches in repair_rounds(mend, segments, cut, await split_packed_rows(self._pages, mend)):
+            await run_bounded(self.write, batches, at_once=self._settings.in_flight_max)
 
-    async def save_snapshot(self, key: Key, incarnation: Position, snapshot: Snapshot, *, slots: int) -> None:
+    async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         if slots < 1:
             raise InvalidInput(f"a journal has at least one slot for snapshots, not {slots}")
         if len(snapshot.payload) > SNAPSHOT_BYTES_MAX:
             raise TooLarge("the snapshot", size_bytes=len(snapshot.payload), limit_bytes=SNAPSHOT_BYTES_MAX)
-        life = [key.topic, key.id, incarnation.epoch, incarnation.offset]
+        incarnation_key = [key.topic, key.id, incarnation.epoch, incarnation.offset]
         row = [snapshot.seq_nr, snapshot.payload_type, snapshot.payload, snapshot.timestamp_ms]
-        await self._session.write_once(Statement(cql.PUT_SNAPSHOT, [*life, *row]))
-        kept = [row.as_tuple()[0] for row in await self._session.read(cql.SNAPSHOT_NUMBERS, life)]
-        if len(kept) > slots:
-            await self._session.write_once(Statement(cql.DELETE_SNAPSHOTS, [*life, kept[slots]]))
+        await self._session.write_once(CqlStatement(cql.PUT_SNAPSHOT, [*incarnation_key, *row]))
+        seq_nrs = [row.as_tuple()[0] for row in await self._session.read(cql.SNAPSHOT_NUMBERS, incarnation_key)]
+        if len(seq_nrs) > slots:
+            await self._session.write_once(CqlStatement(cql.DELETE_SNAPSHOTS, [*incarnation_key, seq_nrs[slots]]))
 
     async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
         values = [key.topic, key.id, incarnation.epoch, incarnation.offset, to]
-        await self._session.write_once(Statement(cql.DELETE_SNAPSHOTS, values))
+        await self._session.write_once(CqlStatement(cql.DELETE_SNAPSHOTS, values))
 
-    async def set_facts(self, topic: str, facts: TopicFacts, *, expected: TopicFacts | None) -> TopicFacts:
+    async def set_facts(self, topic: str, facts: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
         if facts.limit_bytes > LIMIT_BYTES_MAX:
             raise TooLarge(f"a record of topic {topic}", size_bytes=facts.limit_bytes, limit_bytes=LIMIT_BYTES_MAX)
         if expected is not None and expected.segments != facts.segments:
-            raise InvalidInput(f"topic {topic}: the number of segments places its heads and cannot change")
+            raise InvalidInput(f"topic {topic}: the number of segments decides where its heads are and cannot change")
         for _ in range(SERIAL_ATTEMPTS):
             text = await self._value(FACTS, topic)
-            found = None if text is None else _decode_facts(text)
+            found = None if text is None else _decode_config(text)
             if found == expected:
-                # Compared as values, swapped as the text that is there: an older Tidebook may have written it.
+                # Compared as values but swapped as the stored text, which an older Tidebook may have written.
                 try:
-                    await self._swap(FACTS, topic, _encode_facts(facts).decode(), text)
+                    await self._swap(FACTS, topic, _encode_config(facts).decode(), text)
                 except OutcomeUnknown:
-                    pass  # what holds now is asked for below
+                    pass  # the current value is read below
                 found = await self.facts(topic)
             if found is not None:
                 return found
             if expected is not None:
                 raise NotFound(f"topic {topic} has no facts that could be changed")
-        raise Unavailable(f"the facts of topic {topic} could not be set, for others set settings too: try again")
+        raise Unavailable(f"the facts of topic {topic} could not be set because of concurrent changes: try again")
+
+    async def delete_topic(self, topic: str) -> None:
+        raise InvalidInput(f"topic {topic}: rows on Cassandra are stamped by epoch, so purge its journals instead")
 
     async def setting(self, name: str) -> str | None:
         return await self._value(SETTINGS, name)
@@ -258,43 +285,55 @@ class CassandraStore:
 
     async def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
         segments = await self._segments_of(topic)
-        async for page in each_segment(self._session, cql.EXPIRIES, topic, segments or 0, page_size=IDS_PAGE):
-            over = [id for id, expires_at_ms in page if 0 < expires_at_ms <= now_ms]
-            heads = await self.heads(topic, over)
-            for id in over:
+        async for page in scan_segments(self._session, cql.EXPIRIES, topic, segments or 0, page_size=IDS_PAGE):
+            expired_ids = [id for id, expires_at_ms in page if 0 < expires_at_ms <= now_ms]
+            heads = await self.heads(topic, expired_ids)
+            for id in expired_ids:
                 head = heads.get(id)
                 if head is not None and head.expires_at_ms is not None and head.expires_at_ms <= now_ms:
                     yield id, head
+
+    async def graves(self, topic: str) -> AsyncIterator[tuple[str, Head]]:
+        segments = await self._segments_of(topic)
+        async for page in scan_segments(self._session, cql.IDS, topic, segments or 0, page_size=IDS_PAGE):
+            heads = await self.heads(topic, [id for id, live in page if not live])
+            for id, head in heads.items():
+                if not head.live:
+                    yield id, head
+
+    async def remove_graves(self, topic: str, graves: Sequence[tuple[str, Head]]) -> None:
+        segments = await self._segments_of(topic)
+        if segments is not None:
+            batches = coalesce_batches(clear_graves(topic, graves, segments), self._settings.partitions_together_max)
+            await run_bounded(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
         for query, values in await self._parked_queries(topic):
             async for page in self._session.pages(query, values, page_size=PARKED_PAGE):
                 for row in page:
-                    of, partition, epoch, offset, timestamp_ms, id, reason, value = row.as_tuple()
-                    at, whole = Position(epoch, offset), whole_bytes(reason)
-                    yield Parked(of, partition, at, timestamp_ms, id or None, reason, value, whole)
+                    yield parked_row(row.as_tuple())
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
         batches: Iterator[Batch] = ([unpark(each)] for each in parked)
-        await each(self.write, batches, at_once=self._settings.in_flight_max * SINGLES_PER_BATCH)
+        await run_bounded(self.write, batches, at_once=self._settings.in_flight_max * SINGLES_PER_BATCH)
 
     async def close(self) -> None:
         await self._session.close()
 
-    # Within
+    # Internal
 
     async def _parked_queries(self, topic: str | None) -> list[tuple[str, list[object]]]:
         if topic is None:
             return [(cql.ALL_PARKED, [])]
-        facts = await self.facts(topic)
-        return [(cql.PARKED, [topic, partition]) for partition in range(facts.partitions if facts else 0)]
+        config = await self.facts(topic)
+        return [(cql.PARKED, [topic, partition]) for partition in range(config.partitions if config else 0)]
 
     async def _segments_of(self, topic: str) -> int | None:
-        """A fact that never changes, so it is asked for once."""
+        """Return the number of head segments, which never changes, so it is read once."""
         segments = self._segments.get(topic)
         if segments is None:
-            facts = await self.facts(topic)
-            segments = None if facts is None else facts.segments
+            config = await self.facts(topic)
+            segments = None if config is None else config.segments
         return segments
 
     async def _value(self, section: str, name: str) -> str | None:
@@ -303,7 +342,7 @@ class CassandraStore:
 
     async def _swap(self, section: str, name: str, value: str, expected: str | None) -> bool:
         if expected is None:
-            told = await self._session.compare_and_set(cql.NEW_SETTING, [section, name, value])
+            answer = await self._session.compare_and_set(cql.NEW_SETTING, [section, name, value])
         else:
-            told = await self._session.compare_and_set(cql.CHANGE_SETTING, [value, section, name, expected])
-        return bool(told["[applied]"])
+            answer = await self._session.compare_and_set(cql.CHANGE_SETTING, [value, section, name, expected])
+        return bool(answer["[applied]"])

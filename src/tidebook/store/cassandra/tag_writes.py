@@ -1,4 +1,4 @@
-"""Tag rows as batches of statements: by tag and bucket, under stamps from the log."""
+"""Convert tag rows into batches of statements, by tag and bucket, under stamps from the log."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 
 import msgspec
 
+from tidebook.core.bounds import DECODE_ERRORS
 from tidebook.core.buckets import Buckets
 from tidebook.core.errors import Corrupt
 from tidebook.core.event import event_tags
 from tidebook.core.key import Key
 from tidebook.core.position import Position, tombstone_stamp, write_stamp
-from tidebook.core.replication import EventRow, PutTags, TagPlace, TagRow
+from tidebook.core.repair import Damage
+from tidebook.core.replication_plan import EventRow, PutTags, TagPosition, TagRow
 from tidebook.core.segments import head_segment
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
     BATCH_ROWS_MAX,
     PROGRESS_WITH_HEAD_MAX,
     Batch,
-    Statement,
+    CqlStatement,
     bounded,
     is_long,
     progress_of,
@@ -31,8 +33,8 @@ _STREAM_ORDER = attrgetter("time_ms", "topic", "partition", "offset", "index")
 _POSITION = attrgetter("epoch", "offset")
 
 
-class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All of a tag row that its place does not say, in one cell."""
+class TagCell(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The part of a tag row that its primary key does not contain, encoded as one cell."""
 
     id: str
     incarnation: Position
@@ -41,7 +43,7 @@ class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Cell).decode
+_decode = msgspec.msgpack.Decoder(TagCell).decode
 
 
 def tag_batches(
@@ -52,9 +54,9 @@ def tag_batches(
     stamp: int | None = None,
     rows_max: int = BATCH_ROWS_MAX,
 ) -> Iterator[Batch]:
-    """The rows of many journals by tag and bucket; which buckets a tag has; how far journals of many tags have come.
+    """Yield the rows of many journals by tag and bucket, the buckets of the tags, and long progress rows.
 
-    The progress of the others goes with their heads.
+    Short progress rows are written with their heads instead.
     """
     by_bucket: dict[tuple[str, int], list[TagRow]] = {}
     begin_ms = end_ms = 0
@@ -62,73 +64,84 @@ def tag_batches(
         for row in write.rows:
             if not begin_ms <= row.time_ms < end_ms:
                 begin_ms, end_ms = buckets.span(row.time_ms)
-            at = (row.tag, begin_ms)
-            rows = by_bucket.get(at)
+            key = (row.tag, begin_ms)
+            rows = by_bucket.get(key)
             if rows is None:
-                rows = by_bucket[at] = []
+                rows = by_bucket[key] = []
             rows.append(row)
         if len(write.rows) > PROGRESS_WITH_HEAD_MAX:
             progress = progress_of(write, head_segment(write.key.id, segments), stamp)
             if is_long(progress):
                 yield from bounded(((_ROW_BYTES, [each]) for each in progress), rows_max)
     for (tag, bucket), rows in by_bucket.items():
-        # As they will lie in the bucket: rows that are neighbours there cost a node two thirds of scattered ones.
+        # Sorted as in the bucket: adjacent rows cost a node two thirds of scattered ones.
         rows.sort(key=_STREAM_ORDER)
         yield from bounded(_puts(rows, bucket, stamp), rows_max)
         newest = stamp or write_stamp(max(rows, key=_POSITION).position)
-        yield [Statement(cql.PUT_TAG_BUCKET, [tag, bucket, newest])]
+        yield [CqlStatement(cql.PUT_TAG_BUCKET, [tag, bucket, newest])]
 
 
 def _puts(rows: Iterable[TagRow], bucket: int, stamp: int | None) -> Iterator[tuple[int, Batch]]:
-    """The statements of one bucket's rows, each made when it is sent: a slice may have a hundred thousand."""
+    """Yield one bucket's statements lazily: a slice may have a hundred thousand rows."""
     for row in rows:
         cell = _encode(_cell(row))
-        values = [*_place(row, bucket), cell, stamp or write_stamp(row.position)]
-        yield len(cell) + _ROW_BYTES, [Statement(cql.PUT_TAG, values)]
+        values = [*_position_values(row, bucket), cell, stamp or write_stamp(row.position)]
+        yield len(cell) + _ROW_BYTES, [CqlStatement(cql.PUT_TAG, values)]
 
 
 def _cell(row: TagRow) -> tuple[Any, ...]:
-    """What a `Cell` has, as plain tuples, which are the same bytes."""
-    at, life = (row.epoch, row.offset), (row.life_epoch, row.life_offset)
-    event = (row.seq_nr, row.kept, row.timestamp_ms, at, row.index, row.time_ms)
-    return (row.id, life, row.tag_seq_nr, event)
+    """Return the fields of a `TagCell` as plain tuples, which encode to the same bytes."""
+    position, incarnation = (row.epoch, row.offset), (row.life_epoch, row.life_offset)
+    event = (row.seq_nr, row.kept, row.timestamp_ms, position, row.index, row.time_ms)
+    return (row.id, incarnation, row.tag_seq_nr, event)
 
 
-def places_of(key: Key, partition: int, row: EventRow) -> Iterator[TagPlace]:
-    """Where an event's tag rows lie."""
+def tag_positions(key: Key, partition: int, row: EventRow) -> Iterator[TagPosition]:
+    """Yield the positions of an event's tag rows."""
     for tag in event_tags(row.kept):
-        yield TagPlace(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
+        yield TagPosition(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
 def clear_batches(
-    places: Iterable[TagPlace], cleared_by: Position, buckets: Buckets, *, rev: int = 0
+    positions: Iterable[TagPosition], cleared_by: Position, buckets: Buckets, *, rev: int = 0
 ) -> Iterator[Batch]:
-    """Tombstones of single tag rows, under the stamp of what clears them."""
+    """Yield tombstones for single tag rows, under the stamp of the record that clears them."""
     stamp = tombstone_stamp(cleared_by, rev=rev)
     by_bucket: dict[tuple[str, int], list[tuple[int, Batch]]] = {}
-    for place in places:
-        bucket = buckets.start(place.time_ms)
-        statement = Statement(cql.CLEAR_TAG, [stamp, *_place(place, bucket)])
-        by_bucket.setdefault((place.tag, bucket), []).append((_ROW_BYTES, [statement]))
+    for position in positions:
+        bucket = buckets.start(position.time_ms)
+        statement = CqlStatement(cql.CLEAR_TAG, [stamp, *_position_values(position, bucket)])
+        by_bucket.setdefault((position.tag, bucket), []).append((_ROW_BYTES, [statement]))
     for sized in by_bucket.values():
         yield from bounded(sized)
 
 
-def _place(place: TagPlace | TagRow, bucket: int) -> list[Any]:
+def _position_values(position: TagPosition | TagRow, bucket: int) -> list[Any]:
     return [
-        place.tag, bucket, place.time_ms, place.topic, place.partition, place.offset, place.index, place.epoch,
+        position.tag, bucket, position.time_ms, position.topic, position.partition, position.offset, position.index,
+        position.epoch,
     ]  # fmt: skip
 
 
 def tag_row(tag: str, columns: tuple[Any, ...]) -> TagRow:
-    """A row as it was written."""
+    """Decode a row; raise `Corrupt` if it is damaged."""
     time_ms, topic, partition, offset, index, epoch, cell = columns
     try:
-        kept = _decode(cell)
-    except msgspec.MsgspecError as error:
+        decoded = _decode(cell)
+    except DECODE_ERRORS as error:
         raise Corrupt(f"a row of tag {tag!r} is damaged: {error}: rebuild the tag from the journal") from error
-    life, event = kept.incarnation, kept.event
+    incarnation, event = decoded.incarnation, decoded.event
     return TagRow(
-        tag, time_ms, topic, partition, offset, index, epoch, kept.id,
-        life.epoch, life.offset, kept.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept,
+        tag, time_ms, topic, partition, offset, index, epoch, decoded.id,
+        incarnation.epoch, incarnation.offset, decoded.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept,
     )  # fmt: skip
+
+
+def tag_row_or_damage(tag: str, columns: tuple[Any, ...]) -> TagRow | Damage:
+    """Decode a row for a repair: a damaged one is returned as `Damage`, without the id of its journal."""
+    try:
+        return tag_row(tag, columns)
+    except Corrupt as error:
+        time_ms, topic, partition, offset, index, epoch, _ = columns
+        position = TagPosition(tag, time_ms, topic, partition, offset, index, epoch)
+        return Damage("tag", topic, None, str(error), place=position)

@@ -1,4 +1,4 @@
-"""Cases of appending: numbers, conflicts, retries, many journals at once."""
+"""Test cases of appending: numbers, conflicts, retries, many journals in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID = b"0123456789abcdef"
 
 
 class AppendingCases(JournalSuite):
-    """What an append does, and what it tells."""
+    """Test cases of the effect and the result of an append."""
 
     async def test_the_first_events_are_numbered_from_1(self, desk: Desk) -> None:
         done = await desk.append("a", events("x", "y"))
@@ -30,7 +30,7 @@ class AppendingCases(JournalSuite):
         assert (done.first, done.last) == (3, 3)
         assert payloads(await desk.read("a")) == ["x", "y", "z"]
 
-    async def test_an_append_tells_where_the_log_has_it(self, desk: Desk) -> None:
+    async def test_an_append_returns_its_partition_and_offset(self, desk: Desk) -> None:
         first = await desk.append("a", events("x"))
         second = await desk.append("a", events("y"))
         assert first.partition == second.partition
@@ -48,7 +48,7 @@ class AppendingCases(JournalSuite):
         assert (await desk.append("a", events("z"), expected=2)).first == 3
 
     @pytest.mark.parametrize("expected", [0, 1, 3, LAST])
-    async def test_any_other_expectation_is_a_conflict_with_its_facts(self, desk: Desk, expected: int) -> None:
+    async def test_any_other_expectation_is_a_conflict_with_expected_and_found(self, desk: Desk, expected: int) -> None:
         await desk.append("a", events("x", "y"))
         with pytest.raises(Conflict) as caught:
             await desk.append("a", events("lost"), expected=expected)
@@ -80,13 +80,13 @@ class AppendingCases(JournalSuite):
         assert (caught.value.expected, caught.value.at, caught.value.found) == (None, at, 2)
         assert payloads(await desk.read("a")) == ["x", "y"]
 
-    async def test_nothing_can_follow_the_last_number_of_all(self, desk: Desk) -> None:
+    async def test_nothing_can_follow_the_largest_sequence_number(self, desk: Desk) -> None:
         await desk.append("a", events("x"), at=LAST)
         with pytest.raises(Conflict) as caught:
             await desk.append("a", events("y"))
         assert caught.value.found == LAST
 
-    async def test_payloads_tags_and_metadata_come_back_as_they_went_in(self, desk: Desk) -> None:
+    async def test_payloads_tags_and_metadata_are_read_unchanged(self, desk: Desk) -> None:
         new = [
             Event({"n": [1, 2.5, None, True], "t": "ä"}, tags={"b", "a"}, metadata={"by": "me"}),
             Event("text"),
@@ -102,7 +102,7 @@ class AppendingCases(JournalSuite):
         for i in range(8):
             assert payloads(await desk.read(f"j{i}")) == [i]
 
-    async def test_many_appends_at_once_are_all_there_in_log_order(self, desk: Desk) -> None:
+    async def test_concurrent_appends_are_all_read_in_log_order(self, desk: Desk) -> None:
         done = await asyncio.gather(*(desk.append("a", events(i)) for i in range(20)))
         assert sorted(each.last or 0 for each in done) == list(range(1, 21))
         read = await desk.read("a")
@@ -110,14 +110,14 @@ class AppendingCases(JournalSuite):
         by_number = {each.last: i for i, each in enumerate(done)}
         assert payloads(read) == [by_number[number] for number in range(1, 21)]
 
-    async def test_of_many_that_expect_the_same_exactly_one_wins(self, desk: Desk) -> None:
+    async def test_exactly_one_of_many_appends_with_the_same_expectation_wins(self, desk: Desk) -> None:
         tries = (desk.append("a", events(i), expected=0) for i in range(10))
         done = await asyncio.gather(*tries, return_exceptions=True)
         won = [i for i, each in enumerate(done) if isinstance(each, Appended)]
         assert [type(each) for each in done if not isinstance(each, Appended)] == [Conflict] * 9
         assert payloads(await desk.read("a")) == won
 
-    async def test_without_confirmation_the_events_are_there_all_the_same(self, desk: Desk) -> None:
+    async def test_events_appended_without_confirmation_are_readable(self, desk: Desk) -> None:
         done = await desk.append("a", events("x"), confirm=False)
         assert done.offset >= 0
         assert payloads(await desk.read("a")) == ["x"]
@@ -162,7 +162,7 @@ class AppendingCases(JournalSuite):
         await desk.append("b", events("y"), append_id=ID)
         assert payloads(await desk.read("b")) == ["y"]
 
-    async def test_a_retry_that_comes_too_late_says_so_and_appends_nothing(self, desk: Desk) -> None:
+    async def test_a_retry_that_is_too_late_raises_and_appends_nothing(self, desk: Desk) -> None:
         await desk.append("a", events("first"), append_id=ID)
         for i in range(RECENT_MAX + 1):
             await desk.append("a", events(i))

@@ -1,4 +1,4 @@
-"""Cases of bad input: a clear, typed error, and nothing is changed."""
+"""Test cases of bad input: it raises a typed error and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID = b"0123456789abcdef"
 
 
 class BadInputCases(JournalSuite):
-    """What is refused. It is checked before log or store are asked, so one way to ask is enough."""
+    """Test cases of refused input. Input is checked before the log or store is used, so one facade is enough."""
 
     @pytest.mark.parametrize(
         ("how", "why"),
@@ -72,7 +72,7 @@ class BadInputCases(JournalSuite):
                 await attempt()
 
     async def test_a_record_over_the_limit_is_refused_with_size_and_limit(self, plain: Desk) -> None:
-        limit = (await plain.journal.facts()).limit_bytes
+        limit = (await plain.journal.create()).limit_bytes
         with pytest.raises(TooLarge) as caught:
             await plain.append("a", events(b"x" * limit))
         assert caught.value.limit_bytes == limit
@@ -110,6 +110,6 @@ class BadInputCases(JournalSuite):
 
     async def test_a_snapshot_over_the_limit_is_refused(self, plain: Desk) -> None:
         await plain.append("a", events(1))
-        limit = (await plain.journal.facts()).limit_bytes
+        limit = (await plain.journal.create()).limit_bytes
         with pytest.raises(TooLarge):
             await plain.save_snapshot("a", seq_nr=1, payload=b"x" * (limit + 1))

@@ -1,4 +1,4 @@
-"""What the cases of a journal share: books on the same data, either facade, and replication that comes along or not."""
+"""Fixtures of the journal suite: books on the same data, both facades, with and without replication."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from tidebook.core.event import Event, ReadEvent
-from tidebook.core.portal import Portal
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 from tidebook.journal.snapshots import Snapshot
 from tidebook.journal.sync import SyncJournal
+from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 
@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 
 
 def events(*payloads: Any) -> list[Event]:
-    """An event a payload."""
+    """Return one event for each payload."""
     return [Event(payload) for payload in payloads]
 
 
@@ -46,13 +46,13 @@ def numbers(read: Sequence[ReadEvent]) -> list[int]:
 
 
 class Desk:
-    """A topic's journals as a case uses them: the same names for either facade, with replication in its hands."""
+    """Gives test cases one interface to a topic's journals through either facade, and controls replication."""
 
     def __init__(self, book: Book, topic: str, facade: Facade, lag: Lag) -> None:
         self.book, self.topic, self.lag = book, topic, lag
         self.journal: Journal = book.journal(topic)
         self._facade = facade
-        self._portal: Portal | None = None
+        self._portal: BlockingPortal | None = None
 
     async def _do(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._facade == "async":
@@ -73,7 +73,7 @@ class Desk:
             await asyncio.to_thread(items.close)  # type: ignore[attr-defined]
 
     def _sync(self) -> SyncJournal:
-        """The sync facade, over a portal into the very loop that the book was opened in."""
+        """Return the sync facade, over a portal into the event loop in which the book was opened."""
         if self._portal is None:
             self._portal = _PortalHere(asyncio.get_running_loop())
         return SyncJournal(self._portal, self.journal)
@@ -86,7 +86,7 @@ class Desk:
         return answer
 
     async def replicate(self, *, batch_records: int = 1000, batches_max: int | None = None) -> None:
-        """Replicate, whatever the lag of this case is."""
+        """Replicate everything, whatever lag this test case has."""
         await replicate(
             self.book.log, self.book.store, self.topic, batch_records=batch_records, batches_max=batches_max
         )
@@ -132,15 +132,15 @@ class Desk:
         await self._do("delete_snapshots", id, **how)
 
 
-class _PortalHere(Portal):
-    """A portal into a loop that runs already."""
+class _PortalHere(BlockingPortal):
+    """A portal into a loop that is already running."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._lead_to(loop)
 
 
 class JournalSuite:
-    """The fixtures that every case of a journal starts from."""
+    """Fixtures for the test cases of a journal."""
 
     @pytest.fixture
     def book_factory(self) -> BookFactory:
@@ -155,7 +155,7 @@ class JournalSuite:
         ids=lambda param: "-".join(param),
     )
     def way(self, request: pytest.FixtureRequest) -> tuple[Facade, Lag]:
-        """Through which facade, and with how much of it in the store."""
+        """Return the facade to use, and how much of the log is replicated."""
         way: tuple[Facade, Lag] = request.param
         return way
 
@@ -166,7 +166,7 @@ class JournalSuite:
 
     @pytest_asyncio.fixture
     async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[Desk]:
-        """A desk for cases that are the same by every way."""
+        """Yield a desk for test cases that do not depend on the facade or the lag."""
         async with book_factory(**OPTIONS) as book:
             yield Desk(book, topic, "async", "nothing")
 
@@ -174,7 +174,7 @@ class JournalSuite:
     async def open_desk(
         self, book_factory: BookFactory, topic: str, way: tuple[Facade, Lag]
     ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[Desk]]]:
-        """Opens a desk of the same topic in one more book."""
+        """Yield a function that opens a desk of the same topic in another book."""
         async with AsyncExitStack() as stack:
 
             @asynccontextmanager

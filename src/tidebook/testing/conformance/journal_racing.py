@@ -1,4 +1,4 @@
-"""Cases of several books on the same data: they see one another's appends, and log order decides between them."""
+"""Test cases of several books on the same data: each sees the others' appends, and log order decides conflicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OpenDesk = Callable[..., AbstractAsyncContextManager[Desk]]
 
 
 class RacingCases(JournalSuite):
-    """What several processes make of one journal."""
+    """Test cases of concurrent use of one journal by several books."""
 
     async def test_a_book_opened_again_has_everything(self, open_desk: OpenDesk) -> None:
         async with open_desk() as first:
@@ -34,7 +34,7 @@ class RacingCases(JournalSuite):
                 assert payloads(await reader.read("a")) == list(range(i + 1))
                 assert await reader.pointer("a") == i + 1
 
-    async def test_a_conflict_is_told_from_another_books_append(self, open_desk: OpenDesk) -> None:
+    async def test_an_append_of_another_book_causes_a_conflict(self, open_desk: OpenDesk) -> None:
         async with open_desk() as one, open_desk() as other:
             await one.append("a", events(1))
             await other.append("a", events(2))
@@ -51,24 +51,24 @@ class RacingCases(JournalSuite):
             assert (await other.append("a", events("new"), expected=0)).first == 1
             assert payloads(await one.read("a")) == ["new"]
 
-    async def test_of_two_books_that_race_exactly_one_wins_each_number(self, open_desk: OpenDesk) -> None:
+    async def test_exactly_one_of_two_racing_books_wins_each_number(self, open_desk: OpenDesk) -> None:
         async with open_desk() as one, open_desk() as other:
             won: dict[int, str] = {}
             lost: list[tuple[int, int]] = []
 
             async def race(desk: Desk, name: str) -> None:
-                stands = 0
-                while stands < 15:
+                last = 0
+                while last < 15:
                     try:
-                        done = await desk.append("a", events(name), expected=stands)
+                        done = await desk.append("a", events(name), expected=last)
                     except Conflict as conflict:
-                        lost.append((stands, conflict.found))
-                        stands = conflict.found
+                        lost.append((last, conflict.found or 0))  # never None here, because nothing is purged
+                        last = conflict.found or 0
                     else:
-                        assert done.last == stands + 1
+                        assert done.last == last + 1
                         assert done.last not in won
-                        stands = done.last
-                        won[stands] = name
+                        last = done.last
+                        won[last] = name
 
             await asyncio.wait_for(asyncio.gather(race(one, "one"), race(other, "other")), PATIENCE_S)
             assert all(found > expected for expected, found in lost)
@@ -94,12 +94,12 @@ class RacingCases(JournalSuite):
             assert found is not None
             assert found.payload == "state"
 
-    async def test_the_facts_of_a_topic_are_those_it_was_made_with(self, open_desk: OpenDesk) -> None:
+    async def test_a_topic_keeps_the_configuration_it_was_created_with(self, open_desk: OpenDesk) -> None:
         async with open_desk() as one:
-            facts = await one.journal.facts()
+            config = await one.journal.create()
             await one.append("a", events(*range(7)))
             async with open_desk(partitions=7, segment_size=2, limit_bytes=5000) as other:
-                assert await other.journal.facts() == facts
+                assert await other.journal.create() == config
                 assert payloads(await other.read("a")) == list(range(7))
 
     async def test_readers_see_whole_journals_while_others_write_and_replicate(self, open_desk: OpenDesk) -> None:

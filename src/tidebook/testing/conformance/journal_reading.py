@@ -1,4 +1,4 @@
-"""Cases of reading: ranges, gaps, pages, live tails, the ids of a topic."""
+"""Test cases of reading: ranges, gaps, pages, live tails, the ids of a topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidebook.testing.conformance.journal_base import PATIENCE_S, Desk, JournalS
 
 
 class ReadingCases(JournalSuite):
-    """What a read sees."""
+    """Test cases of the events that a read returns."""
 
     async def test_no_journal_has_no_events_and_no_pointer(self, desk: Desk) -> None:
         assert await desk.read("a") == []
@@ -50,7 +50,7 @@ class ReadingCases(JournalSuite):
         assert numbers(await desk.read("a")) == [1, 10**15, 10**15 + 1, LAST]
         assert numbers(await desk.read("a", start=2)) == [10**15, 10**15 + 1, LAST]
 
-    async def test_pages_do_not_show(self, desk: Desk) -> None:
+    async def test_a_read_of_several_pages_is_complete(self, desk: Desk) -> None:
         await desk.append("a", events(*range(8)))
         await desk.append("a", events(*range(8, 17)))
         assert payloads(await desk.read("a")) == list(range(17))
@@ -73,7 +73,7 @@ class ReadingCases(JournalSuite):
         times = [event.timestamp_ms for event in await desk.read("a")]
         assert times == sorted(times)
 
-    async def test_a_read_left_early_leaves_nothing_behind(self, desk: Desk) -> None:
+    async def test_a_read_that_is_closed_early_leaks_nothing(self, desk: Desk) -> None:
         await desk.append("a", events(*range(10)))
         reading = desk.reading("a")
         assert (await anext(reading)).seq_nr == 1
@@ -94,7 +94,7 @@ class ReadingCases(JournalSuite):
         reading = desk.reading("a")
         read = [await anext(reading)]
         await desk.purge("a")
-        await desk.append("a", events("new life"))
+        await desk.append("a", events("new incarnation"))
         await desk.replicate()
         try:
             read += [event async for event in reading]
@@ -103,7 +103,7 @@ class ReadingCases(JournalSuite):
         else:
             assert payloads(read) == list(range(9))
 
-    async def test_a_delete_of_events_still_owed_truncates_a_read_or_shows_the_whole(self, desk: Desk) -> None:
+    async def test_a_delete_of_events_not_yet_read_truncates_a_read_or_shows_the_whole(self, desk: Desk) -> None:
         await desk.append("a", events(*range(9)))
         await desk.replicate()
         reading = desk.reading("a")
@@ -141,7 +141,7 @@ class ReadingCases(JournalSuite):
 
     # ---- live tails
 
-    async def test_a_tail_gives_what_is_there_and_then_what_comes(self, desk: Desk) -> None:
+    async def test_a_tail_gives_existing_events_and_then_new_ones(self, desk: Desk) -> None:
         await desk.append("a", events(1, 2))
         tail = desk.tail("a")
         assert [(await _next(tail)).payload for _ in range(2)] == [1, 2]
@@ -158,20 +158,20 @@ class ReadingCases(JournalSuite):
         assert (await coming).payload == 1
         await tail.aclose()  # type: ignore[attr-defined]
 
-    async def test_a_tail_begins_where_it_is_told(self, desk: Desk) -> None:
+    async def test_a_tail_begins_at_start(self, desk: Desk) -> None:
         await desk.append("a", events(1, 2, 3))
         tail = desk.tail("a", start=3)
         assert (await _next(tail)).seq_nr == 3
         await tail.aclose()  # type: ignore[attr-defined]
 
-    async def test_a_tail_passes_over_what_is_deleted(self, desk: Desk) -> None:
+    async def test_a_tail_skips_deleted_events(self, desk: Desk) -> None:
         await desk.append("a", events(1, 2, 3))
         await desk.delete("a", to=2)
         tail = desk.tail("a")
         assert (await _next(tail)).seq_nr == 3
         await tail.aclose()  # type: ignore[attr-defined]
 
-    async def test_a_tail_goes_on_with_the_next_life(self, desk: Desk) -> None:
+    async def test_a_tail_continues_with_the_next_incarnation(self, desk: Desk) -> None:
         await desk.append("a", events("old", "older"))
         tail = desk.tail("a")
         await _next(tail)

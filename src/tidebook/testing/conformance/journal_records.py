@@ -1,4 +1,4 @@
-"""Small journal histories as log records, and what the fold makes of them: the truth that a store must show."""
+"""Small journal histories as log records, and their fold, which is the expected content of a store."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 from tidebook.core.action import Action, Append, Delete, Purge
 from tidebook.core.event import Event, encode_event, pack_events, unpack_events
-from tidebook.core.fold import Appended, Purged, fold
+from tidebook.core.fold import AppendApplied, PurgeApplied, fold
 from tidebook.core.head import Head
 from tidebook.core.position import FIRST_EPOCH, Position
 from tidebook.core.record import encode_record
-from tidebook.core.replication import EventRow
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import EventRow
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 
 #: The log's time of offset 0; each further record comes a second later.
@@ -23,9 +23,9 @@ FIRST_MS = 1_700_000_000_000
 Step = tuple[str, Action]
 
 
-def facts_of(topic_id: str = "t", *, segment_size: int = 5, segments: int = 8, partitions: int = 1) -> TopicFacts:
-    """Facts with segments small enough that a test crosses their borders."""
-    return TopicFacts(topic_id=topic_id, partitions=partitions, segment_size=segment_size, segments=segments)
+def topic_config(topic_id: str = "t", *, segment_size: int = 5, segments: int = 8, partitions: int = 1) -> TopicConfig:
+    """Return a topic configuration with segments so small that a test crosses their borders."""
+    return TopicConfig(topic_id=topic_id, partitions=partitions, segment_size=segment_size, segments=segments)
 
 
 def append(
@@ -38,23 +38,23 @@ def append(
     payload: bytes = b"",
     epoch: int = FIRST_EPOCH,
 ) -> Append:
-    """An append of `count` events; `records_of` gives it an id of its own where it has none."""
+    """Return an append of `count` events; `records_of` assigns an append id if it has none."""
     body = pack_events([encode_event(Event(b"%d:" % i + payload)) for i in range(count)])
     return Append(epoch, append_id or b"", count, body, expected, at, expire_after_ms)
 
 
 def delete(to: int, *, epoch: int = FIRST_EPOCH) -> Delete:
-    """A delete up to a number."""
+    """Return a delete up to a number."""
     return Delete(epoch, to)
 
 
 def purge(*, epoch: int = FIRST_EPOCH) -> Purge:
-    """A purge without a condition."""
+    """Return an unconditional purge."""
     return Purge(epoch)
 
 
 def records_of(steps: Iterable[Step], *, start: int = 0, limit_bytes: int = 10_000_000) -> list[Record]:
-    """The steps as consecutive records of one partition."""
+    """Return the steps as consecutive records of one partition."""
     records = []
     for offset, (id, action) in enumerate(steps, start):
         if isinstance(action, Append) and not action.append_id:
@@ -65,26 +65,26 @@ def records_of(steps: Iterable[Step], *, start: int = 0, limit_bytes: int = 10_0
 
 
 class Truth(msgspec.Struct):
-    """A journal as the fold leaves it: its head or grave, and the events that are there."""
+    """The expected state of a journal: its head or grave, and its events."""
 
     head: Head | None
     rows: tuple[EventRow, ...]
 
 
-def truth_of(steps: Sequence[Step], facts: TopicFacts, *, start: int = 0) -> dict[str, Truth]:
-    """Fold a history, journal by journal, in the plainest way there is."""
+def truth_of(steps: Sequence[Step], config: TopicConfig, *, start: int = 0) -> dict[str, Truth]:
+    """Fold a history, one record at a time, and return the expected state by journal id."""
     heads: dict[str, Head | None] = {}
     rows: dict[str, dict[int, EventRow]] = {}
     for record, (id, action) in zip(records_of(steps, start=start), steps, strict=True):
         if isinstance(action, Append) and not action.append_id:
             action = msgspec.structs.replace(action, append_id=record.offset.to_bytes(16, "big"))
-        at = Position(facts.epoch, record.offset)
+        at = Position(config.epoch, record.offset)
         kept = rows.setdefault(id, {})
-        heads[id], change = fold(heads.get(id), action, at, record.timestamp_ms, facts)
+        heads[id], change = fold(heads.get(id), action, at, record.timestamp_ms, config)
         match change:
-            case Purged():
+            case PurgeApplied():
                 kept.clear()
-            case Appended(first=first):
+            case AppendApplied(first=first):
                 assert isinstance(action, Append)
                 for i, event in enumerate(unpack_events(action.body)):
                     kept[first + i] = EventRow(first + i, event, record.timestamp_ms, at, i, record.timestamp_ms)

@@ -1,4 +1,4 @@
-"""What every log must do.
+"""The conformance suite of logs.
 
 class TestMyLog(LogContract):
 indexed_by_key = False
@@ -6,7 +6,7 @@ end_is_linearizable = True
 
 @pytest.fixture
 def open_log(self, tmp_path):
-    return lambda: open_my_log(tmp_path)  # an async context manager, each time on the same data
+    return lambda: open_my_log(tmp_path)  # an async context manager; every call uses the same data
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LogContract", "OpenLog"]
 
 
 class LogContract(TopicCases, WritingCases, ReadingCases):
-    """Subclass it, declare the two capabilities, give `open_log`."""
+    """Subclass it, declare the two capabilities, and provide the fixture `open_log`."""
 
     async def test_the_declared_capabilities_are_those_of_the_log(self, log: Log) -> None:
         assert (log.indexed_by_key, log.end_is_linearizable) == (self.indexed_by_key, self.end_is_linearizable)

@@ -1,4 +1,4 @@
-"""What the cases of a log share: opening it, fresh topics, sending, reading all."""
+"""Fixtures of the log suite: opening a log, new topics, sending, reading a whole partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tidebook.core.errors import TidebookError
-from tidebook.log.port import Log, Many, Outgoing, Record, Sent, read_all
+from tidebook.log.port import Acknowledged, Log, Outgoing, Record, RecordColumns, read_all
 
 #: Opens one more log on the same data, as another process would.
 OpenLog = Callable[[], AbstractAsyncContextManager[Log]]
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 class LogBase:
-    """The fixtures that every case of a log starts from."""
+    """Fixtures for the test cases of a log."""
 
     indexed_by_key: ClassVar[bool]
     end_is_linearizable: ClassVar[bool]
@@ -34,7 +34,7 @@ class LogBase:
 
     @pytest.fixture
     def open_log(self) -> OpenLog:
-        """Each call opens another instance on the same data; leaving the context closes it."""
+        """Return a function that opens another instance on the same data; leaving its context closes it."""
         raise NotImplementedError("give the fixture open_log")
 
     @pytest_asyncio.fixture
@@ -52,7 +52,7 @@ class LogBase:
 
 
 class Sending:
-    """Sends records and keeps what came back, in the order in which it came."""
+    """Sends records and collects the results in the order of the callbacks."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -60,7 +60,7 @@ class Sending:
         self._changed = asyncio.Event()
         #: The number of the record that each result belongs to.
         self.order: list[int] = []
-        self.done: list[Sent | TidebookError] = []
+        self.done: list[Acknowledged | TidebookError] = []
         self.threads: set[int] = set()
 
     def send(self, record: Outgoing) -> None:
@@ -68,24 +68,24 @@ class Sending:
         self._count += 1
         self._log.send(record, partial(self._take, number))
 
-    def send_many(self, many: Many) -> None:
+    def send_many(self, many: RecordColumns) -> None:
         first = self._count
         self._count += len(many.values)
 
-        def take(places: Sequence[int], results: Sequence[Sent | TidebookError]) -> None:
+        def take(places: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
             assert len({many.partitions[place] for place in places}) == 1
             for place, result in zip(places, results, strict=True):
                 self._take(first + place, result)
 
         self._log.send_many(many, take)
 
-    def _take(self, number: int, result: Sent | TidebookError) -> None:
+    def _take(self, number: int, result: Acknowledged | TidebookError) -> None:
         self.order.append(number)
         self.done.append(result)
         self.threads.add(threading.get_ident())
         self._changed.set()
 
-    async def results(self) -> list[Sent | TidebookError]:
+    async def results(self) -> list[Acknowledged | TidebookError]:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.done) < self._count:
                 self._changed.clear()
@@ -94,7 +94,7 @@ class Sending:
 
 
 def new_topic() -> str:
-    """A topic's name that nobody else uses: the server may be shared."""
+    """Return a unique topic name, because the server may be shared."""
     return f"contract-{uuid.uuid4().hex}"
 
 
@@ -110,13 +110,13 @@ async def fill(log: Log, topic: str, count: int, *, size_bytes: int = 10) -> lis
 
 
 async def all_of(log: Log, topic: str, *, partition: int = 0) -> Sequence[Record]:
-    """Everything that a partition holds now."""
+    """Return all records of a partition."""
     start, stop = await log.start(topic, partition), await log.end(topic, partition)
     return list(await read_all(log, topic, partition, start=start, stop=stop))
 
 
 async def begin_wait(log: Log, topic: str) -> asyncio.Task[bool]:
-    """A wait for news of partition 0 that has begun."""
+    """Start a wait for new records of partition 0."""
     end = await log.end(topic, 0)
     task = asyncio.create_task(log.wait(topic, 0, offset=end, timeout_s=PATIENCE_S))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Cases of a log: reading, truncating, waiting."""
+"""Test cases of a log: reading, truncating, waiting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tidebook.core.errors import LogLost
-from tidebook.log.port import Batch, Log, read_all
+from tidebook.log.port import Log, RecordPage, read_all
 from tidebook.testing.conformance.log_base import (
     PARTITIONS,
     PATIENCE_S,
@@ -22,7 +22,7 @@ from tidebook.testing.conformance.log_base import (
 
 
 class ReadingCases(LogBase):
-    """What is there is read in order, or its reader is told what was lost."""
+    """Test cases of reads: records arrive in order, and a lost range raises an error."""
 
     async def test_a_read_ends_at_stop(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 10)
@@ -32,9 +32,9 @@ class ReadingCases(LogBase):
 
     async def test_an_empty_range_holds_nothing(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 3)
-        assert await log.read(topic, 0, start=offsets[1], stop=offsets[1]) == Batch((), offsets[1])
+        assert await log.read(topic, 0, start=offsets[1], stop=offsets[1]) == RecordPage((), offsets[1])
 
-    async def test_a_page_has_at_most_limit_records_and_the_next_goes_on_behind_it(self, log: Log, topic: str) -> None:
+    async def test_a_page_has_at_most_limit_records_and_the_next_continues_after_it(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 25)
         start, stop, pages = offsets[0], await log.end(topic, 0), []
         while start < stop:
@@ -53,15 +53,15 @@ class ReadingCases(LogBase):
         tiny = await log.read(topic, 0, start=offsets[0], stop=stop, limit_bytes=1)
         assert [r.offset for r in tiny.records] == offsets[:1]
 
-    async def test_a_read_behind_the_end_returns_what_is_there_and_does_not_wait(self, log: Log, topic: str) -> None:
+    async def test_a_read_past_the_end_returns_existing_records_without_waiting(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 3)
         end = await log.end(topic, 0)
         batch = await log.read(topic, 0, start=offsets[0], stop=end + 1000)
         assert [r.offset for r in batch.records] == offsets
         assert batch.next_offset == end
-        assert await log.read(topic, 0, start=end, stop=end + 1000) == Batch((), end)
+        assert await log.read(topic, 0, start=end, stop=end + 1000) == RecordPage((), end)
 
-    async def test_a_read_at_the_end_sees_what_comes_next(self, log: Log, open_log: OpenLog, topic: str) -> None:
+    async def test_a_read_at_the_end_sees_the_next_append(self, log: Log, open_log: OpenLog, topic: str) -> None:
         async with open_log() as other:
             start = await log.end(topic, 0)
             for i in range(5):
@@ -149,10 +149,10 @@ class ReadingCases(LogBase):
         assert await log.start(topic, 0) == await log.end(topic, 0) == end
         assert (await log.append(outgoing(topic, b"next"))).offset > offsets[-1]
 
-    async def test_reading_below_the_start_says_what_was_lost(self, log: Log, topic: str) -> None:
+    async def test_reading_below_the_start_reports_the_lost_range(self, log: Log, topic: str) -> None:
         offsets = await fill(log, topic, 10)
         stop = await log.end(topic, 0)
-        await log.read(topic, 0, start=offsets[0], stop=stop, limit=2)  # a reader that stands there already
+        await log.read(topic, 0, start=offsets[0], stop=stop, limit=2)  # a reader that is already at this offset
         await log.truncate(topic, 0, before=offsets[5])
         for key in (None, b"key"):
             with pytest.raises(LogLost) as caught:
@@ -161,7 +161,7 @@ class ReadingCases(LogBase):
             assert (lost.topic, lost.partition, lost.first) == (topic, 0, offsets[2])
             assert lost.last == await log.start(topic, 0) - 1
 
-    async def test_a_reader_overtaken_by_truncation_is_told_and_never_skips(
+    async def test_a_reader_overtaken_by_truncation_raises_and_never_skips(
         self, log: Log, open_log: OpenLog, topic: str
     ) -> None:
         offsets = await fill(log, topic, 10)
@@ -176,15 +176,15 @@ class ReadingCases(LogBase):
                 lost = error
             if lost is not None:
                 assert lost.first <= offsets[7] == lost.last
-            if rest is not None:  # it had fetched them before
+            if rest is not None:  # the records were prefetched
                 assert [r.offset for r in (*batch.records, *rest)] == offsets
 
-    async def test_waiting_for_what_is_there_returns_at_once(self, log: Log, topic: str) -> None:
+    async def test_waiting_for_an_existing_record_returns_immediately(self, log: Log, topic: str) -> None:
         sent = await log.append(outgoing(topic, b"x"))
         assert await log.wait(topic, 0, offset=sent.offset, timeout_s=PATIENCE_S)
         assert await log.wait(topic, 0, offset=sent.offset)
 
-    async def test_a_wait_gives_up_when_its_time_is_over(self, log: Log, topic: str) -> None:
+    async def test_a_wait_ends_at_its_timeout(self, log: Log, topic: str) -> None:
         end = await log.end(topic, 0)
         assert not await log.wait(topic, 0, offset=end, timeout_s=0)
         assert not await log.wait(topic, 0, offset=end, timeout_s=0.05)

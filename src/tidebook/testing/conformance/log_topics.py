@@ -1,4 +1,4 @@
-"""Cases of a log: topics and their lives."""
+"""Test cases of a log: creating and deleting topics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidebook.testing.conformance.log_base import (
 
 
 class TopicCases(LogBase):
-    """Making, finding and removing topics; what is unknown."""
+    """Test cases of creating, finding and deleting topics, and of unknown topics."""
 
     async def test_a_created_topic_is_found_with_its_partitions(self, log: Log, topic: str) -> None:
         state = await log.topic(topic)
@@ -60,7 +60,7 @@ class TopicCases(LogBase):
         with pytest.raises(NotFound):
             await log.delete_topic(new_topic())
 
-    async def test_a_topic_made_again_has_another_id_and_nothing_of_its_first_life(self, log: Log, topic: str) -> None:
+    async def test_a_recreated_topic_has_another_id_and_no_old_records(self, log: Log, topic: str) -> None:
         before = await log.topic(topic)
         await log.append(outgoing(topic, b"first life"))
         await log.delete_topic(topic)
@@ -71,7 +71,7 @@ class TopicCases(LogBase):
         await log.append(outgoing(topic, b"second life"))
         assert [r.value for r in await all_of(log, topic)] == [b"second life"]
 
-    async def test_another_instance_sees_a_topic_s_second_life(self, log: Log, open_log: OpenLog, topic: str) -> None:
+    async def test_another_instance_sees_a_recreated_topic(self, log: Log, open_log: OpenLog, topic: str) -> None:
         async with open_log() as other:
             await other.append(outgoing(topic, b"first life"))
             await log.delete_topic(topic)

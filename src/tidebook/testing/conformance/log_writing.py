@@ -1,4 +1,4 @@
-"""Cases of a log: appending, sizes, durability."""
+"""Test cases of a log: appending, sizes, durability."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tidebook.core.errors import NotFound, TooLarge
-from tidebook.log.port import Log, Many, Outgoing, Record, Sent
+from tidebook.log.port import Acknowledged, Log, Outgoing, Record, RecordColumns
 from tidebook.testing.conformance.log_base import (
     PARTITIONS,
     LogBase,
@@ -21,18 +21,18 @@ from tidebook.testing.conformance.log_base import (
 
 
 class WritingCases(LogBase):
-    """What is sent is there, once, in order, or its sender is told."""
+    """Test cases of writes: each record is stored once and in order, or its sender gets an error."""
 
     async def test_an_empty_partition_starts_and_ends_at_the_same_offset(self, log: Log, topic: str) -> None:
         assert await log.start(topic, 0) == await log.end(topic, 0)
 
-    async def test_offsets_grow_and_the_end_lies_behind_them(self, log: Log, topic: str) -> None:
+    async def test_offsets_grow_and_the_end_is_after_them(self, log: Log, topic: str) -> None:
         offsets = [(await log.append(outgoing(topic, b"%d" % i))).offset for i in range(5)]
         assert offsets == sorted(set(offsets))
         assert await log.start(topic, 0) <= offsets[0]
         assert await log.end(topic, 0) > offsets[-1]
 
-    async def test_an_acknowledged_record_lies_below_the_end_that_another_instance_sees(
+    async def test_an_acknowledged_record_is_below_the_end_that_another_instance_sees(
         self, log: Log, open_log: OpenLog, topic: str
     ) -> None:
         async with open_log() as other:
@@ -48,7 +48,7 @@ class WritingCases(LogBase):
         assert sent.partition == 1
         assert sent.timestamp_ms > 1_600_000_000_000
 
-    async def test_a_missing_key_and_an_empty_one_are_told_apart(self, log: Log, topic: str) -> None:
+    async def test_a_missing_key_and_an_empty_one_are_distinct(self, log: Log, topic: str) -> None:
         await log.append(Outgoing(topic, 0, None, b"none"))
         await log.append(Outgoing(topic, 0, b"", b"empty"))
         await log.append(Outgoing(topic, 0, b"k", b""))
@@ -59,7 +59,7 @@ class WritingCases(LogBase):
             (b"k", b"", ()),
         ]
 
-    async def test_partitions_are_apart(self, log: Log, topic: str) -> None:
+    async def test_partitions_are_separate(self, log: Log, topic: str) -> None:
         await log.append(outgoing(topic, b"in 0"))
         await log.append(outgoing(topic, b"in 2", partition=2))
         assert [[r.value for r in await all_of(log, topic, partition=p)] for p in range(3)] == [
@@ -68,7 +68,7 @@ class WritingCases(LogBase):
             [b"in 2"],
         ]
 
-    async def test_records_sent_in_one_breath_keep_their_order(self, log: Log, topic: str) -> None:
+    async def test_records_sent_without_waiting_keep_their_order(self, log: Log, topic: str) -> None:
         sending = Sending(log)
         for i in range(300):
             sending.send(outgoing(topic, b"%d" % i, partition=i % PARTITIONS))
@@ -77,13 +77,13 @@ class WritingCases(LogBase):
             values = [int(r.value or b"") for r in await all_of(log, topic, partition=partition)]
             assert values == list(range(partition, 300, PARTITIONS))
 
-    async def test_many_that_are_sent_together_keep_their_order_and_are_told_apart(self, log: Log, topic: str) -> None:
+    async def test_records_of_one_batch_keep_their_order_and_their_own_results(self, log: Log, topic: str) -> None:
         sending = Sending(log)
-        sending.send_many(Many(topic, [], [], []))
+        sending.send_many(RecordColumns(topic, [], [], []))
         sending.send(outgoing(topic, b"0"))
         numbers = range(1, 2500)
         partitions, keys = [number % PARTITIONS for number in numbers], [b"key"] * len(numbers)
-        sending.send_many(Many(topic, partitions, keys, [b"%d" % number for number in numbers]))
+        sending.send_many(RecordColumns(topic, partitions, keys, [b"%d" % number for number in numbers]))
         sending.send(outgoing(topic, b"2500", partition=2500 % PARTITIONS))
         results = dict(zip(sending.order, await sending.results(), strict=True))
         for partition in range(PARTITIONS):
@@ -91,14 +91,14 @@ class WritingCases(LogBase):
             values = [int(record.value or b"") for record in records]
             assert values == list(range(partition, 2501, PARTITIONS))
             for number, record in zip(values, records, strict=True):
-                assert results[number] == Sent(partition, record.offset, record.timestamp_ms)
+                assert results[number] == Acknowledged(partition, record.offset, record.timestamp_ms)
 
-    async def test_one_of_many_that_is_refused_stands_in_no_others_way(self, log: Log, topic: str) -> None:
+    async def test_a_refused_record_of_a_batch_does_not_affect_the_others(self, log: Log, topic: str) -> None:
         sending = Sending(log)
-        sending.send_many(Many(topic, [0, PARTITIONS, 0], [b"key"] * 3, [b"a", b"b", b"c"]))
-        sending.send_many(Many(new_topic(), [0], [b"key"], [b"d"]))
+        sending.send_many(RecordColumns(topic, [0, PARTITIONS, 0], [b"key"] * 3, [b"a", b"b", b"c"]))
+        sending.send_many(RecordColumns(new_topic(), [0], [b"key"], [b"d"]))
         results = dict(zip(sending.order, await sending.results(), strict=True))
-        assert [type(results[place]) for place in range(4)] == [Sent, NotFound, Sent, NotFound]
+        assert [type(results[place]) for place in range(4)] == [Acknowledged, NotFound, Acknowledged, NotFound]
         assert [record.value for record in await all_of(log, topic)] == [b"a", b"c"]
 
     async def test_callbacks_come_in_offset_order_in_the_loop_s_thread(self, log: Log, topic: str) -> None:
@@ -113,7 +113,7 @@ class WritingCases(LogBase):
             sent = [
                 (r.offset, n)
                 for n, r in zip(sending.order, results, strict=True)
-                if isinstance(r, Sent) and r.partition == partition
+                if isinstance(r, Acknowledged) and r.partition == partition
             ]
             assert len(sent) == 200
             assert sent == sorted(sent)
@@ -149,7 +149,7 @@ class WritingCases(LogBase):
             sending.send(outgoing(name, b"x" * (20_000 if i == 7 else 10)))
         results = await sending.results()
         by_number = dict(zip(sending.order, results, strict=True))
-        assert [n for n, r in sorted(by_number.items()) if not isinstance(r, Sent)] == [7]
+        assert [n for n, r in sorted(by_number.items()) if not isinstance(r, Acknowledged)] == [7]
         assert len(await all_of(log, name)) == 19
         await log.delete_topic(name)
 
@@ -202,7 +202,7 @@ class WritingCases(LogBase):
             for i in range(500):
                 sending.send(outgoing(name, b"%d" % i))
         assert len(sending.done) == 500
-        assert all(isinstance(result, Sent) for result in sending.done)
+        assert all(isinstance(result, Acknowledged) for result in sending.done)
         async with open_log() as log:
             assert len(await all_of(log, name)) == 500
             await log.delete_topic(name)

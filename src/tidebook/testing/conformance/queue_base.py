@@ -1,4 +1,4 @@
-"""What the cases of a queue store share: opening it, time that the case moves, putting and claiming in few words."""
+"""Fixtures of the queue suite: opening a store, a clock under test control, short forms of put and claim."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from tidebook.core.payload import BYTES
-from tidebook.sql.port.queue import (
+from tidebook.queue.port import (
     NEVER_MS,
     Claimed,
     Failure,
-    Held,
+    LeasedEntry,
     NewEntry,
     Outcome,
     Put,
@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 
 
 class Desk:
-    """One queue and one client of it."""
+    """Gives test cases a short interface to one queue."""
 
     def __init__(self, store: QueueStore, ref: QueueRef) -> None:
         self.store = store
@@ -68,7 +68,7 @@ class Desk:
         return taken
 
     async def names(self, limit: int = 100) -> list[str]:
-        """The data of what a claim brings."""
+        """Claim entries and return their data."""
         return [taken.name for taken in await self.claim(limit)]
 
     async def finish(self, *taken: Taken) -> list[bool]:
@@ -85,11 +85,11 @@ class Desk:
 
 
 class Taken:
-    """A claimed entry and the proof that one holds it."""
+    """A claimed entry with its lease token."""
 
     def __init__(self, entry: Claimed, token: bytes) -> None:
         self.entry = entry
-        self.held = Held(entry.keyhash, token, entry.slot, entry.together)
+        self.held = LeasedEntry(entry.keyhash, token, entry.slot, entry.together)
         self.name = entry.data.decode()
 
 
@@ -100,13 +100,13 @@ def entry(
     process_at: int | None = None,
     expires_at: int = NEVER_MS,
 ) -> NewEntry:
-    """An entry whose data is its name."""
+    """Return an entry whose data is its name."""
     keyhash = blake2b((key or f"?{next(_numbers)}").encode(), digest_size=16).digest()
     return NewEntry(keyhash, BYTES, (data or key or "").encode(), key, priority, process_at, expires_at)
 
 
 class QueueBase:
-    """The fixtures that every case of a queue store starts from."""
+    """Fixtures for the test cases of a queue store."""
 
     #: Whether `put_within` takes part in the caller's own transaction.
     takes_transactions: ClassVar[bool]
@@ -115,12 +115,12 @@ class QueueBase:
 
     @pytest.fixture
     def open_queues(self) -> OpenQueues:
-        """Each call opens another store on the same data; leaving the context closes it."""
+        """Return a function that opens another store on the same data; leaving its context closes it."""
         raise NotImplementedError("give the fixture open_queues")
 
     @pytest.fixture
     def advance(self) -> Advance:
-        """Moves the clock that all those stores go by, from START_MS on."""
+        """Return a function that advances the clock of all stores, which starts at START_MS."""
         raise NotImplementedError("give the fixture advance")
 
     @pytest_asyncio.fixture
@@ -134,6 +134,6 @@ class QueueBase:
 
 
 async def new_queue(store: QueueStore, **settings: object) -> QueueRef:
-    """A queue of a fresh name."""
+    """Create a queue with a unique name."""
     chosen = QueueSettings(**{"max_timeouts": 2, **settings})  # type: ignore[arg-type]
     return await store.queue(f"q-{uuid.uuid4().hex[:12]}", chosen)

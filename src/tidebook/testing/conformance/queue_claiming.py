@@ -1,17 +1,17 @@
-"""Cases of a queue store: what is handed out, and in which order."""
+"""Test cases of a queue store: which entries a claim returns, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 
-from tidebook.sql.port.queue import QueueStore
+from tidebook.queue.port import QueueStore
 from tidebook.testing.conformance.queue_base import START_MS, Advance, Desk, QueueBase, entry, new_queue
 
 
 class ClaimingCases(QueueBase):
-    """Only what is due, each to one, in order."""
+    """Test cases of claims: only due entries, each to one worker, in order."""
 
-    async def test_an_empty_queue_hands_out_nothing(self, desk: Desk) -> None:
+    async def test_a_claim_of_an_empty_queue_returns_nothing(self, desk: Desk) -> None:
         assert await desk.claim(10) == []
 
     async def test_the_smallest_priority_comes_first(self, desk: Desk) -> None:
@@ -35,7 +35,7 @@ class ClaimingCases(QueueBase):
             await desk.put(f"{number}", priority=5 - number)
         assert await desk.names(2) + await desk.names(2) + await desk.names(9) == list("543210")
 
-    async def test_nothing_is_handed_out_before_its_process_date(self, desk: Desk, advance: Advance) -> None:
+    async def test_nothing_is_claimed_before_its_process_date(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", process_at=START_MS + 100)
         await advance(99)
         assert await desk.claim() == []
@@ -48,7 +48,7 @@ class ClaimingCases(QueueBase):
         await desk.put("due", priority=11)
         assert await desk.names() == ["due"]
 
-    async def test_nothing_expired_is_handed_out(self, desk: Desk, advance: Advance) -> None:
+    async def test_no_expired_entry_is_claimed(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", expires_at=START_MS + 10)
         await advance(10)
         assert await desk.claim() == []
@@ -64,12 +64,12 @@ class ClaimingCases(QueueBase):
         await desk.store.put(desk.ref, [entry(f"{number}") for number in range(10)], inserted_at=0)
         assert len(await desk.claim(3)) == 3
 
-    async def test_an_entry_is_handed_out_once(self, desk: Desk) -> None:
+    async def test_an_entry_is_claimed_once(self, desk: Desk) -> None:
         await desk.put("k")
         assert len(await desk.claim(5)) == 1
         assert await desk.claim(5) == []
 
-    async def test_claims_at_one_time_share_the_work_without_overlap(self, desk: Desk) -> None:
+    async def test_concurrent_claims_share_the_work_without_overlap(self, desk: Desk) -> None:
         await desk.store.put(desk.ref, [entry(f"{number}") for number in range(200)], inserted_at=0)
         taken: list[str] = []
         while batch := await asyncio.gather(*(desk.names(7) for _ in range(6))):
@@ -78,7 +78,7 @@ class ClaimingCases(QueueBase):
             taken += [name for names in batch for name in names]
         assert sorted(taken) == sorted(f"{number}" for number in range(200))
 
-    async def test_a_key_that_is_held_does_not_hold_up_others(self, desk: Desk) -> None:
+    async def test_a_key_in_progress_does_not_block_others(self, desk: Desk) -> None:
         await desk.put("k")
         await desk.take()
         await desk.put("k", priority=1)

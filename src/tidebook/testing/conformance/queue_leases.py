@@ -1,4 +1,4 @@
-"""Cases of a queue store: leases, heartbeats, done and fail, each fenced by its token."""
+"""Test cases of a queue store: leases, heartbeats, done and fail, each fenced by a token."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from tidebook.sql.port.queue import QueueStore
+from tidebook.queue.port import QueueStore
 from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, Taken, new_queue
 
 
 async def run_out(desk: Desk, advance: Advance) -> Taken:
-    """An entry that is taken again after its lease has run out."""
+    """Let a lease expire, and claim the entry again."""
     await advance(LEASE_MS)
     return await desk.take()
 
 
 class LeaseCases(QueueBase):
-    """Who has lost his lease cannot change another's work."""
+    """Test cases of leases: a worker that lost its lease cannot change the entry."""
 
-    async def test_what_is_done_is_gone(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_finished_entry_is_removed(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")
         assert await desk.finish(await desk.take()) == [True]
         await advance(LEASE_MS)
@@ -60,14 +60,14 @@ class LeaseCases(QueueBase):
         assert await desk.finish(lost, b) == [False, True]
         assert (await desk.store.counts(desk.ref)).processing == 1
 
-    async def test_a_lost_done_and_a_held_one_at_one_time_are_told_apart(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_lost_and_a_held_lease_are_distinguished_in_one_call(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")
         lost = await desk.take()
         holder = await run_out(desk, advance)
         results = tuple(await asyncio.gather(desk.finish(lost), desk.finish(holder), desk.finish(lost)))
         assert results == ([False], [True], [False])
 
-    async def test_a_lease_that_ran_out_is_handed_out_again_and_counted(self, desk: Desk, advance: Advance) -> None:
+    async def test_an_expired_lease_is_claimed_again_and_counted(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")
         await desk.take()
         await advance(LEASE_MS - 1)
@@ -76,7 +76,9 @@ class LeaseCases(QueueBase):
         again = await desk.take()
         assert (again.name, again.entry.timeouts) == ("k", 1)
 
-    async def test_whose_lease_was_lost_cannot_finish_heartbeat_or_fail(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_worker_that_lost_its_lease_cannot_finish_heartbeat_or_fail(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("k")
         lost = await desk.take()
         holder = await run_out(desk, advance)
@@ -85,14 +87,18 @@ class LeaseCases(QueueBase):
         assert await desk.fail(lost) == "lost"
         assert await desk.finish(holder) == [True]
 
-    async def test_a_late_done_is_accepted_while_nobody_has_taken_over(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_late_done_is_accepted_if_no_other_worker_has_claimed_the_entry(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("k")
         taken = await desk.take()
         await advance(LEASE_MS * 2)
         await desk.store.sweep(desk.ref)
         assert await desk.finish(taken) == [True]
 
-    async def test_a_late_heartbeat_is_accepted_while_nobody_has_taken_over(self, desk: Desk, advance: Advance) -> None:
+    async def test_a_late_heartbeat_is_accepted_if_no_other_worker_has_claimed_it(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("k")
         taken = await desk.take()
         await advance(LEASE_MS * 2)
@@ -119,7 +125,9 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         assert await desk.names() == ["soon", "first", "later"]
 
-    async def test_an_expired_entry_that_ran_out_is_not_handed_out_again(self, desk: Desk, advance: Advance) -> None:
+    async def test_an_expired_entry_whose_lease_expired_is_not_claimed_again(
+        self, desk: Desk, advance: Advance
+    ) -> None:
         await desk.put("k", expires_at=START_MS + 5)
         await desk.take()
         await advance(LEASE_MS)
@@ -155,7 +163,7 @@ class LeaseCases(QueueBase):
         await advance(500)
         assert await desk.names() == ["new"]
 
-    async def test_a_put_after_a_run_out_was_noticed_is_merged_into_that_entry(
+    async def test_a_put_after_a_lease_expiry_was_found_is_merged_into_that_entry(
         self, desk: Desk, advance: Advance
     ) -> None:
         await desk.put("k", data="old", priority=30, inserted_at=1)
@@ -185,9 +193,7 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         assert await desk.claim() == []
 
-    async def test_a_put_takes_in_all_of_its_key_that_ran_out_beside_one_another(
-        self, store: QueueStore, advance: Advance
-    ) -> None:
+    async def test_a_put_merges_all_expired_leases_of_its_key(self, store: QueueStore, advance: Advance) -> None:
         desk = Desk(store, await new_queue(store, parallel_keys=True))
         for data, priority in (("one", 30), ("two", 20)):
             await desk.put("k", data=data, priority=priority)
@@ -210,7 +216,7 @@ class LeaseCases(QueueBase):
         assert [flag.data for flag in await desk.store.flags(desk.ref)] == [b"old"]
 
     @pytest.mark.parametrize("sweeps", [0, 1, 3])
-    async def test_a_lease_that_ran_out_counts_once_whoever_notices(
+    async def test_an_expired_lease_counts_once_whichever_call_finds_it(
         self, desk: Desk, advance: Advance, sweeps: int
     ) -> None:
         await desk.put("k")
@@ -231,7 +237,7 @@ class LeaseCases(QueueBase):
 
 
 class FailCases(QueueBase):
-    """What failed waits again."""
+    """Test cases of fail: a failed entry waits for its next attempt."""
 
     async def test_what_failed_comes_again_after_its_delay(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k")
@@ -293,7 +299,7 @@ class FailCases(QueueBase):
         assert (await desk.put("k", data="new")).merged == 1
         assert await desk.names() == ["new"]
 
-    async def test_of_a_key_in_two_hands_each_runs_out_fails_and_merges_by_itself(
+    async def test_two_claims_of_a_key_expire_fail_and_merge_independently(
         self, store: QueueStore, advance: Advance
     ) -> None:
         desk = Desk(store, await new_queue(store, parallel_keys=True))

@@ -1,10 +1,10 @@
-"""Cases of a queue store: putting and merging."""
+"""Test cases of a queue store: putting and merging."""
 
 from __future__ import annotations
 
 import asyncio
 
-from tidebook.sql.port.queue import NEVER_MS, Put, QueueStore, Step
+from tidebook.queue.port import NEVER_MS, Put, QueueStore, Step
 from tidebook.testing.conformance.queue_base import (
     LEASE_MS,
     START_MS,
@@ -18,9 +18,9 @@ from tidebook.testing.conformance.queue_base import (
 
 
 class PuttingCases(QueueBase):
-    """What is put waits, and a key waits once."""
+    """Test cases of put: an entry waits, and a key has at most one waiting entry."""
 
-    async def test_what_is_put_comes_back_as_it_went_in(self, desk: Desk) -> None:
+    async def test_a_claimed_entry_is_as_it_was_put(self, desk: Desk) -> None:
         await desk.put("k", data='"\\ü{}', priority=7, expires_at=START_MS + 99, inserted_at=123)
         taken = await desk.take()
         found = taken.entry
@@ -33,7 +33,7 @@ class PuttingCases(QueueBase):
         await desk.put(data="a")
         assert await desk.names() == ["a", "a"]
 
-    async def test_a_put_says_what_was_new_and_what_was_merged(self, desk: Desk) -> None:
+    async def test_a_put_returns_how_many_were_inserted_and_merged(self, desk: Desk) -> None:
         first = await desk.put("k")
         second = await desk.store.put(desk.ref, [entry("k"), entry("l")], inserted_at=0)
         assert (first.inserted, first.merged) == (1, 0)
@@ -70,7 +70,7 @@ class PuttingCases(QueueBase):
         await desk.put("k", expires_at=START_MS + 30)
         assert (await desk.take()).entry.expires_at == NEVER_MS
 
-    async def test_merging_sets_the_counter_to_nought(self, desk: Desk) -> None:
+    async def test_merging_sets_the_counter_to_0(self, desk: Desk) -> None:
         await desk.put("k")
         await desk.fail(await desk.take())
         await desk.put("k")
@@ -120,7 +120,7 @@ class PuttingCases(QueueBase):
         assert await other.names() == ["there"]
         assert await desk.names() == ["here"]
 
-    async def test_a_queue_of_its_own_table_behaves_the_same(self, store: QueueStore) -> None:
+    async def test_a_queue_with_a_separate_table_behaves_the_same(self, store: QueueStore) -> None:
         desk = Desk(store, await new_queue(store, own_table=True))
         await desk.put("k", data="1")
         await desk.put("k", data="2")
@@ -141,13 +141,13 @@ class PuttingCases(QueueBase):
         assert await desk.store.marks(desk.ref, "nothing") == {}
         assert await desk.names() == ["a", "b", "other"]
 
-    async def test_of_many_who_move_a_mark_at_one_time_one_puts(self, desk: Desk) -> None:
+    async def test_only_one_of_many_concurrent_moves_of_a_mark_puts(self, desk: Desk) -> None:
         puts = [
             desk.store.put_once(desk.ref, [entry()], inserted_at=0, source="s", steps=[Step(1, None, f"{number}")])
             for number in range(8)
         ]
-        told = await asyncio.gather(*puts)
-        assert len([put for put in told if put is not None]) == 1
+        results = await asyncio.gather(*puts)
+        assert len([put for put in results if put is not None]) == 1
         assert len(await desk.claim(10)) == 1
 
     async def test_what_one_store_puts_another_claims(self, open_queues: OpenQueues, desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""What a store must do, as tests. An adapter binds to it with one fixture:
+"""The conformance suite of stores. An adapter uses it with one fixture:
 
     class TestMyStore(StoreContract):
         last_write_wins = True
@@ -16,10 +16,11 @@ import asyncio
 
 import pytest
 
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import Key
-from tidebook.store.port import StoreWriter
-from tidebook.testing.conformance.journal_records import facts_of
+from tidebook.replication.slice import replicate_slice
+from tidebook.store.port import StoredSnapshot, StoreWriter
+from tidebook.testing.conformance.journal_records import append, records_of, topic_config
 from tidebook.testing.conformance.store_reading import ReadingCases
 from tidebook.testing.conformance.store_scanning import ScanningCases
 from tidebook.testing.conformance.store_slices import SliceCases
@@ -27,46 +28,68 @@ from tidebook.testing.conformance.store_suite import OpenStore
 
 
 class StoreContract(SliceCases, ReadingCases, ScanningCases):
-    """Bind with a fixture `open_store`, and say by `last_write_wins` how late slices lose."""
+    """Subclass it, provide the fixture `open_store`, and declare by `last_write_wins` how late slices are rejected."""
 
-    async def test_a_topic_without_facts_has_none(self, store: StoreWriter, topic: str) -> None:
+    async def test_a_topic_without_a_configuration_has_none(self, store: StoreWriter, topic: str) -> None:
         assert await store.facts(topic) is None
         assert topic not in await store.topics()
         assert await store.head(Key(topic, "a")) is None
         assert await store.pointer(topic, 0) is None
         assert [id async for id in store.ids(topic)] == []
 
-    async def test_facts_are_set_once(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
-        mine, other = facts_of("mine"), facts_of("other")
+    async def test_a_deleted_topic_leaves_no_row_or_is_refused_untouched(self, store: StoreWriter, topic: str) -> None:
+        config = await store.set_facts(topic, topic_config("x"), expected=None)
+        records = records_of([("a", append(2)), ("b", append())])
+        await replicate_slice(store, topic, 0, records, config)
+        head = await store.head(Key(topic, "a"))
+        assert head is not None
+        await store.save_snapshot(Key(topic, "a"), head.incarnation, StoredSnapshot(1, 0, b"{}", 0), slots=3)
+        if not store.deletes_topics:
+            with pytest.raises(InvalidInput):
+                await store.delete_topic(topic)
+            assert await store.head(Key(topic, "a")) == head
+            return
+        await store.delete_topic(topic)
+        await store.delete_topic(topic)  # harmless to repeat
+        assert await store.facts(topic) is None
+        assert topic not in await store.topics()
+        assert await store.pointers(topic) == {}
+        assert await store.heads(topic, ["a", "b"]) == {}
+        assert await store.events(Key(topic, "a"), head, after=0, to=9, limit=9) == []
+        assert await store.snapshots(Key(topic, "a"), head.incarnation) == []
+
+    async def test_a_configuration_is_set_once(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
+        mine, other = topic_config("mine"), topic_config("other")
         assert await store.set_facts(topic, mine, expected=None) == mine
         assert await store.set_facts(topic, other, expected=None) == mine
         second = await open_store()
         assert await second.facts(topic) == mine
         assert topic in await second.topics()
 
-    async def test_facts_change_only_from_what_was_expected(self, store: StoreWriter, topic: str) -> None:
-        first = await store.set_facts(topic, facts_of("1"), expected=None)
-        second = facts_of("2", partitions=4)
-        assert await store.set_facts(topic, facts_of("3"), expected=second) == first
+    async def test_a_configuration_changes_only_from_the_expected_one(self, store: StoreWriter, topic: str) -> None:
+        first = await store.set_facts(topic, topic_config("1"), expected=None)
+        second = topic_config("2", partitions=4)
+        assert await store.set_facts(topic, topic_config("3"), expected=second) == first
         assert await store.set_facts(topic, second, expected=first) == second
         assert await store.facts(topic) == second
-        assert await store.set_facts(topic, facts_of("3"), expected=first) == second
+        assert await store.set_facts(topic, topic_config("3"), expected=first) == second
 
-    async def test_facts_of_nothing_do_not_come_from_an_expectation(self, store: StoreWriter, topic: str) -> None:
+    async def test_an_expectation_creates_no_configuration(self, store: StoreWriter, topic: str) -> None:
         with pytest.raises(NotFound):
-            await store.set_facts(topic, facts_of("1"), expected=facts_of("2"))
+            await store.set_facts(topic, topic_config("1"), expected=topic_config("2"))
         assert await store.facts(topic) is None
 
-    async def test_one_of_two_who_set_facts_at_once_wins(
+    async def test_one_of_two_concurrent_configurations_wins(
         self, store: StoreWriter, open_store: OpenStore, topic: str
     ) -> None:
         second = await open_store()
-        told = await asyncio.gather(
-            store.set_facts(topic, facts_of("1"), expected=None), second.set_facts(topic, facts_of("2"), expected=None)
+        results = await asyncio.gather(
+            store.set_facts(topic, topic_config("1"), expected=None),
+            second.set_facts(topic, topic_config("2"), expected=None),
         )
-        assert told[0] == told[1] == await store.facts(topic)
+        assert results[0] == results[1] == await store.facts(topic)
 
-    async def test_a_setting_changes_only_from_what_was_expected(
+    async def test_a_setting_changes_only_from_the_expected_value(
         self, store: StoreWriter, open_store: OpenStore, topic: str
     ) -> None:
         assert await store.setting(topic) is None
@@ -78,13 +101,13 @@ class StoreContract(SliceCases, ReadingCases, ScanningCases):
         assert await store.set_setting(topic, "2", expected="1")
         assert await store.setting(topic) == "2"
 
-    async def test_one_of_many_who_raise_a_setting_wins_each_step(
+    async def test_one_of_many_concurrent_increments_of_a_setting_wins_each_step(
         self, store: StoreWriter, open_store: OpenStore, topic: str
     ) -> None:
         second = await open_store()
         await store.set_setting(topic, "0", expected=None)
         for step in range(3):
-            told = await asyncio.gather(
+            results = await asyncio.gather(
                 *(each.set_setting(topic, str(step + 1), expected=str(step)) for each in (store, second, store))
             )
-            assert sorted(told) == [False, False, True]
+            assert sorted(results) == [False, False, True]

@@ -1,4 +1,4 @@
-"""Cases of what a store shows and keeps beside slices: pages of events, snapshots, expiry, parked records, waiting."""
+"""Test cases of a store: pages of events, snapshots, expiry, parked records, waiting."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import asyncio
 from tidebook.core.action import NEVER
 from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH, Position
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import Pointer, PutHead, SliceWrites
+from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.pipeline.slice import replicate_slice
-from tidebook.store.port import Snapshot, StoreWriter
+from tidebook.replication.slice import replicate_slice
+from tidebook.store.port import StoredSnapshot, StoreWriter
 from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append, purge, records_of, truth_of
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, read_pages
 
 
 class ReadingCases(StoreSuite):
-    """What readers, snapshots and the pipeline's errands rest on."""
+    """Test cases of the calls that readers, snapshots and pipeline jobs use."""
 
     async def test_pages_pass_over_gaps_and_segment_borders(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps = [("a", append(3)), ("a", append(1, at=11)), ("a", append(2, at=10**15)), ("a", append(6))]
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        await replicate_slice(store, topic, 0, records_of(steps), config)
         head = await store.head(Key(topic, "a"))
         assert head is not None
         numbers = [1, 2, 3, 11, *range(10**15, 10**15 + 8)]
         for limit in (1, 2, 3, 5, 100):
             assert [row.seq_nr for row in await read_pages(store, Key(topic, "a"), head, limit=limit)] == numbers
 
-    async def test_a_page_lies_within_its_bounds(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+    async def test_a_page_is_within_its_bounds(self, store: StoreWriter, topic: str, config: TopicConfig) -> None:
         steps = [("a", append(13)), ("a", append(4, at=31))]
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        await replicate_slice(store, topic, 0, records_of(steps), config)
         numbers = [*range(1, 14), *range(31, 35)]
         key = Key(topic, "a")
         head = await store.head(key)
@@ -41,10 +42,10 @@ class ReadingCases(StoreSuite):
                 within = [n for n in numbers if after < n <= to]
                 for limit in (1, 4, 50):
                     page = await store.events(key, head, after=after, to=to, limit=limit)
-                    told = [row.seq_nr for row in page]
-                    assert told == within[: len(told)]
-                    assert len(told) <= limit
-                    assert bool(told) == bool(within)
+                    found = [row.seq_nr for row in page]
+                    assert found == within[: len(found)]
+                    assert len(found) <= limit
+                    assert bool(found) == bool(within)
 
     # Snapshots
 
@@ -60,7 +61,7 @@ class ReadingCases(StoreSuite):
         await store.save_snapshot(key, life, snapshot(3, b"new"), slots=2)
         assert await store.snapshots(key, life) == [snapshot(3, b"new")]
 
-    async def test_each_life_has_snapshots_of_its_own(self, store: StoreWriter, topic: str) -> None:
+    async def test_each_incarnation_has_its_own_snapshots(self, store: StoreWriter, topic: str) -> None:
         key, one, two = Key(topic, "a"), Position(FIRST_EPOCH, 0), Position(FIRST_EPOCH, 7)
         await store.save_snapshot(key, one, snapshot(9), slots=1)
         await store.save_snapshot(key, two, snapshot(1), slots=1)
@@ -76,23 +77,21 @@ class ReadingCases(StoreSuite):
         await store.save_snapshot(key, life, snapshot(2, b"again"), slots=5)
         assert await store.snapshots(key, life) == [snapshot(3), snapshot(2, b"again")]
 
-    async def test_a_purge_clears_the_snapshots_of_its_life_alone(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+    async def test_a_purge_clears_only_the_snapshots_of_its_incarnation(
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         key, one, two = Key(topic, "a"), Position(FIRST_EPOCH, 0), Position(FIRST_EPOCH, 2)
         records = records_of([("a", append(3)), ("a", purge()), ("a", append(3))])
-        await replicate_slice(store, topic, 0, records[:1], facts)
+        await replicate_slice(store, topic, 0, records[:1], config)
         await store.save_snapshot(key, one, snapshot(3), slots=2)
         await store.save_snapshot(key, two, snapshot(1), slots=2)
-        await replicate_slice(store, topic, 0, records[1:], facts)
+        await replicate_slice(store, topic, 0, records[1:], config)
         assert await store.snapshots(key, one) == []
         assert await store.snapshots(key, two) == [snapshot(1)]
 
     # Expiry, parked records, waiting
 
-    async def test_journals_whose_time_is_over_are_told(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
-    ) -> None:
+    async def test_expired_journals_are_found(self, store: StoreWriter, topic: str, config: TopicConfig) -> None:
         steps: list[Step] = [
             ("over", append(1, expire_after_ms=1000)),
             ("later", append(1, expire_after_ms=60_000)),
@@ -102,21 +101,44 @@ class ReadingCases(StoreSuite):
             ("purged", append(1, expire_after_ms=1000)),
             ("purged", purge()),
         ]
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
-        truth = truth_of(steps, facts)
+        await replicate_slice(store, topic, 0, records_of(steps), config)
+        truth = truth_of(steps, config)
         assert [each async for each in store.expired(topic, now_ms=FIRST_MS + 999)] == []
-        told = [each async for each in store.expired(topic, now_ms=FIRST_MS + 30_000)]
-        assert told == [("over", truth["over"].head)]
+        found = [each async for each in store.expired(topic, now_ms=FIRST_MS + 30_000)]
+        assert found == [("over", truth["over"].head)]
         later = {id async for id, _ in store.expired(topic, now_ms=FIRST_MS + 10**6)}
         assert later == {"over", "later"}
 
+    async def test_graves_are_found_and_removed_unless_a_new_incarnation_follows(
+        self, store: StoreWriter, topic: str, config: TopicConfig
+    ) -> None:
+        ids = [f"j-{i}" for i in range(5)]
+        steps: list[Step] = [*((id, append(3)) for id in ids), *((id, purge()) for id in ids[:4])]
+        await replicate_slice(store, topic, 0, records_of(steps), config)
+        graves = [each async for each in store.graves(topic)]
+        truth = truth_of(steps, config)
+        assert dict(graves) == {id: truth[id].head for id in ids[:4]}
+        more: list[Step] = [*steps, ("j-1", append(1))]
+        await replicate_slice(store, topic, 0, records_of(more)[len(steps) :], config)
+        await store.remove_graves(topic, [each for each in graves if each[0] != "j-3"])
+        assert await store.heads(topic, ids) == {
+            id: each.head for id, each in truth_of(more, config).items() if id not in ("j-0", "j-2")
+        }
+        assert [id async for id, _ in store.graves(topic)] == ["j-3"]
+        # A zombie writes its grave a second time.
+        with self.late():
+            await store.apply(SliceWrites(topic, 0, None, Pointer(Position(FIRST_EPOCH, 0), FIRST_MS), (
+                (PutHead(Key(topic, "j-0"), dict(graves)["j-0"]),),
+            )))  # fmt: skip
+        assert await store.head(Key(topic, "j-0")) is None
+
     async def test_a_damaged_record_is_parked_and_forgotten(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps = [("a", append()), ("a", append()), ("a", append())]
         records = records_of(steps)
         records[1] = Record(1, records[1].timestamp_ms, b"a", b"no record at all")
-        await replicate_slice(store, topic, 0, records, facts)
+        await replicate_slice(store, topic, 0, records, config)
         parked = [each async for each in store.parked(topic)]
         assert [(each.position.offset, each.id, each.value) for each in parked] == [(1, "a", b"no record at all")]
         assert parked[0] in [each async for each in store.parked()]
@@ -128,21 +150,23 @@ class ReadingCases(StoreSuite):
         assert (head.seq_nr, head.position.offset) == (2, 2)
 
     async def test_waiting_ends_when_the_pointer_has_moved(
-        self, store: StoreWriter, open_store: OpenStore, topic: str, facts: TopicFacts
+        self, store: StoreWriter, open_store: OpenStore, topic: str, config: TopicConfig
     ) -> None:
         second, records = await open_store(), records_of([("a", append()), ("a", append())])
         for i, record in enumerate(records):
             beyond = Position(FIRST_EPOCH, i - 1) if i else None
             waiting = asyncio.create_task(second.wait(topic, 0, beyond=beyond, timeout_s=30))
-            await replicate_slice(store, topic, 0, [record], facts)
+            await replicate_slice(store, topic, 0, [record], config)
             assert await waiting is True
         assert await second.wait(topic, 0, beyond=Position(FIRST_EPOCH, 0), timeout_s=0) is True
 
-    async def test_waiting_ends_when_the_time_runs_out(self, store: StoreWriter, topic: str, facts: TopicFacts) -> None:
+    async def test_waiting_ends_when_the_time_runs_out(
+        self, store: StoreWriter, topic: str, config: TopicConfig
+    ) -> None:
         assert await store.wait(topic, 0, beyond=None, timeout_s=0.02) is False
-        await replicate_slice(store, topic, 0, records_of([("a", append())]), facts)
+        await replicate_slice(store, topic, 0, records_of([("a", append())]), config)
         assert await store.wait(topic, 0, beyond=Position(FIRST_EPOCH, 0), timeout_s=0.02) is False
 
 
-def snapshot(seq_nr: int, payload: bytes = b"state") -> Snapshot:
-    return Snapshot(seq_nr, 2, payload, FIRST_MS + seq_nr)
+def snapshot(seq_nr: int, payload: bytes = b"state") -> StoredSnapshot:
+    return StoredSnapshot(seq_nr, 2, payload, FIRST_MS + seq_nr)

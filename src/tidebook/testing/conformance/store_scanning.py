@@ -1,4 +1,4 @@
-"""Cases of what jobs do to a store: reading all of it in parts, and mending a journal."""
+"""Test cases of a store: scanning it in parts, and repairing a journal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from tidebook.core.errors import Fenced
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.mend import Mend
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Pointer, PutEvents, SliceWrites
-from tidebook.core.topic import TopicFacts
-from tidebook.pipeline.slice import replicate_slice
+from tidebook.core.repair import Repair
+from tidebook.core.replication_plan import EventRow, Pointer, PutEvents, SliceWrites
+from tidebook.core.topic_config import TopicConfig
+from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, truth_of
 from tidebook.testing.conformance.store_suite import StoreSuite, assert_shows, read_pages
@@ -25,13 +25,13 @@ STEPS: list[Step] = [
 
 
 class ScanningCases(StoreSuite):
-    """What the data source, `verify` and `rebuild` rest on."""
+    """Test cases of the calls that the data source, `verify` and `rebuild` use."""
 
     @pytest.mark.parametrize("count", [1, 3, 16])
-    async def test_the_parts_together_are_all_of_it(
-        self, store: StoreWriter, topic: str, facts: TopicFacts, count: int
+    async def test_the_parts_together_cover_all_rows(
+        self, store: StoreWriter, topic: str, config: TopicConfig, count: int
     ) -> None:
-        await replicate_slice(store, topic, 0, records_of(STEPS), facts)
+        await replicate_slice(store, topic, 0, records_of(STEPS), config)
         splits = await store.splits(topic, count=count)
         assert 1 <= len(splits) <= count
         heads: list[tuple[str, Head]] = []
@@ -41,7 +41,11 @@ class ScanningCases(StoreSuite):
                 heads += page
             async for rows in store.events_in(topic, split):
                 events += rows
-        truth = truth_of(STEPS, facts)
+        inspected = [each for split in splits async for page in store.inspect(topic, split) for each in page]
+        assert [each for each in inspected if isinstance(each[1], Head)] == heads
+        assert [each for each in inspected if isinstance(each[1], EventRow)] == events
+        assert len(inspected) == len(heads) + len(events)
+        truth = truth_of(STEPS, config)
         assert len(heads) == len(dict(heads))
         assert dict(heads) == {id: each.head for id, each in truth.items()}
         rows_of = sorted((id, row.seq_nr) for id, row in events)
@@ -51,87 +55,87 @@ class ScanningCases(StoreSuite):
         }
 
     async def test_an_empty_topic_has_parts_without_rows(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         for split in await store.splits(topic, count=4):
             assert [page async for page in store.heads_in(topic, split) if page] == []
             assert [page async for page in store.events_in(topic, split) if page] == []
 
-    async def test_a_mend_puts_rows_and_head_and_takes_what_must_not_be_there(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+    async def test_a_repair_writes_rows_and_head_and_removes_extra_rows(
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps: list[Step] = [("a", append(4)), ("a", append(2))]
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
-        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, facts).values()
+        await replicate_slice(store, topic, 0, records_of(steps), config)
+        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, config).values()
         assert pointer is not None
         assert truth.head is not None
         await self._damage(store, topic, truth.head, pointer)
-        mend = Mend(
+        repair = Repair(
             key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=truth.head,
             rows=truth.rows[1:3], extra_rows=(7, 9),
         )  # fmt: skip
-        await store.mend(mend)
-        await store.mend(mend)
-        await assert_shows(store, topic, facts, steps)
+        await store.mend(repair)
+        await store.mend(repair)
+        await assert_shows(store, topic, config, steps)
         beyond = await self._all(store, topic)
         assert sorted(row.seq_nr for _, row in beyond) == [1, 2, 3, 4, 5, 6]
 
-    async def test_a_mend_of_some_events_leaves_the_others_of_their_appends(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+    async def test_a_repair_of_some_events_leaves_the_others_of_their_appends(
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps: list[Step] = [("a", append(4)), ("a", append(4)), ("a", append(3))]
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
-        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, facts).values()
+        await replicate_slice(store, topic, 0, records_of(steps), config)
+        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps, config).values()
         assert pointer is not None
         assert truth.head is not None
-        spoil = Mend(
+        spoil = Repair(
             key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=truth.head,
             rows=(EventRow(2, b"wrong", 1, truth.rows[1].position, 1, 1),), extra_rows=(4, 6, 9, 11),
         )  # fmt: skip
         await store.mend(spoil)
         assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [1, 2, 3, 5, 7, 8, 10]
         rows = tuple(row for row in truth.rows if row.seq_nr in {2, 4, 6, 9, 11})
-        await store.mend(Mend(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
-        await assert_shows(store, topic, facts, steps)
-        # What is deleted goes however its rows lie now.
+        await store.mend(Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
+        await assert_shows(store, topic, config, steps)
+        # Deleted events are removed, however their rows are packed now.
         more: list[Step] = [*steps, ("a", delete(6))]
-        await replicate_slice(store, topic, 0, records_of(more)[3:], facts)
-        await assert_shows(store, topic, facts, more)
+        await replicate_slice(store, topic, 0, records_of(more)[3:], config)
+        await assert_shows(store, topic, config, more)
         assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [7, 8, 9, 10, 11]
 
-    async def test_what_comes_later_in_the_log_wins_over_a_mend(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+    async def test_later_records_of_the_log_win_over_a_repair(
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps: list[Step] = [("a", append(4)), ("a", purge()), ("a", append(1))]
-        await replicate_slice(store, topic, 0, records_of(steps[:1]), facts)
-        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps[:1], facts).values()
+        await replicate_slice(store, topic, 0, records_of(steps[:1]), config)
+        pointer, [truth] = await store.pointer(topic, 0), truth_of(steps[:1], config).values()
         assert pointer is not None
         assert truth.head is not None
         await store.mend(
-            Mend(key=Key(topic, "a"), partition=0, pointer=pointer, rev=7, head=truth.head, rows=truth.rows)
+            Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=7, head=truth.head, rows=truth.rows)
         )
-        await replicate_slice(store, topic, 0, records_of(steps)[1:], facts)
-        await assert_shows(store, topic, facts, steps)
+        await replicate_slice(store, topic, 0, records_of(steps)[1:], config)
+        await assert_shows(store, topic, config, steps)
 
-    async def test_a_mend_of_what_has_moved_changes_nothing_that_is_newer(
-        self, store: StoreWriter, topic: str, facts: TopicFacts
+    async def test_a_repair_of_a_changed_journal_changes_nothing_newer(
+        self, store: StoreWriter, topic: str, config: TopicConfig
     ) -> None:
         steps: list[Step] = [("a", append(2)), ("a", append(1))]
-        await replicate_slice(store, topic, 0, records_of(steps[:1]), facts)
-        pointer, [old] = await store.pointer(topic, 0), truth_of(steps[:1], facts).values()
-        await replicate_slice(store, topic, 0, records_of(steps)[1:], facts)
+        await replicate_slice(store, topic, 0, records_of(steps[:1]), config)
+        pointer, [old] = await store.pointer(topic, 0), truth_of(steps[:1], config).values()
+        await replicate_slice(store, topic, 0, records_of(steps)[1:], config)
         assert pointer is not None
         assert old.head is not None
-        mend = Mend(key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=old.head, rows=old.rows)
+        repair = Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=old.head, rows=old.rows)
         if self.last_write_wins:
-            await store.mend(mend)
+            await store.mend(repair)
         else:
             with pytest.raises(Fenced):
-                await store.mend(mend)
-        await assert_shows(store, topic, facts, steps)
+                await store.mend(repair)
+        await assert_shows(store, topic, config, steps)
 
     async def _damage(self, store: StoreWriter, topic: str, head: Head, pointer: Pointer) -> None:
-        """Two rows with wrong bytes, and two that no record has caused."""
+        """Write two rows with wrong bytes, and two rows that no record of the log explains."""
         first = head.incarnation
         key = Key(topic, "a")
         wrong = tuple(EventRow(n, b"wrong", 1, first, n, 1) for n in (2, 3))

@@ -1,4 +1,4 @@
-"""What the store's cases share: fixtures, and the comparison of a store with the fold."""
+"""Fixtures of the store suite, and the comparison of a store with the fold."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tidebook.core.errors import Fenced
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication import EventRow, Pointer
-from tidebook.core.topic import TopicFacts
+from tidebook.core.replication_plan import EventRow, Pointer
+from tidebook.core.topic_config import TopicConfig
 from tidebook.store.port import StoreWriter
-from tidebook.testing.conformance.journal_records import FIRST_MS, Step, facts_of, truth_of
+from tidebook.testing.conformance.journal_records import FIRST_MS, Step, topic_config, truth_of
 
 OpenStore = Callable[[], Awaitable[StoreWriter]]
 
 
 class StoreSuite:
-    """The fixtures of a suite of cases. An adapter adds `open_store`."""
+    """Fixtures for the test cases of a store; an adapter adds `open_store`."""
 
     #: True: a late slice of a zombie may be applied at any time and changes nothing. False: it is refused with Fenced.
     last_write_wins = False
@@ -35,16 +35,16 @@ class StoreSuite:
         return f"t-{uuid.uuid4().hex}"
 
     @pytest.fixture
-    async def facts(self, store: StoreWriter, topic: str) -> TopicFacts:
-        return await store.set_facts(topic, facts_of(topic), expected=None)
+    async def config(self, store: StoreWriter, topic: str) -> TopicConfig:
+        return await store.set_facts(topic, topic_config(topic), expected=None)
 
     def late(self) -> contextlib.AbstractContextManager[None]:
-        """How a slice that comes late is taken: without a word, or refused."""
+        """Return a context in which a late slice may be rejected, unless the store ignores it silently."""
         return contextlib.nullcontext() if self.last_write_wins else contextlib.suppress(Fenced)
 
 
 async def read_pages(store: StoreWriter, key: Key, head: Head, *, after: int = 0, limit: int = 3) -> list[EventRow]:
-    """All rows of a journal, page by page."""
+    """Read all rows of a journal, page by page."""
     rows: list[EventRow] = []
     while page := await store.events(key, head, after=after, to=head.seq_nr, limit=limit):
         rows += page
@@ -52,12 +52,12 @@ async def read_pages(store: StoreWriter, key: Key, head: Head, *, after: int = 0
     return rows
 
 
-async def assert_shows(store: StoreWriter, topic: str, facts: TopicFacts, steps: Sequence[Step]) -> None:
-    """The store shows exactly what the fold makes of the history, and nothing else."""
-    truth = truth_of(steps, facts)
+async def assert_shows(store: StoreWriter, topic: str, config: TopicConfig, steps: Sequence[Step]) -> None:
+    """Assert that the store has exactly the content that the fold of the history gives."""
+    truth = truth_of(steps, config)
     pointer = await store.pointer(topic, 0)
     assert pointer is not None
-    assert pointer == Pointer(Position(facts.epoch, len(steps) - 1), FIRST_MS + (len(steps) - 1) * 1000)
+    assert pointer == Pointer(Position(config.epoch, len(steps) - 1), FIRST_MS + (len(steps) - 1) * 1000)
     heads = await store.heads(topic, list(truth))
     assert heads == {id: each.head for id, each in truth.items() if each.head is not None}
     listed = [id async for id in store.ids(topic)]

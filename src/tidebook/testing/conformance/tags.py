@@ -1,9 +1,9 @@
-"""What streams by tag must do, whatever log and store they stand on.
+"""The conformance suite of streams by tag, for any log and store.
 
 class TestMyTags(TagsContract):
     @pytest.fixture
     def book_factory(self, tmp_path):
-        return lambda **journal: open_my_book(tmp_path, journal)  # each time on the same data
+        return lambda **journal: open_my_book(tmp_path, journal)  # every call uses the same data
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tidebook.core.buckets import LEAD_MS
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.core.key import Key
-from tidebook.core.mend import Mend
-from tidebook.core.replication import TagRow
+from tidebook.core.repair import Repair
+from tidebook.core.replication_plan import TagRow
 from tidebook.tags.horizon import NEVER_MS, read_horizon
 from tidebook.tags.settings import TagSettings
 from tidebook.tags.tags import Tags
@@ -33,7 +33,7 @@ from tidebook.wiring.book import Book
 
 
 class TagsContract(TagsLate, TagsSizes):
-    """Subclass it, give `book_factory`."""
+    """Subclass it and provide the fixture `book_factory`."""
 
     async def test_the_stream_is_the_filter_of_the_journals_in_the_order_of_the_log(
         self, book: Book, topic: str, tag: str
@@ -51,7 +51,7 @@ class TagsContract(TagsLate, TagsSizes):
         assert events[0].topic == topic
         assert events[0].tags == {tag}
 
-    async def test_a_stream_is_resumed_behind_every_one_of_its_offsets(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_stream_is_resumed_after_every_one_of_its_offsets(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         await journal.append("a", [Event(n, tags={tag}) for n in range(4)])
         await journal.append("b", [Event(n, tags={tag}) for n in range(4)])
@@ -131,7 +131,7 @@ class TagsContract(TagsLate, TagsSizes):
         await self.settle(book, topic)
         assert await self.read(book, tag, topic) == before
 
-    async def test_a_follower_gets_what_comes_later(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_follower_gets_later_events(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         await journal.append("a", [Event(0, tags={tag})])
         await self.settle(book, topic)
@@ -151,7 +151,7 @@ class TagsContract(TagsLate, TagsSizes):
         finally:
             task.cancel()
 
-    async def test_a_stream_behind_the_clock_is_the_same_stream(self, book: Book, topic: str, tag: str) -> None:
+    async def test_a_stream_with_delay_consistency_is_the_same_stream(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
         for n in range(7):
             await journal.append(f"j-{n % 2}", [Event(n, tags={tag}), Event(n + 100, tags={tag})])
@@ -256,7 +256,7 @@ class TagsContract(TagsLate, TagsSizes):
         assert after == [event.payload for event in events if event.id != "j-2"] + ["later"]
 
     async def spoil(self, book: Book, rows: list[TagRow]) -> None:
-        """Remove every second row, misnumber others, and add some that nobody appended."""
+        """Remove every second row, number others wrongly, and add rows that were never appended."""
         replace = msgspec.structs.replace
         for number, row in enumerate(rows):
             key = Key(row.topic, row.id)
@@ -266,11 +266,11 @@ class TagsContract(TagsLate, TagsSizes):
             wrong = [replace(row, tag_seq_nr=row.tag_seq_nr + 7)] if number % 2 else []
             wrong.append(replace(row, index=row.index + 5))
             wrong.append(replace(row, time_ms=row.time_ms - 1, seq_nr=1, life_offset=row.life_offset + 1))
-            mend = Mend(
+            repair = Repair(
                 key=key, partition=row.partition, pointer=pointer, rev=0, head=head,
                 extra_tags=() if number % 2 else (row.place,), tags=tuple(wrong),
             )  # fmt: skip
-            await book.store.mend(mend)
+            await book.store.mend(repair)
 
     async def test_a_tag_is_rebuilt_while_the_replication_goes_on(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)
@@ -320,7 +320,7 @@ class TagsContract(TagsLate, TagsSizes):
         await self.settle(book, topic)
         assert {tag, f"{tag}-2"} <= {each async for each in book.tags.list()}
 
-    async def test_what_is_no_offset_is_refused(self, book: Book, tag: str) -> None:
+    async def test_an_invalid_offset_is_refused(self, book: Book, tag: str) -> None:
         for bad in ("", "nonsense", "AAAA"):
             with pytest.raises(InvalidInput):
                 book.tags.read(tag, after=bad)

@@ -1,4 +1,4 @@
-"""What the cases of streams by tag share: a book, a topic and a tag of their own, and ways to get there."""
+"""Fixtures of the tag suite: a book, a unique topic and tag, and functions to append and replicate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest_asyncio
 from tidebook.core.action import Mark
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
+from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.ticks import tick
 from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -23,7 +23,7 @@ OPTIONS = {"partitions": 2, "segment_size": 5, "page_events": 3}
 
 
 class TagsBase:
-    """Fixtures, and how a test gets what it reads."""
+    """Fixtures for the test cases of streams by tag."""
 
     @pytest.fixture
     def book_factory(self) -> BookFactory:
@@ -43,7 +43,7 @@ class TagsBase:
             yield book
 
     async def settle(self, book: Book, *topics: str) -> None:
-        """Replicate everything, and bring it below the horizon."""
+        """Replicate everything, and advance the horizon past it."""
         for topic in topics:
             await replicate(book.log, book.store, topic)
         await tick(book.log, book.store, topics)
@@ -54,9 +54,9 @@ class TagsBase:
         return [event async for event in book.tags.read(tag, after=after, topics=topics)]
 
     async def advance(self, book: Book, topic: str, time_ms: int, *partitions: int) -> None:
-        """Let the log's time be at least this, as a tick of another topic would."""
-        facts = await book.store.facts(topic)
-        assert facts is not None
-        value = encode_record(Mark(facts.epoch, time_ms), limit_bytes=facts.limit_bytes)
-        for partition in partitions or range(facts.partitions):
+        """Advance the log's time to at least `time_ms`, as a tick of another topic would."""
+        config = await book.store.facts(topic)
+        assert config is not None
+        value = encode_record(Mark(config.epoch, time_ms), limit_bytes=config.limit_bytes)
+        for partition in partitions or range(config.partitions):
             await book.log.append(Outgoing(topic, partition, None, value))

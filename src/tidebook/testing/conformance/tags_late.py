@@ -1,4 +1,4 @@
-"""Streams by tag where rows are late, lost or many: clocks that differ, gaps, journals first seen, a thousand tags."""
+"""Test cases of streams by tag with late, lost or many rows: clock skew, gaps, new journals, a thousand tags."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from tidebook.core.errors import MissingTaggedEvent
 from tidebook.core.event import Event
 from tidebook.core.key import Key, partition_of
-from tidebook.core.mend import Mend
-from tidebook.core.metrics import Metrics
-from tidebook.core.replication import TagRow
+from tidebook.core.repair import Repair
+from tidebook.core.replication_plan import TagRow
+from tidebook.runtime.metrics import Metrics
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.settings import TagSettings
 from tidebook.tags.tags import Tags
@@ -23,7 +23,7 @@ MINUTE_MS = 60_000
 
 
 def id_in(partition: int, number: int = 0) -> str:
-    """An id of a journal that lives in this partition of two."""
+    """Return the id of a journal in this one of two partitions."""
     found = (f"j-{n}" for n in range(1000) if partition_of(f"j-{n}", 2) == partition)
     for _ in range(number):
         next(found)
@@ -31,29 +31,29 @@ def id_in(partition: int, number: int = 0) -> str:
 
 
 def behind_clock(book: Book, at_ms: int, **settings: float | str) -> tuple[Tags, ManualClock, Metrics]:
-    """Streams behind a clock that stands at this time."""
+    """Return tags with delay consistency, and a manual clock that starts at this time."""
     clock, metrics = ManualClock(at_ms), Metrics()
     chosen = TagSettings(consistency="delay", page_events=3, **settings)  # type: ignore[arg-type]
     return Tags(store=book.store, clock=clock, metrics=metrics, settings=chosen), clock, metrics
 
 
 class TagsLate(TagsBase):
-    """Cases of `TagsContract`."""
+    """Test cases of late, lost and many rows."""
 
     async def change_rows(
         self, book: Book, like: TagRow, *, put: tuple[TagRow, ...] = (), cut: tuple[TagRow, ...] = ()
     ) -> None:
-        """Rows that were lost, or have not arrived, of one journal."""
+        """Remove the rows `cut` from the tag view, or write the rows `put`: rows are lost, or arrive late."""
         key = Key(like.topic, like.id)
         pointer, head = await book.store.pointer(like.topic, like.partition), await book.store.head(key)
         assert pointer is not None
         assert head is not None
         self.revs = getattr(self, "revs", 0) + 1
         places = tuple(row.place for row in cut)
-        mend = Mend(
+        repair = Repair(
             key=key, partition=like.partition, pointer=pointer, rev=self.revs, head=head, tags=put, extra_tags=places
         )
-        await book.store.mend(mend)
+        await book.store.mend(repair)
 
     async def test_events_of_a_clock_that_is_a_minute_behind_come_in_order_before_and_after_a_restart(
         self, book: Book, topic: str, tag: str
@@ -69,7 +69,7 @@ class TagsLate(TagsBase):
                 await self.advance(book, topic, most_ms + MINUTE_MS, 0)
             await journal.append(ahead if n % 2 else behind, [Event(n, tags={tag})])
             await replicate(book.log, book.store, topic, batches_max=1)
-            # A query that is restarted behind the last offset that another one was given.
+            # A query that is restarted after the last offset that another query returned.
             seen += await self.read(book, tag, topic, after=seen[-1].tag_offset if seen else None)
         await self.settle(book, topic)
         seen += await self.read(book, tag, topic, after=seen[-1].tag_offset if seen else None)
@@ -94,9 +94,9 @@ class TagsLate(TagsBase):
         await self.settle(book, new, topic)
         (second,) = await self.read(book, tag, topic, new, after=first.tag_offset)
         assert second.payload == "second"
-        assert second.place > first.place, "an hour behind by the clock, and not by the log's time"
+        assert second.place > first.place, "an hour late by the clock, but not by the log's time"
 
-    async def test_rows_that_were_lost_are_found_behind_the_clock_however_old_they_are(
+    async def test_lost_rows_are_found_with_delay_consistency_however_old_they_are(
         self, book: Book, topic: str, tag: str
     ) -> None:
         journal = book.journal(topic)
@@ -118,13 +118,13 @@ class TagsLate(TagsBase):
         assert [event.payload for event in found if event.id == "a"] == [0, 1, 2, 3]
         assert sum(each.value for each in metrics.samples() if each.name == "tags_gaps_found") == 1
 
-    async def test_a_number_that_nobody_can_find_fails_the_stream_and_names_where_to_resume(
+    async def test_a_number_that_cannot_be_found_fails_the_stream_and_names_where_to_resume(
         self, book: Book, topic: str, tag: str
     ) -> None:
         await book.journal(topic).append("a", [Event(n, tags={tag}) for n in range(5)])
         await self.settle(book, topic)
         rows = [event.row for event in await self.read(book, tag, topic)]
-        # Its journal has not come as far as the tag view: the numbers are above all that the head has counted.
+        # The journal is replicated less far than the tag view: its numbers are above the head's count.
         far = msgspec.structs.replace(rows[-1], time_ms=rows[-1].time_ms + 1, tag_seq_nr=9)
         await self.change_rows(book, rows[0], put=(far,))
         tags, _, _ = behind_clock(book, rows[-1].time_ms + MINUTE_MS, missing_timeout_s=0.0)
@@ -172,7 +172,7 @@ class TagsLate(TagsBase):
         for n, event in enumerate(events):
             found = tags.read(tag, topics=[topic], after=event.tag_offset)
             assert [each async for each in found] == events[n + 1 :]
-        # One that was in no bucket that was scanned is looked up, and taken as it is.
+        # A journal that is in no scanned bucket is looked up, and its number is accepted.
         clock.advance(3 * HOUR_MS)
         await self.advance(book, topic, clock.now_ms())
         await book.journal(topic).append("a", [Event(4, tags={tag})])
@@ -197,7 +197,7 @@ class TagsLate(TagsBase):
         assert numbers == list(range(1, 1001))
         assert {each async for each in book.tags.list()} >= {tag, *names}
 
-    async def test_an_event_with_more_than_ten_tags_is_in_all_their_streams_and_warned_of(
+    async def test_an_event_with_more_than_ten_tags_is_in_all_their_streams_and_logs_a_warning(
         self, book: Book, topic: str, tag: str
     ) -> None:
         names = {f"{tag}-{n}" for n in range(12)}

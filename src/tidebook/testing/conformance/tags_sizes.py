@@ -1,4 +1,4 @@
-"""What streams by tag must do when the size of buckets changes while somebody is paused."""
+"""Test cases of streams by tag: the bucket size changes while a process is paused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AHEAD_MS = (-1, 0, 1, 90_000, 150_000, 3 * HOUR_MS)
 
 
 class PausedBeforeChanging:
-    """A store whose user is paused between deciding on a change and making it; meanwhile the log goes on."""
+    """A store that pauses its user between the decision on a change and the write, while the log grows."""
 
     def __init__(self, store: StoreWriter, meanwhile: Callable[[int], Awaitable[None]]) -> None:
         self._store = store
@@ -35,18 +35,18 @@ class PausedBeforeChanging:
 
 
 class TagsSizes(TagsBase):
-    """The part of the contract about changes that somebody misses."""
+    """Test cases of bucket size changes that a process misses."""
 
-    async def test_who_missed_a_change_of_the_bucket_size_writes_and_reads_as_the_others_do(
+    async def test_a_process_that_missed_a_change_of_the_bucket_size_writes_and_reads_as_the_others_do(
         self, book_factory: BookFactory, topic: str, tag: str
     ) -> None:
-        """No time passes for it: a machine that was suspended does not count the time, while the log's goes on."""
+        """No time passes for that process: a suspended machine's clock stops, while the log's time advances."""
         async with book_factory(**OPTIONS) as paused, book_factory(**OPTIONS) as other:
             await paused.journal(topic).append("a", [Event(0, tags={tag})])
             await self.settle(paused, topic)
             assert len(await self.read(paused, tag, topic)) == 1
             count = 1
-            for size in SIZES_MS:  # one of them may be the present one; from each to the next is a change
+            for size in SIZES_MS:  # one may be the current size; each following one is a change
                 sizes = await other.tags.set_bucket_size(size)
                 for ahead_ms in AHEAD_MS:
                     writer = paused if count % 3 else other
@@ -55,7 +55,7 @@ class TagsSizes(TagsBase):
             for book in (paused, other):
                 await self.check(book, topic, tag, count)
 
-    async def test_a_change_of_the_bucket_size_that_comes_too_late_is_not_made_in_what_is_written(
+    async def test_a_late_change_of_the_bucket_size_does_not_affect_written_buckets(
         self, book: Book, book_factory: BookFactory, topic: str, tag: str
     ) -> None:
         count = 0
@@ -70,7 +70,7 @@ class TagsSizes(TagsBase):
         for size in SIZES_MS:
             tags = Tags(store=PausedBeforeChanging(book.store, go_on), clock=book.clock)
             assert (await tags.set_bucket_size(size)).changes[-1].size == size
-        async with book_factory(**OPTIONS) as another:  # one that knows nothing but the store
+        async with book_factory(**OPTIONS) as another:  # a new process, which knows only the store
             await self.check(another, topic, tag, count)
 
     async def append_at(self, book: Book, topic: str, tag: str, time_ms: int, payload: int) -> None:
@@ -79,7 +79,7 @@ class TagsSizes(TagsBase):
         await self.settle(book, topic)
 
     async def check(self, book: Book, topic: str, tag: str, count: int) -> None:
-        """All events are there, and behind each of them the rest."""
+        """Assert that all events are read, and that a read resumed after each of them returns the rest."""
         events = await self.read(book, tag, topic)
         assert [event.payload for event in events] == list(range(count))
         for n, event in enumerate(events):

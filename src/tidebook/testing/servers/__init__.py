@@ -1,6 +1,6 @@
 """Real Kafka, Cassandra, PostgreSQL and MariaDB on loopback, without containers: for tests and benchmarks.
 
-Each server is an object over a folder: it starts there, and starts again there with the same data and ports.
+Each server object has a folder; a restart in the same folder uses the same data and ports.
 
     with Kafka(tmp_path / "kafka") as kafka:
         use(kafka.address)

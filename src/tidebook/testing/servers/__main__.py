@@ -18,7 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parser().parse_args(arguments)
     names = [name for name in (NAMES if options.only is None else options.only) if name not in options.without]
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that servers half started are ended
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # so that servers that are being started are stopped
     group = Group(options.home, profile=options.profile, tell=_tell)
     try:
         if options.command == "start":
@@ -39,8 +41,8 @@ def _show(group: Group, names: list[str], command: str, *, as_json: bool) -> int
         print(json.dumps(status))
     elif command != "stop":
         for name in names:
-            told = status["servers"].get(name)
-            print(f"{name:10} {told['url']}  process {told['pid']}" if told else f"{name:10} does not run")
+            server = status["servers"].get(name)
+            print(f"{name:10} {server['url']}  process {server['pid']}" if server else f"{name:10} does not run")
         if status["servers"]:
             print(f"{'book':10} {status['book']}")
     missing = command == "status" and any(name not in status["servers"] for name in names)

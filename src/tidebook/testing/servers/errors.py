@@ -1,7 +1,7 @@
-"""What goes wrong with a server."""
+"""The error of test servers."""
 
 from __future__ import annotations
 
 
 class ServerError(Exception):
-    """A server could not be had, started, reached or stopped; the message says which, and where its log is."""
+    """A server could not be downloaded, started, reached or stopped; the message names it and its log file."""

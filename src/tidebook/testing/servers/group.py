@@ -1,4 +1,4 @@
-"""The four servers together: started at once, written down in a status file, stopped by what it says."""
+"""The four servers as a group: started in parallel, listed in a status file, and stopped together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = tuple(KINDS)
 
 
 class Group:
-    """The servers under one home folder, whichever process started them."""
+    """The servers in one home folder, whichever process started them."""
 
     def __init__(self, home: Path, *, profile: Profile = "test", tell: Callable[[str], None] = lambda _: None) -> None:
         self.home = home.resolve()
@@ -33,28 +33,28 @@ class Group:
 
     @property
     def status_file(self) -> Path:
-        """Addresses and processes, as JSON; tests find the servers by it."""
+        """Return the JSON file with addresses and processes, from which tests find the servers."""
         return self.home / "status.json"
 
     @property
     def book_file(self) -> Path:
-        """Settings of a book that uses these servers."""
+        """Return the settings file of a book that uses these servers."""
         return self.home / "tidebook.toml"
 
     def running(self) -> dict[str, Server]:
-        """The servers that run now."""
+        """Return the running servers by name."""
         servers = {name: kind(self.home / name, profile=self._profile) for name, kind in KINDS.items()}
         return {name: server for name, server in servers.items() if server.adopt()}
 
     def status(self) -> dict[str, Any]:
-        """The addresses and processes of the servers that run now, and the book file that names them."""
+        """Return the addresses and processes of the running servers, and the book file that uses them."""
         servers = {name: server.describe() for name, server in self.running().items()}
         return {"servers": servers, "book": str(self.book_file) if servers else None}
 
     def start(self, names: Iterable[str] = NAMES) -> None:
-        """Start those that do not run, all at once.
+        """Start the servers that are not running, in parallel.
 
-        If one fails, the others go on running and the failure is raised; an interrupt ends those being started.
+        If one fails, raise its error and keep the others running; an interrupt kills those being started.
         """
         with self._alone():
             running = self.running()
@@ -67,7 +67,7 @@ class Group:
             raise ServerError("\n".join(failures))
 
     def stop(self, names: Iterable[str] = NAMES, *, remove: bool = False) -> list[str]:
-        """Stop those that run, by their process numbers, and on request delete their data; return their names."""
+        """Stop the running servers, delete their data if `remove`, and return their names."""
         with self._alone():
             running = self.running()
             known = {name: running.get(name) or KINDS[name](self.home / name) for name in names}
@@ -90,7 +90,7 @@ class Group:
 
 
 def _start_all(servers: Iterable[Server], tell: Callable[[str], None]) -> list[str]:
-    """Start servers side by side and return what failed."""
+    """Start servers in parallel and return the errors."""
     given_up = Event()
 
     def start(server: Server) -> None:
@@ -119,7 +119,7 @@ def _start_all(servers: Iterable[Server], tell: Callable[[str], None]) -> list[s
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a file so that no reader ever sees half of it."""
+    """Write a file atomically."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(file)

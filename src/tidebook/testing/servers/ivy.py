@@ -22,7 +22,7 @@ def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
 
 
 def find_java() -> Path:
-    """The java that servers run with: JAVA_HOME's, else the one on PATH."""
+    """Return the java executable for servers: from JAVA_HOME, otherwise from PATH."""
     try:
         return ivy.find_java()
     except TidebookError as error:

@@ -1,4 +1,4 @@
-"""What servers in Java have in common: a class path, and an archive of the classes that a start loads (AppCDS)."""
+"""The base class of Java servers: a class path, and an archive of preloaded classes (AppCDS) for faster starts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from typing import ClassVar
 from tidebook.testing.servers.ivy import cache_folder, find_java, locked
 from tidebook.testing.servers.server import Server
 
-#: What an archive lacks is loaded from the jars: nothing that its users need to read of.
+#: Classes that the archive lacks are loaded from the jars; warnings about them are not useful.
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 class JavaServer(Server):
-    """A server in a Java of its own. In the profile `test` it begins with the classes of an earlier start, in half
-    the time; where there was none on this machine, one is started and stopped for that.
+    """A server in its own Java process.
+
+    In the profile `test` it starts with the class archive of an earlier start, in half the time. If this machine has
+    no archive yet, a server is started and stopped once to write it.
     """
 
     version: ClassVar[str]
-    #: What Java must be told so that such an archive may be written and read.
+    #: The Java options that allow to write and read the archive.
     archive_options: ClassVar[tuple[str, ...]] = ()
-    #: Where this run writes its archive when it ends; None where it is an ordinary one.
+    #: The file to which this run writes the archive when it ends; None in an ordinary run.
     _training_to: Path | None = None
 
     @abstractmethod
     def jars(self) -> list[Path]:
-        """What the server is made of."""
+        """Return the server's jars."""
 
     def remove(self) -> None:
-        """Kill the server and delete all it kept: what it would still write in peace goes too."""
+        """Kill the server and delete its data; a graceful stop would only write data that is deleted."""
         self.kill9()
         super().remove()
 
@@ -43,7 +45,7 @@ class JavaServer(Server):
         return os.pathsep.join(str(jar) for jar in self.jars())
 
     def read_classes(self) -> list[str]:
-        """Java's options for the archive; none in a run that is to write it."""
+        """Return Java's options to read the archive; empty in the run that writes it."""
         if self.profile != "test" or self._training_to is not None:
             return []
         archive = self._archive()
@@ -53,7 +55,7 @@ class JavaServer(Server):
         return [*self.archive_options, f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]
 
     def write_classes(self) -> list[str]:
-        """Java's options in a run that writes the archive; none in any other."""
+        """Return Java's options to write the archive; empty in any other run."""
         if self._training_to is None:
             return []
         return [*self.archive_options, f"-XX:ArchiveClassesAtExit={self._training_to}", *_QUIET]
@@ -68,7 +70,7 @@ class JavaServer(Server):
                 trained._training_to.rename(archive)
 
     def _archive(self) -> Path:
-        """An archive serves one Java and one class path only."""
+        """Return the archive file, which is valid only for one Java version and one class path."""
         digest = hashlib.sha256(_version_of(find_java()) + self.class_path.encode()).hexdigest()[:16]
         return cache_folder() / "classes" / f"{self.name}-{self.version}-{digest}.jsa"
 

@@ -37,7 +37,7 @@ class Kafka(JavaServer):
     """One Kafka node on loopback.
 
     With ``security``, the client listener takes only SASL_SSL with SCRAM-SHA-512. ``advertised`` is the host:port that
-    clients are told to use instead, such as a proxy's. ``properties`` add to the server's own, or change them.
+    clients must use instead, such as a proxy's. ``properties`` are added to the server's, or replace them.
     """
 
     name: ClassVar[str] = "kafka"
@@ -63,7 +63,7 @@ class Kafka(JavaServer):
         return f"kafka://{self.address}"
 
     def client_settings(self) -> dict[str, str]:
-        """What a librdkafka client needs to connect here."""
+        """Return the librdkafka settings to connect to this node."""
         settings = {"bootstrap.servers": self.address}
         if self.security is not None:
             settings |= {
@@ -95,7 +95,7 @@ class Kafka(JavaServer):
         return [*self._java(*options), "kafka.Kafka", str(self.folder / "server.properties")]
 
     def probe(self) -> None:
-        """Ask for the cluster's metadata: a broker that is fenced still names no broker."""
+        """Request the cluster's metadata; while the broker is fenced, it lists no broker."""
         request = struct.pack(">hhih", METADATA, METADATA_VERSION, CORRELATION, -1) + struct.pack(">i", 0)
         with socket.create_connection((HOST, self.ports["internal"]), timeout=PROBE_S_MAX) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
@@ -123,7 +123,7 @@ class Kafka(JavaServer):
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "INTERNAL",
             "log.dirs": str(self.folder / "data"),
-            # A killed broker comes back only after its old session ends: 9 s by default.
+            # A killed broker can register again only after its old session ends: 9 s by default.
             "broker.heartbeat.interval.ms": "500",
             "broker.session.timeout.ms": "3000",
             "num.partitions": "1",
@@ -158,8 +158,8 @@ class Kafka(JavaServer):
         tool = [*self._java(), "kafka.tools.StorageTool", "format", "--cluster-id", str(cluster)]
         tool += ["--config", str(self.folder / "server.properties")]
         if self.security is not None:
-            told = self.security.credentials
-            tool += ["--add-scram", f"SCRAM-SHA-512=[name={told.user},password={told.password}]"]
+            credentials = self.security.credentials
+            tool += ["--add-scram", f"SCRAM-SHA-512=[name={credentials.user},password={credentials.password}]"]
         self.run_tool(tool, cwd=self.folder)
 
     def _java(self, *options: str) -> list[str]:

@@ -22,7 +22,7 @@ GRANT ALL PRIVILEGES ON *.* TO '{USER}'@'{HOST}';
 
 
 class MariaDb(Server):
-    """One MariaDB on loopback."""
+    """One MariaDB server on loopback."""
 
     name: ClassVar[str] = "mariadb"
 
@@ -64,13 +64,13 @@ class MariaDb(Server):
             f"--pid-file={self.folder / 'mariadbd.pid'}",
             f"--init-file={self.folder / 'first.sql'}",
             "--skip-name-resolve",
-            "--skip-ssl",  # else it makes itself a key at each start, for seconds
+            "--skip-ssl",  # otherwise it generates a key at each start, which takes seconds
             "--innodb-buffer-pool-size=64M",
             "--performance-schema=OFF",
         ]
 
     def probe(self) -> None:
-        """The server speaks first: its greeting opens with the protocol's version."""
+        """Read the server's greeting, which begins with the protocol version."""
         with socket.create_connection((HOST, self.ports["client"]), timeout=ANSWER_S_MAX) as connection:
             greeting = exactly(connection, 5)
         if greeting[4] != PROTOCOL:
@@ -80,5 +80,5 @@ class MariaDb(Server):
         return self.folder / "data"
 
     def _socket(self) -> str:
-        """No path: a folder deep in a tree would pass the length that a socket's path may have."""
+        """Return a short socket name: the full path could exceed the maximum length of a socket path."""
         return f"@tidebook-{self.ports['client']}"

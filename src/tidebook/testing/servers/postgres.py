@@ -27,7 +27,7 @@ ROOT_CACHE = Path("/var/cache/tidebook")
 
 
 class Postgres(Server):
-    """One PostgreSQL on loopback. ``settings`` add to its configuration, or change it.
+    """One PostgreSQL server on loopback. ``settings`` are added to its configuration, or replace values.
 
     PostgreSQL refuses to run as root. Started by root it runs as an unprivileged user, and if that user cannot reach
     the folder, its data is kept in a temporary folder that the folder's file ``location`` names.
@@ -90,7 +90,7 @@ class Postgres(Server):
         super().remove()
 
     def _home(self) -> Path:
-        """The programs: as root, in a cache that the unprivileged user can reach."""
+        """Return the folder of the programs; for root, a cache that the unprivileged user can read."""
         reachable = os.geteuid() != 0 or _others_reach(cache_folder())
         return postgres_home(None if reachable else ROOT_CACHE)
 
@@ -123,7 +123,7 @@ class Postgres(Server):
 
 
 def _until_ready(connection: socket.socket) -> bytes | None:
-    """Read messages until the server waits for a query; return the error if it told one."""
+    """Read messages until the server is ready for a query; return the error that it sent, if any."""
     error = None
     while True:
         kind, size = struct.unpack(">ci", exactly(connection, 5))
@@ -140,6 +140,6 @@ def _until_ready(connection: socket.socket) -> bytes | None:
 
 
 def _others_reach(folder: Path) -> bool:
-    """Whether every folder on the way, as far as it exists, lets any user pass."""
+    """Return True if every existing folder of the path is accessible to any user."""
     ways = [way for way in (folder, *folder.parents) if way.exists()]
     return all(way.stat().st_mode & stat.S_IXOTH for way in ways)

@@ -1,4 +1,4 @@
-"""Certificates and credentials for servers that insist on them."""
+"""Certificates and credentials for servers with TLS and authentication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAYS = "30"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who a client says it is."""
+    """The user and password of a client."""
 
     user: str = "tidebook"
     password: str = "tide-and-time"
@@ -21,44 +21,44 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Certificates:
-    """An authority made for one test, and what it signed for 127.0.0.1 and localhost."""
+    """A certificate authority for one test, and the certificates it signed for 127.0.0.1 and localhost."""
 
     folder: Path
 
     @property
     def authority(self) -> Path:
-        """What clients trust."""
+        """Return the authority's certificate, which clients trust."""
         return self.folder / "authority.pem"
 
     @property
     def server(self) -> Path:
-        """The server's certificate; it does for a client that must show one as well."""
+        """Return the server's certificate, which is also valid as a client certificate."""
         return self.folder / "server.pem"
 
     @property
     def server_key(self) -> Path:
-        """The server's private key, unencrypted."""
+        """Return the server's private key, unencrypted."""
         return self.folder / "server.key"
 
     @property
     def server_bundle(self) -> Path:
-        """Key and certificates in one PEM file, as both servers take them."""
+        """Return a PEM file with the key and certificates, as both servers expect it."""
         return self.folder / "server-bundle.pem"
 
     @property
     def stranger(self) -> Path:
-        """An authority that signed nothing here: a client that trusts only it must refuse the server."""
+        """Return the certificate of another authority: a client that trusts only it must reject the server."""
         return self.folder / "stranger.pem"
 
     @property
     def stranger_key(self) -> Path:
-        """Its private key, for a client whom the server must refuse."""
+        """Return the other authority's private key, for a client that the server must reject."""
         return self.folder / "stranger.key"
 
 
 @dataclass(frozen=True)
 class Security:
-    """TLS and a password, both required of every client; on request a certificate that our authority signed, too."""
+    """Requires TLS and a password of every client, and optionally a client certificate that our authority signed."""
 
     certificates: Certificates
     credentials: Credentials
@@ -68,7 +68,7 @@ class Security:
 def make_security(
     folder: Path, credentials: Credentials | None = None, *, client_certificates: bool = False
 ) -> Security:
-    """Make an authority and a server certificate in a folder (kept if they are there), with openssl."""
+    """Create an authority and a server certificate in a folder with openssl, unless they exist."""
     certificates = Certificates(folder.resolve())
     if not certificates.server_bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)

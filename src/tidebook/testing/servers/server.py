@@ -1,4 +1,4 @@
-"""What every server has in common: a folder, ports, one process, and the ways to end, freeze and revive it."""
+"""The base class of servers: a folder, ports, one process, and calls to start, stop, kill and pause it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidebook.testing.servers.errors import ServerError
 from tidebook.testing.servers.process import Process
 
 HOST = "127.0.0.1"
-# Below the range that systems give to outgoing connections, so that a port is still free at a restart.
+# Below the range of ephemeral ports, so that a port is still free after a restart.
 PORTS = range(15_000, 32_000)
 READY_S_MAX = 180
 STOP_S_MAX = 60
@@ -33,9 +33,9 @@ _taken: set[int] = set()
 
 
 class Server(ABC):
-    """A server over a folder. A second object over the same folder finds the same data and ports.
+    """A server with its data in a folder. A second object on the same folder uses the same data and ports.
 
-    Used as a context manager it starts, and at the end stops and leaves the data behind.
+    As a context manager it starts the server, and at the end stops it and keeps the data.
     """
 
     name: ClassVar[str]
@@ -50,17 +50,17 @@ class Server(ABC):
 
     @property
     def address(self) -> str:
-        """Where clients connect, as host:port."""
+        """Return the address for clients, as host:port."""
         return f"{HOST}:{self.ports['client']}"
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """The address as Tidebook's settings take it."""
+        """Return the URL for Tidebook's settings."""
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports of this folder's server: chosen once, then kept."""
+        """Return the ports of this folder's server; they are chosen once and stored in the folder."""
         file = self.folder / "ports.json"
         if not file.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Server(ABC):
 
     @property
     def log_file(self) -> Path:
-        """Where the server's own output goes."""
+        """Return the file that receives the server's output."""
         return self.folder / "server.log"
 
     @property
@@ -79,11 +79,11 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        """The number of the running process."""
+        """Return the id of the running process."""
         return self._running().pid
 
     def describe(self) -> dict[str, Any]:
-        """What another process needs to use or stop this server."""
+        """Return what another process needs to use or stop this server."""
         process = self._running()
         return {
             "address": self.address,
@@ -95,18 +95,18 @@ class Server(ABC):
         }
 
     def adopt(self) -> bool:
-        """Take over the process that an earlier run started in this folder; False if there is none, or no longer."""
+        """Use the process that an earlier run started in this folder; return False if none is running."""
         if self._process is None and self._process_file.exists():
             process = Process(**json.loads(self._process_file.read_text()))
             self._process = process if process.alive() else None
         return self.alive()
 
     def alive(self) -> bool:
-        """Whether the process runs (a paused one does)."""
+        """Return True if the process exists, even if it is paused."""
         return self._process is not None and self._process.alive()
 
     def start(self) -> Self:
-        """Start the server and return when it answers."""
+        """Start the server, and return when it is ready."""
         if self.adopt():
             raise ServerError(f"{self.name} runs already in {self.folder}, as process {self.pid}")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,17 +121,17 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """End the server as its operators would; it may flush. Harmless if it has ended."""
+        """Stop the server gracefully; do nothing if it has ended."""
         if self._process is None:
             return
-        self._process.signal_all(signal.SIGCONT)  # a paused process would never see the request
+        self._process.signal_all(signal.SIGCONT)  # a paused process would not receive the stop signal
         self._process.signal(self.stop_signal)
         if not self._process.wait(STOP_S_MAX):
             self.kill9()
         self._process = None
 
     def kill9(self) -> None:
-        """End the server and its children at once, with no chance to flush or say goodbye. Harmless if it has ended."""
+        """Kill the server and its children with SIGKILL; do nothing if it has ended."""
         if self._process is None:
             return
         process = self._process
@@ -141,34 +141,34 @@ class Server(ABC):
         self._process = None
 
     def restart(self) -> Self:
-        """Start again with the same data and ports; a server that still runs is stopped first."""
+        """Stop the server if it is running, and start it with the same data and ports."""
         self.stop()
         return self.start()
 
     def pause(self) -> None:
-        """Freeze the server, and return when none of its threads runs: connections stay open, nothing answers."""
+        """Freeze the server, and return when all its threads are stopped; connections stay open without answers."""
         if not self._running().freeze(STOP_S_MAX):
             raise ServerError(f"{self.name} still ran {STOP_S_MAX} s after SIGSTOP, as process {self.pid}")
 
     def resume(self) -> None:
-        """Let a frozen server go on."""
+        """Resume a frozen server."""
         self._running().signal_all(signal.SIGCONT)
 
     def remove(self) -> None:
-        """Stop the server and delete all it kept."""
+        """Stop the server and delete its data."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
     def for_now(self) -> Iterator[Self]:
-        """It runs for a `with` block, and nothing of it is left behind that."""
+        """Run the server for a `with` block, and then remove it with its data."""
         try:
             yield self.start()
         finally:
             self.remove()
 
     def wait_ready(self) -> None:
-        """Wait until the server answers in its own protocol; fail at once if its process ends."""
+        """Wait until the server answers in its own protocol; raise `ServerError` if its process ends."""
         deadline = time.monotonic() + READY_S_MAX
         problem: Exception | None = None
         while time.monotonic() < deadline:
@@ -183,7 +183,7 @@ class Server(ABC):
         raise ServerError(f"{self.name} was not ready after {READY_S_MAX} s ({problem}):\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines that the server wrote in this run."""
+        """Return the last lines of the server's output in this run."""
         if not self.log_file.exists():
             return f"(no log at {self.log_file})"
         with self.log_file.open("rb") as log:
@@ -193,25 +193,25 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Write the configuration, and on the first start make the data folder."""
+        """Write the configuration, and on the first start create the data folder."""
 
     @abstractmethod
     def command(self) -> list[str]:
-        """The server's command line."""
+        """Return the server's command line."""
 
     @abstractmethod
     def probe(self) -> None:
-        """Return if the server serves; raise OSError, EOFError or NotReady if it does not yet."""
+        """Return if the server is ready; raise OSError, EOFError or NotReady if it is not."""
 
     def after_ready(self) -> None:  # noqa: B027 - most servers need nothing here
-        """Make what tests take for granted, such as a database."""
+        """Create what tests expect, such as a database."""
 
     def identity(self) -> dict[str, int]:
-        """The user and group to run as, where it is not our own."""
+        """Return the user and group to run as, if they differ from the current ones."""
         return {}
 
     def spawn(self) -> None:
-        """Start the process, in a session of its own: an interrupt at the terminal does not reach it."""
+        """Start the process in a new session, so that Ctrl-C in the terminal does not reach it."""
         self._log_at = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             child = subprocess.Popen(
@@ -227,7 +227,7 @@ class Server(ABC):
         self._process_file.write_text(json.dumps({"pid": self._process.pid, "birth": self._process.birth}))
 
     def run_tool(self, command: list[str], **options: Any) -> None:
-        """Run a tool of the server to its end; its failure is a ServerError with all that it wrote."""
+        """Run a tool of the server; raise `ServerError` with its output if it fails."""
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
         )
@@ -247,11 +247,11 @@ class Server(ABC):
 
 
 class NotReady(Exception):
-    """The server answers, but not yet as it should."""
+    """The server answers, but is not ready yet."""
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on, given once a process."""
+    """Return a free loopback port that this process has not returned before."""
     while True:
         port = random.choice(PORTS)
         if port in _taken:
@@ -267,7 +267,7 @@ def free_port() -> int:
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """Read so many bytes, or raise EOFError."""
+    """Read `count` bytes; raise EOFError if the connection ends before."""
     received = bytearray()
     while len(received) < count:
         part = connection.recv(count - len(received))

@@ -1,0 +1,340 @@
+"""The pipeline on local Spark: replication beside a bare job, latency at a steady rate, the data source beside Kafka's.
+
+`./dev bench` starts Kafka and Cassandra, unless they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tidebook
+from bench.servers import running
+from bench.timing import Rounds, report, timed
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidebook.pipeline.jobs.replicate import Replication
+
+PARTITIONS = 8
+#: What the warm-up writes, by either job: singles, and then by tens as many rows as a node needs until it is compiled.
+#: A row costs one that has just been started up to four times as much.
+WARM_UP = 50_000
+WARM_UP_TENS = 100_000
+#: Each side of a ratio is run so often, in turn with the others, and its median counts.
+ROUNDS = 3
+#: No round begins that would end later, unless it is the first.
+ROUNDS_S_MAX = 300.0
+#: As long as the JVMs need until they have compiled what a micro-batch uses.
+STEADY_WARM_UP_S = 120
+TARGETS = {
+    "cassandra_vs_bare": 0.7,
+    "embedded_vs_bare": 1.0,
+    "ten_events_vs_single": 2.0,
+    "steady_p50_s": 1.0,
+    "steady_p99_s": 3.0,
+    "source_embedded_vs_kafka": 0.5,
+    "source_cassandra_vs_kafka": 0.5,
+    "start_beyond_spark_s": 3.0,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Run all parts and print the ratios."""
+    parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten and embedded")
+    parser.add_argument(
+        "--only", help="parts, separated by commas: replicate, ten, many, embedded, steady, source, start"
+    )
+    options = parser.parse_args(argv)
+    servers = running()
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        bench = Bench(Path(folder), servers["kafka"]["address"], servers["cassandra"]["address"], quick=options.quick)
+        try:
+            bench.run(set(options.only.split(",")) if options.only else None, rounds=options.rounds)
+        finally:
+            bench.close()
+    figures = {name: round(value, 3) for name, value in bench.figures.items()}
+    ratios = bench.ratios()
+    report("pipeline", ratios, figures, {name: target for name, target in TARGETS.items() if name in ratios})
+
+
+class Bench:
+    """One run, with topics of its own."""
+
+    def __init__(self, folder: Path, kafka: str, cassandra: str, *, quick: bool) -> None:
+        from tidebook.pipeline.session import job_session
+
+        self.count = 50_000 if quick else 500_000
+        self.folder = folder
+        self.books: list[Book] = []
+        self.filled: set[tuple[Book, str]] = set()
+        self.cassandra = cassandra
+        self.name = uuid.uuid4().hex[:8]
+        self.keyspace = f"tidebook_bench_{self.name}"
+        self.toml = folder / "tidebook.toml"
+        common = f"[journal]\npartitions = {PARTITIONS}\n"
+        servers = f'[log]\nurl = "kafka://{kafka}"\n[store]\nurl = "cassandra://{cassandra}/'
+        self.toml.write_text(f'{servers}{self.keyspace}"\n{common}')
+        # A table of its own: a scan of parts of the ring passes over the rows of all topics in it.
+        (folder / "source.toml").write_text(f'{servers}{self.keyspace}_source"\n{common}')
+        (folder / "embedded.toml").write_text(f'folder = "book"\n{common}')
+        self.portal = BlockingPortal()
+        self.book = self._open(self.toml)
+        self.embedded = self._open(folder / "embedded.toml")
+        self.spark: SparkSession = job_session("tidebook bench", self.book.settings)
+        self.rounds = Rounds()
+        self.figures: dict[str, float] = {}
+
+    def _open(self, where: Path) -> Book:
+        book = tidebook.open(where)
+        self.portal.run(book.__aenter__())
+        self.books.append(book)
+        return book
+
+    def close(self) -> None:
+        from bench.pipeline_parts.bare import drop
+
+        self.spark.stop()
+        for book in self.books:
+            self.portal.run(book.__aexit__(None, None, None))
+        for keyspace in (self.keyspace, f"{self.keyspace}_source"):
+            self.portal.run(drop(self.cassandra, keyspace))
+        self.portal.close()
+
+    def run(self, only: set[str] | None, *, rounds: int) -> None:
+        parts = {"many": self.many, "steady": self.steady, "source": self.source, "start": self.start}
+        in_turn = {
+            "replicate": (self.bare, self.into_cassandra),
+            "ten": (self.ten,),
+            "embedded": (self.into_embedded,),
+        }
+        began = time.monotonic()
+        chosen = in_turn.keys() | parts.keys() if only is None else only
+        sides = [side for name, some in in_turn.items() if name in chosen for side in some]
+        if sides or "many" in chosen:
+            self._warm_up(self.book)
+        if self.into_embedded in sides:
+            self._warm_up(self.embedded)
+        self._in_turn(sides, rounds)
+        for name, part in parts.items():
+            if name in chosen:
+                part()
+        self.figures["bench_s"] = time.monotonic() - began
+
+    def _rest(self) -> None:
+        from bench.pipeline_parts.bare import rest
+
+        with timed("until the node is at rest"):
+            self.portal.run(rest(self.cassandra))
+
+    def _in_turn(self, sides: Sequence[Callable[[int], None]], rounds: int) -> None:
+        """Every other round the other way round: what one leaves behind may slow the next, though the node rests."""
+        began = time.monotonic()
+        for number in range(rounds):
+            if number and (time.monotonic() - began) * (number + 1) / number > ROUNDS_S_MAX:
+                break
+            for side in sides[::-1] if number % 2 else sides:
+                self._rest()
+                side(number)
+        self.figures |= self.rounds.medians()
+
+    def ratios(self) -> dict[str, float]:
+        """What the figures of this run come to, as far as its parts were run."""
+        f = self.figures
+        found: dict[str, float] = {}
+        for name, above, below in (
+            ("cassandra_vs_bare", "cassandra_events_per_s", "bare_rows_per_s"),
+            ("embedded_vs_bare", "embedded_events_per_s", "bare_rows_per_s"),
+            ("ten_events_vs_single", "ten_events_per_s", "cassandra_events_per_s"),
+            ("source_embedded_vs_kafka", "source_embedded_events_per_s", "kafka_records_per_s"),
+            ("source_cassandra_vs_kafka", "source_cassandra_events_per_s", "kafka_records_per_s"),
+        ):
+            if above in f and below in f:
+                found[name] = f[above] / f[below]
+        for name in ("steady_p50_s", "steady_p99_s"):
+            if name in f:
+                found[name] = f[name]
+        if "first_batch_s" in f:
+            # Beyond a streaming job that only counts, and beyond the bare session.
+            found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
+            found["start_beyond_session_s"] = f["first_batch_s"] - f["start_session_s"]
+        return found
+
+    def _fill(self, book: Book, what: str, *, appends: int, journals: int, events: int = 1) -> str:
+        from bench.pipeline_parts.workload import fill
+
+        topic = f"{what}-{self.name}"
+        if (book, topic) in self.filled:
+            return topic
+        self.filled.add((book, topic))
+        with timed(f"filling {topic} with {appends:,} appends of {journals:,} journals"):
+            self.portal.run(fill(book, topic, appends=appends, journals=journals, events=events))
+        return topic
+
+    def _job(self, book: Book, topic: str) -> Replication:
+        from tidebook.pipeline.jobs.replicate import Replication
+
+        return Replication(self.spark, book, self.portal, topics=[topic])
+
+    def _warm_up(self, book: Book) -> None:
+        """Class loading, Python workers and connections are paid for before anything is timed."""
+        topics = [self._fill(book, "warm", appends=WARM_UP, journals=10_000)]
+        if book is self.book:
+            topics.append(self._fill(book, "warm-tens", appends=WARM_UP_TENS, journals=10_000, events=10))
+        with timed("warming up"):
+            for topic in topics:
+                self._job(book, topic).run(once=True)
+                if book is self.book:
+                    self._bare(topic)
+
+    def _bare(self, topic: str) -> int:
+        from bench.pipeline_parts.bare import bare_task
+        from tidebook.pipeline.source.stream import read_records
+
+        facts = self.portal.run(self.book.journal(topic).create())
+        stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(facts.partitions)}
+        records = read_records(self.spark, self.book.settings, {topic: dict.fromkeys(stops, 0)}, {topic: stops})
+        task = bare_task(self.cassandra, self.keyspace, f"bare-{topic}")
+        return sum(int(row["rows"]) for row in records.mapInArrow(task, "rows long").collect())
+
+    def _single(self, book: Book, number: int) -> str:
+        """Single-event appends of 10,000 journals."""
+        return self._fill(book, f"single-{number}", appends=self.count, journals=10_000)
+
+    def bare(self, number: int) -> None:
+        """Their rows, written by the bare job."""
+        topic = self._single(self.book, number)
+        with timed("the bare job") as watch:
+            rows = self._bare(topic)
+        self.rounds.add("bare_rows_per_s", watch.rate(rows))
+
+    def into_cassandra(self, number: int) -> None:
+        """The same appends, replicated."""
+        topic = self._single(self.book, number)
+        with timed("replicating to Cassandra") as watch:
+            self._job(self.book, topic).run(once=True)
+        self.rounds.add("cassandra_events_per_s", watch.rate(self.count))
+
+    def ten(self, number: int) -> None:
+        """Appends of ten events each."""
+        topic = self._fill(self.book, f"ten-{number}", appends=self.count // 5, journals=10_000, events=10)
+        with timed("replicating appends of ten events") as watch:
+            self._job(self.book, topic).run(once=True)
+        self.rounds.add("ten_events_per_s", watch.rate(self.count * 2))
+
+    def into_embedded(self, number: int) -> None:
+        """The same work within one folder."""
+        topic = self._single(self.embedded, number)
+        with timed("replicating to the embedded store") as watch:
+            self._job(self.embedded, topic).run(once=True)
+        self.rounds.add("embedded_events_per_s", watch.rate(self.count))
+
+    def many(self) -> None:
+        """As many journals as appends."""
+        topic = self._fill(self.book, "many", appends=self.count, journals=self.count)
+        self._rest()
+        with timed("replicating as many journals as appends") as watch:
+            self._job(self.book, topic).run(once=True)
+        self.figures["many_journals_events_per_s"] = watch.rate(self.count)
+
+    def steady(self) -> None:
+        """1,000 appends a second while the job runs."""
+        from bench.pipeline_parts.steady import steady
+
+        topic = self._fill(self.book, "steady", appends=PARTITIONS * 10, journals=1000)
+        job = self._job(self.book, topic)
+        thread = threading.Thread(target=job.run)
+        thread.start()
+        try:
+            while not job.progress().batches:
+                time.sleep(0.1)
+            before = self._steps()
+            with timed("1,000 appends a second"):
+                work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=STEADY_WARM_UP_S)
+                self.figures |= self.portal.run(work)
+        finally:
+            job.stop()
+            thread.join()
+        for step, (count, total_s) in self._steps().items():
+            batches = count - before[step][0]
+            if batches:
+                self.figures[f"steady_{step}_s"] = (total_s - before[step][1]) / batches
+        self.figures["steady_batches"] = self._steps()["triggerExecution"][0] - before["triggerExecution"][0]
+
+    def _steps(self) -> dict[str, tuple[int, float]]:
+        """How often each step of a micro-batch was taken so far, and its seconds."""
+        from tidebook.pipeline.spark_metrics import STEPS
+
+        found = {step: self.book.metrics.timing("pipeline_batch", step=step) for step in STEPS}
+        return {step: (timing.count, timing.total_s) for step, timing in found.items()}
+
+    def source(self) -> None:
+        """The data source beside Kafka's connector, with its defaults and tuned, over the same events."""
+        from bench.replication import replicate
+        from tidebook.pipeline.source.format import register
+        from tidebook.pipeline.source.stream import read_records
+
+        count = self.count * 2
+        book = self._open(self.folder / "source.toml")
+        topic = self._fill(book, "source", appends=count, journals=10_000)
+        self._fill(self.embedded, "source", appends=count, journals=10_000)
+        with timed("replicating both"):
+            self._job(book, topic).run(once=True)
+            self.portal.run(replicate(self.embedded, topic))
+        register(self.spark)
+        stops = {str(n): self.portal.run(book.log.end(topic, n)) for n in range(PARTITIONS)}
+        starts = dict.fromkeys(stops, 0)
+        readings = {
+            "kafka_records_per_s": self._kafka(topic),
+            "kafka_tuned_records_per_s": read_records(self.spark, book.settings, {topic: starts}, {topic: stops}),
+            "source_embedded_events_per_s": self._events(self.embedded, topic),
+            "source_cassandra_events_per_s": self._events(book, topic),
+        }
+        for _ in range(2):  # the first round warms up
+            for name, frame in readings.items():
+                with timed(name.removesuffix("_per_s")) as watch:
+                    frame.write.format("noop").mode("overwrite").save()
+                self.figures[name] = watch.rate(count)
+
+    def _kafka(self, topic: str) -> DataFrame:
+        servers = self.book.settings.section("log").url
+        assert servers is not None
+        reader = self.spark.read.format("kafka").option("kafka.bootstrap.servers", servers.removeprefix("kafka://"))
+        return reader.option("subscribe", topic).load()
+
+    def _events(self, book: Book, topic: str) -> DataFrame:
+        from tidebook.wiring.settings import settings_to_json
+
+        reader = self.spark.read.format("tidebook").option("settings", settings_to_json(book.settings))
+        return reader.option("topic", topic).load()
+
+    def start(self) -> None:
+        """A fresh process up to its first batch, beside one whose streaming job only counts the same records."""
+        names = {"bare": ("spark", "spark_start_s"), "replicate": ("start", "first_batch_s")}
+        rounds = Rounds()
+        for number, kinds in enumerate((("bare", "replicate"), ("replicate", "bare"))):
+            topic = self._fill(self.book, f"start-{number}", appends=1000, journals=100)
+            for kind in kinds:
+                with timed(f"a fresh process: {kind}"):
+                    command = [sys.executable, "-m", "bench.pipeline_parts.start", kind, str(self.toml), topic]
+                    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+                found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+                of_part, whole = names[kind]
+                rounds.add(whole, found.pop("first_batch_s"))
+                for part, seconds in found.items():
+                    rounds.add(f"{of_part}_{part}", seconds)
+        self.figures |= rounds.medians()

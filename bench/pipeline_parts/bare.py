@@ -1,0 +1,123 @@
+"""The job to be measured against: Spark, `mapInArrow`, the same driver, the same event rows; no fold, no heads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import acsylla
+import msgspec
+import pyarrow as pa
+
+from tidebook.core.action import Append
+from tidebook.core.event import unpack_events
+from tidebook.core.position import Position, write_stamp
+from tidebook.core.record import decode_record
+from tidebook.core.replication_plan import EventRow
+
+AT_ONCE = 64
+BATCH_ROWS = 100
+SEGMENT_SIZE = 1000
+PUT = "INSERT INTO {}.journal (id, topic, segment, seq_nr, event) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP ?"
+#: What the node compacts at this moment.
+TASKS = "SELECT task_id FROM system_views.sstable_tasks"
+REST_S_MAX = 30
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def bare_task(address: str, keyspace: str, topic: str) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow` over records: writes their events, numbered by counting, and yields how many."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        written = asyncio.run(write(address, keyspace, topic, batches))
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([written], pa.int64())})
+
+    return run
+
+
+async def write(address: str, keyspace: str, topic: str, batches: Batches) -> int:
+    """All rows of a task, in single-partition batches, some at once."""
+    host, port = address.split(":")
+    cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
+    session = await cluster.create_session()
+    prepared = await session.create_prepared(PUT.format(keyspace))
+    counts: dict[bytes, int] = {}
+    written = 0
+    try:
+        for batch in batches:
+            groups = _grouped(batch, topic, counts)
+            written += sum(map(len, groups))
+            waiting = iter(groups)
+
+            async def work(waiting: Iterator[list[list[Any]]] = waiting) -> None:
+                for rows in waiting:
+                    await _send(session, prepared, rows)
+
+            await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    finally:
+        await session.close()
+        cluster.destroy()
+    return written
+
+
+async def drop(address: str, keyspace: str) -> None:
+    """Forget all that a run wrote."""
+    async with _connected(address) as session:
+        await session.query(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
+
+
+async def rest(address: str) -> None:
+    """Wait until the node has compacted what was written: whoever is measured next would pay for it."""
+    async with _connected(address) as session:
+        waited_s = quiet = 0
+        while waited_s < REST_S_MAX and quiet < 2:
+            quiet = 0 if (await session.query(TASKS)).first() else quiet + 1
+            await asyncio.sleep(1)
+            waited_s += 1
+
+
+@asynccontextmanager
+async def _connected(address: str) -> AsyncIterator[Any]:
+    host, port = address.split(":")
+    cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
+    session = await cluster.create_session()
+    try:
+        yield session
+    finally:
+        await session.close()
+        cluster.destroy()
+
+
+async def _send(session: Any, prepared: Any, rows: list[list[Any]]) -> None:
+    if len(rows) == 1:
+        await session.execute(prepared.bind(rows[0]))
+        return
+    together = acsylla.create_batch_unlogged()
+    for values in rows:
+        together.add_statement(prepared.bind(values))
+    await session.execute_batch(together)
+
+
+def _grouped(batch: pa.RecordBatch, topic: str, counts: dict[bytes, int]) -> list[list[list[Any]]]:
+    """The rows of a batch by the partition of the table they go to."""
+    encode = msgspec.msgpack.encode
+    groups: dict[tuple[bytes, int], list[list[Any]]] = {}
+    full: list[list[list[Any]]] = []
+    columns = (batch.column(name).to_pylist() for name in ("offset", "timestamp_ms", "key", "value"))
+    for offset, timestamp_ms, key, value in zip(*columns, strict=True):
+        action = decode_record(value)
+        if not isinstance(action, Append):  # a mark
+            continue
+        at = Position(1, offset)
+        for i, kept in enumerate(unpack_events(action.body)):
+            number = counts[key] = counts.get(key, 0) + 1
+            segment = (number - 1) // SEGMENT_SIZE
+            cell = encode(EventRow(number, kept, timestamp_ms, at, i, timestamp_ms))
+            rows = groups.setdefault((key, segment), [])
+            rows.append([key.decode(), topic, segment, number, cell, write_stamp(at)])
+            if len(rows) == BATCH_ROWS:
+                full.append(groups.pop((key, segment)))
+    return full + list(groups.values())

@@ -1,0 +1,126 @@
+"""What a claim takes: with few and with many waiting entries, and after much work under a snapshot that is held."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+import psycopg
+
+from bench.queue_parts.figures import Run
+from bench.queue_sides.ours import Ours
+from bench.queue_sides.side import BATCH, PAYLOAD
+from bench.timing import timed
+from tidebook.queue.queue import Queue
+
+SCHEMA = "bench_tidebook"
+FEW = 5_000
+#: Claims that count, on each side, and those before them.
+CLAIMS, WARM_UP = 40, 5
+PERIODS = 10
+#: As much as ends a period by default.
+PERIOD_COUNT = 50_000
+TURN_S_MAX = 30.0
+#: Entries as `put` would make them: due, in five priorities.
+_MANY = """INSERT INTO {schema}.entry
+    (id, process_at, expires_at, inserted_at, queue, slot, priority, kind, keyhash, data)
+    SELECT n, 1700000000000 + n / 7, 9223372036854775807, 1700000000000, %s, 0, 50 + 10 * (n %% 5), 2,
+        ('00000000-0000-4000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, %s
+    FROM generate_series(%s::bigint, %s::bigint) AS n"""
+
+
+async def many(run: Run, waiting: int) -> None:
+    """A claim of a hundred while five thousand entries wait, and while five million do, in turn."""
+    few, many = Ours(run.url, schema=f"{SCHEMA}_few"), Ours(run.url, schema=f"{SCHEMA}_many")
+    for side, count in ((few, FEW), (many, waiting)):
+        await side.open()
+        with timed(f"{count:,} entries are made"):
+            await _make(run.url, side, count)
+    try:
+        run.figures["claim_few_ms"], run.figures["claim_many_ms"] = await _in_turn(few, many)
+        run.figures["claim_few_entries"], run.figures["claim_many_entries"] = FEW, waiting
+    finally:
+        await many.close()
+        await few.close()
+
+
+async def _make(url: str, side: Ours, count: int) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        cursor = await connection.execute(f"SELECT id FROM {side.schema}.queue WHERE name = %s", (side.queue.name,))
+        row = await cursor.fetchone()
+        assert row is not None, "it was opened"
+        for first in range(1, count, 500_000):
+            rows = (row[0], PAYLOAD, first, min(first + 499_999, count))
+            await connection.execute(_MANY.format(schema=side.schema), rows)
+        await connection.execute(f"VACUUM ANALYZE {side.schema}.entry")
+        await connection.execute("CHECKPOINT")
+
+
+async def churn(run: Run, elsewhere: str) -> None:
+    """Ten periods are put and worked off while a transaction keeps its snapshot; then most of another one.
+
+    Claims there and claims from a fresh queue come in turn. The fresh one is in a database of its own: what is finished
+    in it can be cleared away, since a snapshot that is held in one database holds up nothing in another.
+    """
+    fresh, churned = Ours(elsewhere, schema=SCHEMA), Ours(run.url, schema=SCHEMA)
+    await fresh.open()
+    await churned.open()
+    try:
+        async with await psycopg.AsyncConnection.connect(run.url) as holding:
+            await holding.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            await holding.execute("SELECT count(*) FROM pg_class")
+            for number in range(PERIODS):
+                with timed(f"period {number + 1} of {PERIODS} under a held snapshot"):
+                    await churned.put(PERIOD_COUNT, tasks=4)
+                    await churned.drain(connections=2)
+                    await _turned(run.url)
+            taken = await _filled_in_turn(fresh, churned)
+            run.figures["claim_fresh_ms"], run.figures["claim_churned_ms"] = taken
+            await churned.put(PERIOD_COUNT * 4 // 5, tasks=4)
+            await churned.drain(connections=2)
+            taken = await _filled_in_turn(fresh, churned)
+            run.figures["claim_fresh_again_ms"], run.figures["claim_late_in_period_ms"] = taken
+    finally:
+        await churned.close()
+        await fresh.close()
+
+
+async def _filled_in_turn(*sides: Ours) -> list[float]:
+    for side in sides:
+        await side.put(FEW, tasks=1)
+    taken = await _in_turn(*sides)
+    for side in sides:
+        await side.drain(connections=1)
+    return taken
+
+
+async def _in_turn(*sides: Ours) -> list[float]:
+    """The medians of as many claims on each side, one after the other."""
+    taken: list[list[float]] = [[] for _ in sides]
+    for _ in range(WARM_UP + CLAIMS):
+        for side, times in zip(sides, taken, strict=True):
+            times.append(await _claim_ms(side.queue))
+    return [statistics.median(times[WARM_UP:]) for times in taken]
+
+
+async def _turned(url: str) -> None:
+    """Return when the keeper has noticed that a period's worth is finished, and begun the next one."""
+    async with asyncio.timeout(TURN_S_MAX), await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        while True:
+            cursor = await connection.execute(f"SELECT max(finished) FROM {SCHEMA}.period")
+            row = await cursor.fetchone()
+            if row is not None and row[0] < PERIOD_COUNT // 2:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def _claim_ms(queue: Queue) -> float:
+    """What a claim of a hundred took, which are finished afterwards."""
+    began = time.perf_counter()
+    jobs = await queue.claim(BATCH)
+    taken_ms = (time.perf_counter() - began) * 1000
+    if len(jobs) != BATCH:
+        raise AssertionError(f"a claim brought {len(jobs)} entries, not {BATCH}")
+    await queue.done(jobs)
+    return taken_ms

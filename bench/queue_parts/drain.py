@@ -1,0 +1,73 @@
+"""Draining by claim and finish: in hundreds over up to four connections, and one at a time by twenty workers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import psycopg
+
+from bench.queue_parts.figures import Run, fill, rate_of
+from bench.queue_sides.bare import Bare
+from bench.queue_sides.ours import Ours
+from bench.queue_sides.pgmq import Pgmq
+from bench.queue_sides.pgqueuer import PgQueuer, PgQueuerManaged
+from bench.queue_sides.procrastinate import Procrastinate
+from bench.queue_sides.side import Side
+
+CONNECTIONS = (2, 4)
+WORKERS = 20
+ROUNDS = 3
+#: pgqueuer's jobs in one dequeue: its best counts. With a hundred it was slower, with two thousand no faster.
+PGQUEUER_BATCHES = (500, 1_000)
+COUNT, SINGLES = 50_000, 4_000
+#: A job of procrastinate's takes as long whatever their number, and fifty thousand of them would take minutes.
+PROCRASTINATE_COUNT = 2_000
+
+
+async def drain(run: Run) -> None:
+    """Everybody in turns; the best of each counts, with its best number of connections. We run as often as pgqueuer."""
+    count = run.few(COUNT)
+    sides: list[Side] = [Bare(run.url), Pgmq(run.url)]
+    for batch in PGQUEUER_BATCHES:
+        sides += [Ours(run.url), PgQueuer(run.url, batch=batch)]
+    for _ in range(1 if run.quick else ROUNDS):
+        for side in sides:
+            for connections in CONNECTIONS:
+                await _drain_once(run, side, count, connections)
+        await _drain_once(run, Procrastinate(run.url), run.few(PROCRASTINATE_COUNT), 4)
+
+
+async def _analyze(url: str) -> None:
+    """What autovacuum does for a table within a minute: without it some plan for an empty one, and are half as fast."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("ANALYZE")
+
+
+async def _drain_once(run: Run, side: Side, count: int, connections: int) -> None:
+    await side.open()
+    try:
+        run.keep_best(f"{side.name}_put_per_s", await fill(side, count))
+        await _analyze(run.url)
+        what = f"{side.name}: drain {count:,}, {connections} at one time"
+        rate = await rate_of(what, count, partial(side.drain, connections=connections))
+        run.keep_best(f"{side.name}_drain_{connections}_per_s", rate)
+        run.keep_best(f"{side.name}_drain_per_s", rate)
+    finally:
+        await side.close()
+
+
+async def singles(run: Run) -> None:
+    """Twenty workers, each claims one and finishes it; pgqueuer's twenty loops or its manager, whichever is better."""
+    count = run.few(SINGLES)
+    sides: list[Side] = [PgQueuer(run.url), PgQueuerManaged(run.url), Ours(run.url), Bare(run.url)]
+    for _ in range(1 if run.quick else ROUNDS):
+        for side in sides:
+            await side.open()
+            try:
+                await fill(side, count)
+                await _analyze(run.url)
+                what = f"{side.name}: {count:,} one at a time, {WORKERS} workers"
+                rate = await rate_of(what, count, partial(side.singles, workers=WORKERS))
+                run.keep_best(f"{side.name}_singles_per_s", rate)
+            finally:
+                await side.close()

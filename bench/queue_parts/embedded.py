@@ -1,0 +1,60 @@
+"""The queue in a folder beside huey on SQLite, every commit synchronized."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from bench.queue_parts.figures import Run, fill, rate_of
+from bench.queue_sides.huey import Huey
+from bench.queue_sides.ours import Ours
+
+#: Both sides take one at a time, each with as many workers as serve it best: its best number counts.
+WORKERS = (20, 100)
+HUEY_THREADS = (1, 4, 20)
+HUEY_COUNT, SINGLES, BATCHED = 1_000, 4_000, 10_000
+#: Short ones, by turns: what else the machine does in a moment is nobody's merit, and the best of each counts.
+ROUNDS = 8
+
+
+async def embedded(run: Run) -> None:
+    """One at a time on both sides; and in hundreds, which huey has no call for."""
+    huey, ours = Huey(), Ours(None)
+    await ours.open()
+    try:
+        for _ in range(ROUNDS):
+            for threads in HUEY_THREADS:
+                await _huey(run, huey, threads)
+            for workers in WORKERS:
+                await _singles(run, ours, workers)
+            await _hundreds(run, ours)
+    finally:
+        await ours.close()
+        huey.close()
+
+
+async def _huey(run: Run, side: Huey, threads: int) -> None:
+    count = run.few(HUEY_COUNT)
+    rate = await rate_of(f"huey: put {count:,}", count, partial(asyncio.to_thread, side.put, count))
+    run.keep_best("huey_put_per_s", rate)
+    what = f"huey: {count:,} one at a time, {threads} threads"
+    rate = await rate_of(what, count, partial(asyncio.to_thread, side.drain, threads=threads))
+    run.keep_best(f"huey_singles_{threads}_per_s", rate)
+    run.keep_best("huey_singles_per_s", rate)
+
+
+async def _singles(run: Run, side: Ours, workers: int) -> None:
+    """A claim and a finish, each of one entry, where huey's task is gone once it is taken."""
+    count = run.few(SINGLES)
+    await fill(side, count)
+    what = f"embedded: {count:,} one at a time, {workers} workers"
+    rate = await rate_of(what, count, partial(side.singles, workers=workers))
+    run.keep_best(f"embedded_singles_{workers}_per_s", rate)
+    run.keep_best("embedded_singles_per_s", rate)
+
+
+async def _hundreds(run: Run, side: Ours) -> None:
+    count = run.few(BATCHED)
+    run.keep_best("embedded_put_per_s", await fill(side, count))
+    what = f"embedded: drain {count:,} in hundreds"
+    run.keep_best("embedded_drain_per_s", await rate_of(what, count, partial(side.drain, connections=2)))

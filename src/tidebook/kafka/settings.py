@@ -1,0 +1,164 @@
+"""The settings of a Kafka cluster: connection, security, new topics, and the limits of the clients."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.runtime.secret import QUOTE, Secret, check_identity, read_secret, read_user, with_password
+
+PORT = 9092
+PASSWORD_VARIABLE = "TIDEBOOK_LOG_PASSWORD"
+DAY_MS = 86_400_000
+_SERVER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?")
+
+Security = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
+Mechanism = Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"]
+Compression = Literal["none", "lz4", "zstd", "snappy", "gzip"]
+
+
+class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[log]` section of `tidebook.toml`, with `url = "kafka://host:9092"`.
+
+    >>> KafkaSettings.read("kafka://one,two:9093", {"user": "me", "password": "hunter2"}).password
+    ***
+    """
+
+    servers: tuple[str, ...]
+    client_id: str = "tidebook"
+
+    #: The replication factor of a new topic; None takes the cluster's default.
+    replication: int | None = None
+    min_insync_replicas: int | None = None
+    #: How long a new topic keeps its records (-1: forever). Replication must never lag by more than this.
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+
+    #: None means `sasl_ssl` if a user is given, `ssl` if a CA or a certificate is given, else `plaintext`.
+    security: Security | None = None
+    mechanism: Mechanism = "SCRAM-SHA-512"
+    user: str | None = None
+    password: Secret | None = None
+    #: Read once, when the first client connects.
+    password_file: str | None = None
+    #: PEM files: the trusted CA, and the client's certificate and key for mutual TLS.
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    #: How long a record waits for others before its batch is sent. At 0 a lone record is sent at once, and under load
+    #: batches form by themselves.
+    linger_ms: float = 0.0
+    compression: Compression = "none"
+    batch_bytes_max: int = 1_000_000
+    #: Unacknowledged requests per broker. Records that arrive meanwhile form the next batch, so fewer requests are
+    #: cheaper; raise it to 5 if a broker is milliseconds away and leads many partitions.
+    requests_in_flight_max: int = 2
+    #: Unacknowledged records and bytes; further records wait in this process.
+    in_flight_records_max: int = 200_000
+    in_flight_bytes_max: int = 256_000_000
+    #: How long a record may wait for its acknowledgement before its outcome is unknown.
+    send_timeout_ms: int = 30_000
+    #: The timeout of any other request.
+    request_timeout_ms: int = 10_000
+
+    #: The number of consumers for reads, and how long an idle one stays open.
+    consumers_max: int = 4
+    consumer_idle_ms: int = 60_000
+    #: How many bytes one consumer may prefetch.
+    prefetch_bytes_max: int = 16_000_000
+    #: How many bytes of one followed partition are kept in memory, and how long it is followed after its last use.
+    tail_bytes_max: int = 4_000_000
+    tail_idle_ms: int = 10_000
+
+    @classmethod
+    def read(
+        cls, url: str, options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
+    ) -> KafkaSettings:
+        """Return the settings from a URL and further options; the password may come from the environment."""
+        given = {**_from_url(url), **(options or {})}
+        given = with_password(given, PASSWORD_VARIABLE, os.environ if environment is None else environment)
+        try:
+            return msgspec.convert(given, cls, dec_hook=read_secret, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"[log] for Kafka: {error}") from error
+
+    def __post_init__(self) -> None:
+        for server in self.servers:
+            if not _SERVER.fullmatch(server):
+                # The value is not shown: it may be a part of a password.
+                raise InvalidInput(f"a server of a Kafka URL is no host:port: kafka://host:9092,host:9092{QUOTE}")
+        if not self.servers:
+            raise InvalidInput("a Kafka URL names at least one server: kafka://host:9092")
+        if self.protocol.startswith("sasl") and self.user is None:
+            raise InvalidInput(f"security {self.protocol} needs a user and a password, or a password_file")
+        if self.user is not None and not self.protocol.startswith("sasl"):
+            raise InvalidInput(f"a user is given but security is {self.protocol}: set it to sasl_ssl")
+        for name in ("ca_file", "cert_file", "key_file"):
+            if getattr(self, name) is not None and "ssl" not in self.protocol:
+                raise InvalidInput(f"{name} is given but security is {self.protocol}: set it to ssl or sasl_ssl")
+        check_identity(self.password, self.password_file, self.cert_file, self.key_file)
+        if self.requests_in_flight_max > 5:
+            raise InvalidInput("requests_in_flight_max may be 5: a broker tells repetitions apart only so far back")
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1")
+
+    @property
+    def protocol(self) -> Security:
+        """Return the security protocol that the other settings imply."""
+        if self.security is not None:
+            return self.security
+        if self.user is not None:
+            return "sasl_ssl"
+        return "plaintext" if self.ca_file is None and self.cert_file is None else "ssl"
+
+    def secret(self) -> Secret | None:
+        """Return the password, from the settings or from `password_file`; raise InvalidInput if that is unreadable."""
+        if self.password is not None or self.password_file is None:
+            return self.password
+        try:
+            return Secret(Path(self.password_file).read_text().rstrip("\r\n"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"password_file {self.password_file}: {type(error).__name__}") from error
+
+
+_AT_LEAST_ONE = (
+    "batch_bytes_max",
+    "requests_in_flight_max",
+    "in_flight_records_max",
+    "in_flight_bytes_max",
+    "send_timeout_ms",
+    "request_timeout_ms",
+    "consumers_max",
+    "consumer_idle_ms",
+    "prefetch_bytes_max",
+    "tail_bytes_max",
+    "tail_idle_ms",
+)
+
+
+def _from_url(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme != "kafka":
+        raise InvalidInput("a Kafka log has a URL such as kafka://host:9092")
+    if parts.path.strip("/") or parts.fragment:
+        raise InvalidInput(f"a Kafka URL has no path: topics are named where journals are opened{QUOTE}")
+    user_info, _, hosts = parts.netloc.rpartition("@")
+    servers = [server.strip() for server in hosts.split(",") if server.strip()]
+    given: dict[str, Any] = dict(parse_qsl(parts.query))
+    if "password" in given:
+        raise InvalidInput("a password is no option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
+    given["servers"] = tuple(server if _has_port(server) else f"{server}:{PORT}" for server in servers)
+    return given | read_user(user_info)
+
+
+def _has_port(server: str) -> bool:
+    return server.rpartition("]")[2].count(":") == 1

@@ -1,0 +1,1 @@
+"""Journals as the target of the outbox's relay."""

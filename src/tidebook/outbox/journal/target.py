@@ -1,0 +1,217 @@
+"""Journals as the relay's target: an append that is relayed again has the same append id, so it is applied once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from tidebook.core.errors import Conflict, Corrupt, InvalidInput, OutcomeUnknown, TidebookError
+from tidebook.core.key import partition_of
+from tidebook.outbox.journal_message import PREFIX, JournalAppend, append_id, read_journal_message
+from tidebook.outbox.target_port import (
+    BatchOutcomeUnknown,
+    BatchPartlySent,
+    BatchRefused,
+    BatchSent,
+    FoundMessages,
+    Outcome,
+    RelayedMessage,
+    Scan,
+    TargetTopic,
+)
+
+T = TypeVar("T")
+
+#: The journal checks sizes itself, against its topic's limit.
+LIMIT_BYTES = 2**31
+
+
+class JournalTopic(msgspec.Struct, frozen=True):
+    """The identity and size of a journal's topic."""
+
+    topic_id: str
+    epoch: int
+    partitions: int
+
+
+class Journals(Protocol):
+    """The part of a book's journals that a relay needs."""
+
+    async def topic(self, topic: str) -> JournalTopic: ...
+    async def ends(self, topic: str) -> dict[int, int]: ...
+    async def append(
+        self, topic: str, append: JournalAppend, *, append_id: bytes, floor: int, epoch: int | None
+    ) -> None:
+        """Append once; raise OutcomeUnknown with an offset if the head no longer remembers append ids so far back."""
+        ...
+
+
+class Loop(Protocol):
+    """The event loop on which the journals run."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]: ...
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """What a batch's appends carry: the end offsets before their first attempt, and the topic's incarnation."""
+
+    floors: Mapping[int, int]
+    topic_uuid: str
+    #: An earlier relay may have made these appends.
+    is_retry: bool = False
+
+
+class JournalTarget:
+    """Appends messages to journals."""
+
+    def __init__(self, journals: Journals, loop: Loop, outbox: bytes) -> None:
+        self._journals = journals
+        self._loop = loop
+        self._outbox = outbox
+        self._local = threading.local()
+
+    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+        """Return the topic, created if it is missing."""
+        found = self._loop.run(self._journals.topic(topic.removeprefix(PREFIX)))
+        uuid = f"{found.topic_id}/{found.epoch}"
+        return TargetTopic(topic, uuid, found.partitions, LIMIT_BYTES, False, "append_id", 0)
+
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
+        """Return the end offsets; they become the floors of the next batch's appends."""
+        ends = self._loop.run(self._journals.ends(topic.topic.removeprefix(PREFIX)))
+        self._attempts()[topic.topic] = Attempt(ends, topic.uuid)
+        return ends
+
+    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> JournalChannel:
+        """Return a channel to the journals of a topic."""
+        attempt = self._attempts().get(topic.topic, Attempt({}, topic.uuid))
+        return JournalChannel(AppendInFlight(self._journals, topic, self._outbox, attempt), self._loop)
+
+    def release(self, topic: str) -> None:
+        """Forget the attempt: the next lock starts with what the database stores."""
+        self._attempts().pop(topic, None)
+
+    def maintain(self) -> None:
+        """Do nothing: no connection is kept open."""
+
+    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+        """Find nothing: the session's appends are made again, with their append ids and their old floors."""
+        self._attempts()[topic.topic] = Attempt(scan.scan_from, scan.topic_uuid or "", is_retry=True)
+        return FoundMessages(frozenset())
+
+    def close(self) -> None:
+        """Do nothing: the book belongs to the caller."""
+
+    def _attempts(self) -> dict[str, Attempt]:
+        found: dict[str, Attempt] | None = getattr(self._local, "attempts", None)
+        if found is None:
+            found = self._local.attempts = {}
+        return found
+
+
+class JournalChannel:
+    """Runs a batch of appends on the journals' event loop."""
+
+    def __init__(self, appends: AppendInFlight, loop: Loop) -> None:
+        self._appends = appends
+        self._loop = loop
+        self._future: Future[Outcome] | None = None
+
+    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
+        """Start appending the batch."""
+        self._future = self._loop.submit(self._appends.send(messages))
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """Wait until every append has an outcome; return None on timeout."""
+        assert self._future is not None
+        try:
+            return self._future.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def drop(self) -> None:
+        """Start no more appends; those in flight may still be made, and are applied once."""
+        if self._future is not None:
+            self._future.cancel()
+
+
+class AppendInFlight:
+    """A batch of appends in flight."""
+
+    def __init__(self, journals: Journals, topic: TargetTopic, outbox: bytes, attempt: Attempt) -> None:
+        self._journals = journals
+        self._topic = topic
+        self._journal_topic = topic.topic.removeprefix(PREFIX)
+        self._outbox = outbox
+        self._attempt = attempt
+        self._sent: list[int] = []
+        self._refused: list[BatchRefused] = []
+        self._unknown: str | None = None
+        self._not_made = False
+
+    async def send(self, messages: Sequence[RelayedMessage]) -> Outcome:
+        """Append the batch: journals concurrently, the appends of each journal in order."""
+        chains: dict[bytes | None, list[RelayedMessage]] = {}
+        for message in messages:
+            chains.setdefault(message.key, []).append(message)
+        await asyncio.gather(*(self._append_chain(chain) for chain in chains.values()))
+        return self._outcome()
+
+    async def _append_chain(self, messages: Iterable[RelayedMessage]) -> None:
+        """Append to one journal, in order; after a failure the following appends wait for a later batch."""
+        for message in messages:
+            try:
+                await self._append(message)
+            except (Conflict, InvalidInput, Corrupt) as error:
+                self._refused.append(BatchRefused(message.id, str(error)))
+                return
+            except OutcomeUnknown as error:
+                if error.offset is None:
+                    self._unknown = str(error)
+                    return
+                if not self._attempt.is_retry:
+                    # Not made, because others appended much since its floor was read: it goes with the next batch.
+                    self._not_made = True
+                    return
+                # The head no longer remembers whether this append was made, and the same holds for those that follow:
+                # each is known to be there, or is as doubtful as this one. None of them is made now.
+                self._refused.append(BatchRefused(message.id, _doubtful_reason(error), doubtful=True))
+                continue
+            except TidebookError as error:
+                self._unknown = str(error)
+                return
+            self._sent.append(message.id)
+
+    async def _append(self, message: RelayedMessage) -> None:
+        append = read_journal_message(message.value)
+        attempt = self._attempt
+        partition = partition_of(append.id, self._topic.partitions)
+        epoch = int(attempt.topic_uuid.rpartition("/")[2]) if attempt.topic_uuid == self._topic.uuid else None
+        await self._journals.append(
+            self._journal_topic,
+            append,
+            append_id=append_id(self._outbox, message.id),
+            floor=attempt.floors.get(partition, 0),
+            epoch=epoch,
+        )
+
+    def _outcome(self) -> Outcome:
+        sent = tuple(self._sent)
+        if self._unknown is not None:
+            return BatchOutcomeUnknown(self._unknown, sent=sent)
+        if self._refused or self._not_made:
+            return BatchPartlySent(sent, tuple(self._refused))
+        return BatchSent()
+
+
+def _doubtful_reason(error: OutcomeUnknown) -> str:
+    return (
+        f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
+        "drop it if the journal has it, else retry"
+    )

@@ -1,0 +1,141 @@
+"""A Kafka producer that records its fatal error and is closed in the background."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+LOGGER = logging.getLogger("tidebook.outbox")
+LINES_MAX = 100
+#: No more producers are opened while this many are closing, each in a thread.
+CLOSING_MAX = 32
+_FATAL = "Fatal error: "
+#: What the client logs, with `debug = "eos"`, once an idempotent producer has its id.
+_HAS_ID = "-> Assigned"
+#: The client's warnings about our settings, which are intended.
+_CONFIG_WARNING = "CONFWARN"
+
+
+class ClientLog:
+    """Buffers the client's log lines.
+
+    A producer that logged to itself would be a reference cycle: it would be closed, and wait for its threads, in
+    whichever thread next collects garbage.
+    """
+
+    def __init__(self) -> None:
+        self.lines: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=LINES_MAX)
+
+    def log(self, level: int, format: str, *parts: str) -> None:
+        """Buffer a line; the client calls this as a logger's method."""
+        self.lines.append((level, parts))
+
+
+#: Producers that are closing, and abandoned calls.
+_closing: set[object] = set()
+
+
+def closing_count() -> int:
+    """Return how many producers are closing, plus how many abandoned client calls have not returned."""
+    return len(_closing)
+
+
+def _close(holder: list[RelayProducer]) -> None:
+    """Close a producer by dropping its last reference, which waits for the client's threads and requests."""
+    token = object()
+    _closing.add(token)
+    holder.clear()  # the last reference
+    _closing.discard(token)
+
+
+class ClientCall:
+    """A call of the client that may never return, run in a separate thread."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, args=(call,), name="tidebook-outbox-call", daemon=True).start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+            _closing.discard(self)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for at most `timeout_s`; return whether the call has ended."""
+        return self._done.wait(timeout_s)
+
+    def result(self) -> None:
+        """Raise the call's exception, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """Abandon the call; it is counted by `closing_count` until it returns."""
+        _closing.add(self)
+        if self._done.is_set():
+            _closing.discard(self)
+
+
+class RelayProducer(Producer):
+    """A producer that records a fatal error from the client's log, and is closed in a separate thread.
+
+    Closing a producer waits for the client's threads, and so for a broker that does not answer: the relay's thread
+    would send no heartbeats meanwhile.
+
+    The client raises a fatal error out of `poll` and `flush`, and runs callbacks while the exception is propagating.
+    Every call that they make then fails, a lock that they take is never released, and the error itself is wrapped or
+    lost. The client logs the error before that: callbacks only buffer lines, which are logged after it returns.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.client_log = ClientLog()
+        self._fatal = ""
+        self._has_id = False
+        super().__init__(dict(config), logger=self.client_log)
+
+    def __del__(self) -> None:
+        with suppress(RuntimeError):  # the interpreter is shutting down: the producer is closed here
+            _thread.start_new_thread(_close, ([self],))
+
+    def fatal(self) -> str:
+        """Return the message of the fatal error; empty if there was none."""
+        self.log_client_lines()
+        return self._fatal
+
+    def has_id(self) -> bool:
+        """Return whether the broker has assigned the producer id, needed to send; requires `debug = "eos"`."""
+        self.log_client_lines()
+        return self._has_id
+
+    def log_client_lines(self) -> None:
+        """Log the buffered lines, and record a fatal error and the producer id from them."""
+        lines = self.client_log.lines
+        while lines:
+            level, parts = lines.popleft()
+            LOGGER.log(logging.DEBUG if parts[0] == _CONFIG_WARNING else level, "outbox: %s", " ".join(parts))
+            self._has_id = self._has_id or parts[-1].endswith(_HAS_ID)
+            if _FATAL in parts[-1]:
+                self._fatal = self._fatal or parts[-1].partition(_FATAL)[2]
+
+
+def fatal_cause(error: BaseException, producer: RelayProducer) -> KafkaError:
+    """Return the Kafka error inside an exception: each callback may have wrapped a fatal one again, or lost it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KafkaException):
+            failure: KafkaError = cause.args[0]
+            return failure
+        cause = cause.__cause__ or cause.__context__
+    return KafkaError(KafkaError._FATAL, producer.fatal() or str(error))

@@ -1,0 +1,328 @@
+"""Kafka as the target of the outbox's relay."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
+
+from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavailable
+from tidebook.kafka.client import common_config
+from tidebook.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
+from tidebook.kafka.settings import KafkaSettings
+from tidebook.outbox.kafka.channel import (
+    MESSAGE_BYTES_MAX,
+    KafkaChannel,
+    KafkaTransactionChannel,
+    producer_settings,
+    transaction_settings,
+)
+from tidebook.outbox.kafka.producer import CLOSING_MAX, ClientCall, RelayProducer, closing_count, fatal_cause
+from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
+from tidebook.outbox.target_port import FoundMessages, Scan, TargetTopic
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger("tidebook.outbox")
+
+REQUEST_S_MAX = 10.0
+NEW_TOPIC_PARTITIONS = 8
+TOPIC_TTL_S = 60.0
+ENDS_TTL_S = 10.0
+BEFORE_MAX = "message.timestamp.before.max.ms"
+TYPE = "message.timestamp.type"
+_RETRIABLE = TRANSIENT | {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.CONCURRENT_TRANSACTIONS}
+_DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.UNSUPPORTED_VERSION,
+}
+#: The poll interval while waiting for a producer's id.
+ID_STEP_S = 0.05
+RETRY_S = 0.1
+PRODUCERS_MAX = 64
+TRANSACTION_MS_MIN = 10_000
+#: How long a call of the client may exceed its timeout.
+GRACE_S = 1.0
+
+
+class KafkaTarget:
+    """One Kafka cluster, shared by all threads of a relay.
+
+    A topic's `message.timestamp.before.max.ms` is set to `fence_ms`, and accepted up to `fence_ms_most`.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        outbox: bytes,
+        fence: Literal["timestamp", "transaction", "none"],
+        fence_ms: int,
+        fence_ms_most: int,
+        configure_topics: bool = True,
+        create_topics: bool = True,
+    ) -> None:
+        self._replication = settings.replication or -1
+        self._create_topics = create_topics
+        #: Ids of topics that were found to hold no journals.
+        self._checked: set[str] = set()
+        self._client = common_config(settings)
+        self._compression = settings.compression
+        self._outbox = outbox
+        self._fence = fence
+        self._fence_ms = fence_ms
+        self._fence_ms_most = fence_ms_most
+        self._configure_topics = configure_topics
+        self._admin = AdminClient(self._client)
+        self._topics: dict[str, tuple[float, TargetTopic]] = {}
+        self._ends: dict[str, tuple[float, dict[int, int]]] = {}
+        self._local = threading.local()
+
+    # ---- topics
+
+    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+        """Return the topic, with its timestamp settings changed if the fence needs that and it is allowed."""
+        known = self._topics.get(topic)
+        if known is not None and not fresh and known[0] > time.monotonic():
+            return known[1]
+        found = self._describe(topic)
+        self._topics[topic] = (time.monotonic() + TOPIC_TTL_S, found)
+        return found
+
+    def _describe(self, topic: str) -> TargetTopic:
+        described, config = self._describe_or_create(topic)
+        self._refuse_journals(topic, str(described.topic_id), len(described.partitions))
+        fence, fence_ms, weak = self._fence, self._fence_ms, None
+        if fence == "timestamp":
+            weak, fence_ms = self._set_up_fence(topic, config)
+            fence = "none" if weak is not None else fence
+        elif fence == "none":
+            weak = "fence = 'none': a relay that stops for longer than the lock limit may send its batch again"
+        return TargetTopic(
+            topic=topic,
+            uuid=str(described.topic_id),
+            partitions=len(described.partitions),
+            limit_bytes=min(int(config["max.message.bytes"]), int(config["segment.bytes"]), MESSAGE_BYTES_MAX),
+            needs_key="compact" in config["cleanup.policy"],
+            fence=fence,
+            fence_ms=fence_ms,
+            weak=weak,
+        )
+
+    def _describe_or_create(self, topic: str) -> tuple[Any, dict[str, str]]:
+        """Return the topic's description and settings; create it if it is missing and that is allowed."""
+        deadline = 0.0
+        while True:
+            try:
+                described = self._request(lambda: self._admin.describe_topics(TopicCollection([topic]))[topic], topic)
+                return described, self._config(topic)
+            except NotFound:
+                if not self._create_topics or (deadline and time.monotonic() > deadline):
+                    raise
+                if not deadline:
+                    deadline = time.monotonic() + REQUEST_S_MAX
+                    self._create_topic(topic)
+                time.sleep(RETRY_S)  # brokers learn of a new topic shortly after the controller
+
+    def _create_topic(self, topic: str) -> None:
+        config = {TYPE: "CreateTime", "cleanup.policy": "delete"}
+        new = NewTopic(topic, NEW_TOPIC_PARTITIONS, self._replication, config=config)
+        try:
+            self._request(lambda: self._admin.create_topics([new], request_timeout=REQUEST_S_MAX)[topic], topic)
+        except TidebookError as error:
+            cause = error.__cause__
+            exists = isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError.TOPIC_ALREADY_EXISTS
+            if not exists:
+                raise
+        LOGGER.info("outbox: topic %r was missing and was created with %d partitions", topic, NEW_TOPIC_PARTITIONS)
+
+    def _refuse_journals(self, topic: str, uuid: str, partitions: int) -> None:
+        if uuid not in self._checked:
+            refuse_journal_topic(self._client, topic, partitions)
+            self._checked.add(uuid)
+
+    def _config(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        found = self._request(lambda: next(iter(self._admin.describe_configs([resource]).values())), topic)
+        return {name: str(entry.value) for name, entry in found.items()}
+
+    def _set_up_fence(self, topic: str, config: Mapping[str, str]) -> tuple[str | None, int]:
+        """Return why the broker cannot fence by timestamp (None if it can), and the age that it refuses."""
+        if config.get(TYPE) != "CreateTime":
+            return f"{TYPE} is {config.get(TYPE)}: late messages are not refused; set it to CreateTime", 0
+        before_ms = int(config.get(BEFORE_MAX, 0))
+        if 0 < before_ms <= self._fence_ms_most:
+            return None, before_ms
+        remedy = f"set {BEFORE_MAX} of the topic to at most {self._fence_ms_most}"
+        if not self._configure_topics:
+            return f"{BEFORE_MAX} is {before_ms} and configure_topics is off: {remedy}", 0
+        entry = ConfigEntry(BEFORE_MAX, str(self._fence_ms), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        try:
+            self._request(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())), topic)
+        except (Unavailable, InvalidInput) as error:
+            if not _is_denied(error):  # Kafka only did not answer: the topic rests
+                raise
+            return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
+        return None, self._fence_ms
+
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
+        """Return the end offsets, possibly a few seconds old: a scan from them is then a little longer."""
+        known = self._ends.get(topic.uuid)
+        if known is not None and not fresh and known[0] > time.monotonic():
+            return known[1]
+        found = self._offsets(topic, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        self._ends[topic.uuid] = (time.monotonic() + ENDS_TTL_S, found)
+        return found
+
+    def _offsets(self, topic: TargetTopic, which: OffsetSpec) -> dict[int, int]:
+        requests = {TopicPartition(topic.topic, p): which for p in range(topic.partitions)}
+
+        def request() -> dict[int, int]:
+            deadline = time.monotonic() + REQUEST_S_MAX
+            futures = self._admin.list_offsets(requests, request_timeout=REQUEST_S_MAX)
+            return {p.partition: f.result(max(0.0, deadline - time.monotonic())).offset for p, f in futures.items()}
+
+        return self._retry(request, topic.topic)
+
+    # ---- sending
+
+    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> KafkaChannel:
+        """Return a channel over this thread's producer: one per message limit, or one per topic if transactional."""
+        producers = self._producers()
+        transaction = topic.fence == "transaction"
+        name = f"{topic.topic}:{topic.limit_bytes}" if transaction else str(topic.limit_bytes)
+        producer = None if transaction and fresh else producers.get(name)
+        if producer is None:
+            producers.pop(name, None)
+            producer = self._new_producer(topic)
+            producers[name] = producer
+            while len(producers) > PRODUCERS_MAX:
+                del producers[next(iter(producers))]
+        kind = KafkaTransactionChannel if transaction else KafkaChannel
+        return kind(producer, topic, lambda: _forget(producers, name), singly=singly)
+
+    def _settings(self, topic: TargetTopic) -> dict[str, Any]:
+        return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
+
+    def _new_producer(self, topic: TargetTopic) -> RelayProducer:
+        if closing_count() >= CLOSING_MAX:
+            raise Unavailable(f"topic {topic.topic!r}: {CLOSING_MAX} producers are closing and have not ended")
+        try:
+            return self._transactional(topic) if topic.fence == "transaction" else self._idempotent(topic)
+        except KafkaException as error:
+            raise failed(error, f"topic {topic.topic!r}") from error
+        except SystemError as error:  # a fatal error that a callback wrapped
+            raise Unavailable(f"topic {topic.topic!r}: its producer failed: {error}") from error
+
+    def _idempotent(self, topic: TargetTopic) -> RelayProducer:
+        """Return a producer that has its id: waiting for it takes half a second, which a batch cannot spare."""
+        # Read from the log, not from statistics: those are emitted for ever and pile up between polls.
+        producer = RelayProducer(self._settings(topic) | {"debug": "eos"})
+        self._retry(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
+        deadline = time.monotonic() + REQUEST_S_MAX
+        while not producer.has_id():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"topic {topic.topic!r}: Kafka gave no producer id for {REQUEST_S_MAX:g} s")
+            producer.poll(ID_STEP_S)
+        return producer
+
+    def _transactional(self, topic: TargetTopic) -> RelayProducer:
+        """Return a producer after it has fenced every older one of the topic and ended its transaction."""
+        name = f"tidebook-outbox-{self._outbox.hex()}-{topic.topic}"
+        settings = transaction_settings(name, timeout_ms=max(TRANSACTION_MS_MIN, self._fence_ms_most))
+        producer = RelayProducer(self._settings(topic) | settings)
+        self._retry(lambda: self._init_transactions(producer), topic.topic)
+        return producer
+
+    def _init_transactions(self, producer: RelayProducer) -> None:
+        call = ClientCall(partial(producer.init_transactions, REQUEST_S_MAX))
+        if not call.wait(REQUEST_S_MAX + GRACE_S):
+            call.abandon()
+            raise TimeoutError
+        call.result()
+
+    def _producers(self) -> dict[str, RelayProducer]:
+        found: dict[str, RelayProducer] | None = getattr(self._local, "producers", None)
+        if found is None:
+            found = self._local.producers = {}
+        return found
+
+    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+        """Read what the topic holds now."""
+        if scan.topic_uuid is not None and scan.topic_uuid != topic.uuid:
+            return FoundMessages(
+                frozenset(), f"the topic was re-created (its id was {scan.topic_uuid}, and is {topic.uuid})"
+            )
+        starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return scan_range(
+            self._client, topic.topic, scan, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
+        )
+
+    def release(self, topic: str) -> None:
+        """Do nothing: producers stay open, because a new one takes half a second to be ready."""
+
+    def maintain(self) -> None:
+        """Poll this thread's producers: the client's log lines and errors wait until they are polled."""
+        producers = self._producers()
+        for name, producer in list(producers.items()):
+            try:
+                producer.poll(0)
+            except (KafkaException, SystemError) as error:
+                LOGGER.warning("outbox: an idle producer failed: %s", fatal_cause(error, producer).str())
+                del producers[name]
+            producer.log_client_lines()
+
+    def close(self) -> None:
+        """Clear the caches; producers are closed with their threads."""
+        self._topics.clear()
+        self._ends.clear()
+
+    # ---- requests
+
+    def _request(self, request: Callable[[], Future[T]], topic: str) -> T:
+        return self._retry(lambda: request().result(REQUEST_S_MAX), topic)
+
+    def _retry(self, request: Callable[[], T], topic: str) -> T:
+        """Call `request`; retry while a partition leader is changing, for at most `REQUEST_S_MAX`."""
+        deadline = time.monotonic() + REQUEST_S_MAX
+        while time.monotonic() < deadline:
+            try:
+                return request()
+            except KafkaException as error:
+                failure = kafka_error(error)
+                if failure.code() in UNKNOWN_TOPIC:
+                    raise NotFound(f"topic {topic!r} does not exist: create it, and the relay continues") from error
+                if failure.code() not in _RETRIABLE:
+                    raise failed(failure, f"topic {topic!r}") from error
+                time.sleep(RETRY_S)
+            except TimeoutError as error:
+                raise Unavailable(f"topic {topic!r}: Kafka did not answer for {REQUEST_S_MAX:g} s") from error
+        raise Unavailable(f"topic {topic!r}: its leader is changing")
+
+
+def _is_denied(error: Unavailable | InvalidInput) -> bool:
+    """Return whether Kafka will not do it, by its rules or for this user."""
+    if isinstance(error, InvalidInput):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
+
+
+def _forget(producers: dict[str, RelayProducer], name: str) -> None:
+    producers.pop(name, None)

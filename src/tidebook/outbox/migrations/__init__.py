@@ -1,0 +1,1 @@
+"""The outbox's tables, as plain SQL and as Alembic migrations."""

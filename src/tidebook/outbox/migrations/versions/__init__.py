@@ -1,0 +1,1 @@
+"""An Alembic version location, with the branch label `tidebook_outbox`."""

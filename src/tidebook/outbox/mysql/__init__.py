@@ -1,0 +1,1 @@
+"""The outbox on MariaDB and MySQL, with pymysql."""

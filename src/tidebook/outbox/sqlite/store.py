@@ -1,0 +1,157 @@
+"""The outbox on SQLite: a file of the application, or one in the book's folder.
+
+It uses the standard library's SQLite, as most applications do: a second copy of SQLite in the process (apsw brings one)
+would drop the locks of the first on a file that both have open, so that combination is refused. The file's journal mode
+is left as it is: the standard library's copy may have a write-ahead log bug that loses pages.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tidebook.core.errors import Corrupt, TidebookError, Unavailable
+from tidebook.outbox.migrations.tables import create_statements
+from tidebook.outbox.port import BatchLimit, TopicLock, WaitingMessage
+from tidebook.outbox.sql_dialect import SQLITE
+from tidebook.outbox.sql_operation import OperatorOutboxStore
+from tidebook.outbox.sql_relay import RelayStatements
+from tidebook.outbox.sql_store import Row
+from tidebook.runtime.process import generation, refuse_fork
+from tidebook.sqlite.durable_folder import make_folder
+from tidebook.sqlite.forks import GuardedConnection, no_fork, refuse_inherited
+from tidebook.sqlite.libraries import closed_by_standard_library, opened_by_standard_library
+
+#: How long a write may wait for another transaction.
+BUSY_S_MAX = 5.0
+_STATEMENTS = RelayStatements(SQLITE)
+
+_TOPICS_IN_USE = """\
+WITH RECURSIVE found(topic) AS (
+    SELECT (SELECT topic FROM kafka_messages ORDER BY topic LIMIT 1)
+    UNION ALL
+    SELECT (SELECT m.topic FROM kafka_messages m WHERE m.topic > found.topic ORDER BY m.topic LIMIT 1)
+    FROM found WHERE found.topic IS NOT NULL
+)
+SELECT topic FROM found WHERE topic IS NOT NULL"""
+_TOPICS = f"""\
+SELECT m.topic FROM ({_TOPICS_IN_USE}) m LEFT JOIN kafka_topic_info i ON i.topic = m.topic
+WHERE i.topic IS NULL OR {_STATEMENTS.lockable}
+UNION
+SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable} AND EXISTS (
+    SELECT 1 FROM kafka_parked p WHERE p.topic = i.topic AND p.state = 1 AND p.retry_at <= {SQLITE.now}
+)"""
+
+
+class SqliteOutboxStore(OperatorOutboxStore):
+    """One connection. Its transactions take the write lock when they begin, so they cannot fail halfway."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
+        super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+        self._path = path
+        self._generation = generation()
+        self._closed = False
+        self._guarded = GuardedConnection(self._connect)
+        with no_fork():
+            refuse_inherited(path)
+            opened_by_standard_library(self, path)
+            try:
+                make_folder(path.parent)
+                with self._guarded:
+                    pass
+            except BaseException:
+                closed_by_standard_library(self)
+                raise
+
+    def create_tables(self) -> None:
+        with self._transaction(durable=True):
+            for statement in create_statements("sqlite"):
+                self._run(statement)
+
+    def topics_waiting(self) -> list[str]:
+        return [str(topic) for (topic,) in self._rows(_TOPICS, (self._lock_limit_ms, self._lock_limit_ms))]
+
+    def _topics_in_use(self) -> list[str]:
+        return [str(topic) for (topic,) in self._rows(_TOPICS_IN_USE)]
+
+    def close(self) -> None:
+        self._closed = True
+        self._guarded.close()
+        closed_by_standard_library(self)
+
+    def _connect(self) -> sqlite3.Connection:
+        refuse_fork(self._generation, str(self._path))
+        if self._closed:
+            raise Unavailable(f"{self._path} is closed")
+        try:
+            return sqlite3.connect(
+                self._path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False, uri=False
+            )
+        except sqlite3.Error as error:
+            raise Unavailable(f"{self._path}: {error}") from error
+
+    # ---- the driver's primitives
+
+    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        with self._translated(), self._guarded as connection:
+            return connection.execute(sql.replace("%s", "?"), tuple(parameters)).fetchall()
+
+    def _run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        with self._translated(), self._guarded as connection:
+            return connection.execute(sql.replace("%s", "?"), tuple(parameters)).rowcount
+
+    @contextmanager
+    def _transaction(self, *, durable: bool) -> Iterator[None]:
+        with self._translated(), self._guarded as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _uuid(self, value: bytes | None) -> bytes | None:
+        return value
+
+    def _select(self, lock: TopicLock, limit: BatchLimit, rewinds: int) -> list[WaitingMessage]:
+        rows = self._rows(_STATEMENTS.batch, (lock.topic, 0, limit.rows, limit.size_bytes))
+        return [WaitingMessage(*row) for row in rows]
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise translate(error, self._path) from error
+
+
+class SqliteOutboxDatabase:
+    """Opens connections to one file."""
+
+    def __init__(self, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
+        self._path = path
+        self._lock_limit_ms = lock_limit_ms
+        self._hold_parked = hold_parked
+
+    def connect(self) -> SqliteOutboxStore:
+        """Open a connection; raise InvalidInput if apsw or a forked parent has the file open in this process."""
+        return SqliteOutboxStore(self._path, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
+
+    def listen(self) -> None:
+        """Return None: the relay polls, and is nudged by publishers of its process."""
+
+
+def translate(error: sqlite3.Error, path: Path) -> TidebookError:
+    """Return SQLite's error as Tidebook's."""
+    if "no such table" in str(error) or "no such column" in str(error):
+        return Unavailable(f"the outbox's tables are missing or old ({error}): run 'tidebook outbox migrate'")
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return Corrupt(f"{path} is damaged ({error}): it is left as it is; restore a copy of it")
+    return Unavailable(f"{path}: {error}")

@@ -1,0 +1,349 @@
+"""Relay one topic while its lock is held: resolve the session left open by the last owner, then send batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import assert_never
+
+import msgspec
+
+from tidebook.core.errors import Fenced, TidebookError
+from tidebook.outbox import batch_selection
+from tidebook.outbox.port import (
+    BatchLimit,
+    MessageBatch,
+    NewSession,
+    Notice,
+    NoticeCause,
+    OutboxStore,
+    RelaySession,
+    SentIds,
+    TopicLock,
+)
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.shutdown import RelayShutdown
+from tidebook.outbox.target_port import (
+    BatchOutcomeUnknown,
+    BatchPartlySent,
+    BatchRefused,
+    BatchSent,
+    Channel,
+    FoundMessages,
+    Outcome,
+    RelayTarget,
+    Scan,
+    TargetTopic,
+)
+from tidebook.runtime.clock import Ids
+from tidebook.runtime.metrics import Metrics
+
+LOGGER = logging.getLogger("tidebook.outbox")
+
+#: Heartbeats per lock limit.
+HEARTBEATS_PER_LOCK_LIMIT = 6
+#: The share of the fence's time that a batch may use.
+FENCE_USABLE_SHARE = 0.9
+STEP_S_MAX = 0.5
+#: End offsets are fetched once for so many batches.
+BATCHES_PER_ENDS = 20
+
+
+class _Stopped(Exception):
+    """The relay was asked to stop during a scan."""
+
+
+class TopicRelay:
+    """Relays one topic for as long as this thread holds its lock.
+
+    `suspect_topics` are topics whose messages are sent one by one, until the one that Kafka refused is found.
+    `reported_notices` are the last notices that were logged, by topic.
+    """
+
+    def __init__(
+        self,
+        lock: TopicLock,
+        store: OutboxStore,
+        target: RelayTarget,
+        settings: OutboxSettings,
+        *,
+        outbox: bytes,
+        ids: Ids,
+        metrics: Metrics,
+        shutdown: RelayShutdown,
+        suspect_topics: set[str],
+        reported_notices: dict[str, Notice],
+    ) -> None:
+        self._lock = lock
+        self._store = store
+        self._target = target
+        self._settings = settings
+        self._outbox = outbox
+        self._ids = ids
+        self._metrics = metrics
+        self._shutdown = shutdown
+        self._suspect_topics = suspect_topics
+        self._reported_notices = reported_notices
+        self._heartbeat_s = settings.lock_limit_s / HEARTBEATS_PER_LOCK_LIMIT
+        self._heartbeat_at = time.monotonic() + self._heartbeat_s
+        self._sent = 0
+        #: Another relay may have fenced the channel that this thread had.
+        self._needs_fresh_channel = lock.previous_owner != lock.owner or lock.open_session is not None
+
+    def relay(self) -> int:
+        """Send what waits, release the lock, and return how many messages were sent.
+
+        Raise Fenced if the lock was lost, and Unavailable if the database does not answer.
+        """
+        name, open_session = self._lock.topic, self._lock.open_session
+        try:
+            topic = self._target.topic(name, fresh=open_session is not None)
+            self._report_weak_fence(topic)
+            if topic.fence == "lock":
+                self._target.channel(topic, fresh=True)  # acquires the lock before the scan
+            if open_session is not None and not self._resolve_session(topic, open_session):
+                return 0
+            self._clear_weak_notice(topic)
+            self._relay_batches(topic)
+        except _Stopped:
+            self._store.unlock(self._lock)
+        except Fenced:
+            raise
+        except TidebookError as error:
+            # An error of one topic must not stop the others. If the database failed, this raises again.
+            self._rest(str(error))
+        finally:
+            self._target.release(name)
+        return self._sent
+
+    # ---- the session left open by the last owner
+
+    def _resolve_session(self, topic: TargetTopic, session: RelaySession) -> bool:
+        """Find an open session's messages in the log; return False if they could still arrive."""
+        self._metrics.count("outbox_sessions_open", topic=topic.topic)
+        if session.fence == "transaction":
+            fenced = msgspec.structs.replace(topic, fence="transaction")
+            self._target.channel(fenced, fresh=True)
+            self._needs_fresh_channel = topic.fence != "transaction"
+        elif session.fence not in {"lock", "append_id"} and session.age_ms < self._settings.lock_limit_ms:
+            remaining_ms = self._settings.lock_limit_ms - session.age_ms
+            reason = "a session was left open: the log is scanned once its messages can no longer arrive"
+            self._store.rest(self._lock, reason=reason, rest_ms=remaining_ms, failed=False)
+            return False
+        committed = session.fence == "transaction"
+        scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid, committed)
+        found = self._target.scan(topic, scan, self._on_scan_step)
+        if session.fence == "append_id":
+            return self._resend(topic, session)
+        ids, lost = found.ids, found.lost
+        if topic.needs_key and len(ids) < len(session.ids):
+            ids, lost = self._find_compacted(topic, session, found)
+        self._metrics.count("outbox_found", len(ids), topic=topic.topic)
+        if lost is not None:
+            text = f"{len(session.ids) - len(ids)} messages may be sent twice: {lost}"
+            self._report_notice(Notice(NoticeCause.LOST, text))
+        self._store.finish(self._lock, SentIds(sorted(ids)), unlock=False)
+        return True
+
+    def _find_compacted(
+        self, topic: TargetTopic, session: RelaySession, found: FoundMessages
+    ) -> tuple[frozenset[int], str | None]:
+        """Return the session's messages that are or were in a compacted topic, and why others may have been."""
+        ids = found.ids
+        if len(session.scan_from) == topic.partitions:  # partitions were not added: a key has one partition
+            ids |= batch_selection.compacted_away(self._store.open_rows(self._lock, session), ids)
+        if found.lost is None and found.gaps and len(ids) < len(session.ids):
+            return ids, "the topic is compacted, and they may have been there"
+        return ids, found.lost if len(ids) < len(session.ids) else None
+
+    def _resend(self, topic: TargetTopic, session: RelaySession) -> bool:
+        """Send the session's remaining rows again under their append ids.
+
+        No row is left out: it would no longer belong to a session, and be sent as new.
+        """
+        rows = self._store.open_rows(self._lock, session)
+        batch = MessageBatch(session.uuid, rows, 0, more=True)
+        if rows:
+            outcome = self._send(topic, batch)
+            if not isinstance(outcome, BatchSent):
+                return self._handle_failure(topic, batch, outcome)
+            self._count_sent(topic, batch)
+        self._store.finish(self._lock, SentIds([row.id for row in rows]), unlock=False)
+        return True
+
+    def _on_scan_step(self) -> None:
+        if self._shutdown.requested() and self._shutdown.overdue():
+            raise _Stopped
+        self._heartbeat()
+
+    # ---- batches
+
+    def _relay_batches(self, topic: TargetTopic) -> None:
+        settings = self._settings
+        self._target.channel(topic, fresh=self._needs_fresh_channel)
+        sent: SentIds | None = None
+        limit = BatchLimit(settings.batch_rows, settings.batch_bytes)
+        for number in range(1, settings.hold_batches_max + 1):
+            # All messages under this lock are at or after these offsets: fetching them again only shortens a scan.
+            needs_ends = number % BATCHES_PER_ENDS == 1 or topic.fence == "append_id"
+            ends = self._target.ends(topic, fresh=number > 1) if needs_ends else None
+            session = NewSession(self._ids.new(), topic.fence, topic.uuid, ends)
+            batch = self._store.begin(
+                self._lock,
+                session,
+                lambda rows, held: batch_selection.select_batch(rows, held, topic, settings),
+                limit,
+                sent,
+            )
+            self._heartbeat_at = time.monotonic() + self._heartbeat_s
+            sent = None
+            self._count_parked(topic, batch)
+            if not batch.messages:
+                if batch.more or batch.parked_count:
+                    continue
+                break
+            outcome = self._send(topic, batch)
+            if not isinstance(outcome, BatchSent):
+                if not self._handle_failure(topic, batch, outcome):
+                    return
+                continue
+            self._count_sent(topic, batch)
+            sent = SentIds([row.id for row in batch.messages])
+            if not batch.more or self._shutdown.requested() or number == settings.hold_batches_max:
+                self._store.finish(self._lock, sent, unlock=True)
+                self._prefetch_ends(topic)
+                return
+        self._store.unlock(self._lock)
+
+    def _prefetch_ends(self, topic: TargetTopic) -> None:
+        """Fetch the end offsets now, while nothing waits for them, for the topic's next session."""
+        if topic.fence in {"timestamp", "transaction", "none"}:
+            with suppress(TidebookError):
+                self._target.ends(topic, fresh=True)
+
+    def _send(self, topic: TargetTopic, batch: MessageBatch) -> Outcome:
+        channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._suspect_topics)
+        started = time.monotonic()
+        try:
+            channel.start(
+                batch_selection.to_relayed(batch.messages, session=batch.session, outbox=self._outbox),
+                timestamp_ms=batch.opened_ms,
+            )
+            outcome = self._await_outcome(channel, started + self._settings.fence_ms / 1000 * FENCE_USABLE_SHARE)
+        except BaseException:
+            channel.drop()
+            raise
+        if not isinstance(outcome, BatchSent):
+            channel.drop()
+        self._metrics.time("outbox_send", time.monotonic() - started)
+        return outcome
+
+    def _await_outcome(self, channel: Channel, deadline: float) -> Outcome:
+        step_s = min(STEP_S_MAX, self._heartbeat_s)
+        while (outcome := channel.wait(step_s)) is None:
+            self._heartbeat()
+            if time.monotonic() > deadline:
+                return BatchOutcomeUnknown("Kafka did not acknowledge the batch in time")
+            if self._shutdown.overdue():
+                return BatchOutcomeUnknown("the relay was stopped before Kafka had acknowledged the batch")
+        return outcome
+
+    def _handle_failure(
+        self, topic: TargetTopic, batch: MessageBatch, outcome: BatchPartlySent | BatchOutcomeUnknown
+    ) -> bool:
+        """Handle a batch that was not sent completely; return whether to continue with the next one."""
+        match outcome:
+            case BatchPartlySent(sent=sent, refused=refused):
+                if refused:  # before the session is closed: a doubtful message must not be sent as a new one
+                    self._park_refused(topic, batch, refused)
+                self._store.finish(self._lock, SentIds(sorted(sent)), unlock=False)
+                self._count_sent(topic, batch, len(sent))
+                return True
+            case BatchOutcomeUnknown():
+                if outcome.suspect:
+                    self._suspect_topics.add(topic.topic)
+                if outcome.sent:
+                    self._store.delete_sent(self._lock, SentIds(sorted(outcome.sent)))
+                    self._count_sent(topic, batch, len(outcome.sent))
+                if self._shutdown.requested():
+                    self._store.unlock(self._lock)
+                else:
+                    reason = _too_late(outcome.reason, topic) if outcome.late else outcome.reason
+                    self._rest(reason, self._rest_ms(topic, outcome))
+                return False
+            case _:
+                assert_never(outcome)
+
+    def _rest_ms(self, topic: TargetTopic, outcome: BatchOutcomeUnknown) -> int:
+        rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
+        if topic.fence in {"timestamp", "none"}:  # before that, messages could arrive after the scan
+            return max(rest_ms, self._settings.lock_limit_ms)
+        return rest_ms
+
+    def _park_refused(self, topic: TargetTopic, batch: MessageBatch, refused: Sequence[BatchRefused]) -> None:
+        rows = {row.id: row for row in batch.messages}
+        decisions = [batch_selection.park_refused(rows[each.id], each, self._settings) for each in refused]
+        self._store.park(self._lock, decisions)
+        for each in decisions:
+            LOGGER.warning("outbox: message %s of topic %r was parked: %s", each.id, topic.topic, each.reason)
+        self._metrics.count("outbox_set_aside", len(decisions), topic=topic.topic)
+        self._suspect_topics.discard(topic.topic)
+
+    # ---- heartbeats, notices and metrics
+
+    def _heartbeat(self) -> None:
+        if time.monotonic() >= self._heartbeat_at:
+            self._store.heartbeat(self._lock)
+            self._heartbeat_at = time.monotonic() + self._heartbeat_s
+
+    def _rest(self, reason: str, rest_ms: int | None = None) -> None:
+        LOGGER.warning("outbox: topic %r rests: %s", self._lock.topic, reason)
+        self._metrics.count("outbox_rests", topic=self._lock.topic)
+        chosen_ms = round(self._settings.rest_s * 1000) if rest_ms is None else rest_ms
+        self._store.rest(self._lock, reason=reason, rest_ms=chosen_ms)
+
+    def _report_weak_fence(self, topic: TargetTopic) -> None:
+        self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=topic.topic)
+        if topic.weak is not None:
+            self._report_notice(Notice(NoticeCause.WEAK, f"messages may be sent twice after a pause: {topic.weak}"))
+
+    def _clear_weak_notice(self, topic: TargetTopic) -> None:
+        """Clear the notice of a missing fence; call it once a fence is in force and no session is open."""
+        if topic.weak is None:
+            self._reported_notices.pop(topic.topic, None)
+            if self._lock.notice is not None and self._lock.notice.cause is NoticeCause.WEAK:
+                self._store.notice(topic.topic, None)
+
+    def _report_notice(self, notice: Notice) -> None:
+        """Count the notice each time; log and store it only when it is new."""
+        topic = self._lock.topic
+        repeatable = notice.cause is NoticeCause.WEAK  # each lost session is reported, even with the same text
+        self._metrics.count("outbox_at_least_once", topic=topic, cause=notice.cause.value)
+        if not repeatable or self._reported_notices.get(topic) != notice:
+            LOGGER.warning("outbox: topic %r is at least once: %s", topic, notice.text)
+            self._reported_notices[topic] = notice
+        if not repeatable or self._lock.notice != notice:
+            self._store.notice(topic, notice)
+
+    def _count_sent(self, topic: TargetTopic, batch: MessageBatch, count: int | None = None) -> None:
+        """Count the whole batch, or `count` of its messages, as sent."""
+        sent = len(batch.messages) if count is None else count
+        self._sent += sent
+        self._metrics.count("outbox_sent", sent, topic=topic.topic)
+        if count is None:
+            self._metrics.count("outbox_batches", topic=topic.topic)
+            self._suspect_topics.discard(topic.topic)
+
+    def _count_parked(self, topic: TargetTopic, batch: MessageBatch) -> None:
+        if batch.parked_count:
+            LOGGER.warning("outbox: %s messages of topic %r were parked", batch.parked_count, topic.topic)
+            self._metrics.count("outbox_set_aside", batch.parked_count, topic=topic.topic)
+
+
+def _too_late(reason: str, topic: TargetTopic) -> str:
+    return (
+        f"{reason}: the batch was over {topic.fence_ms:,} ms old when it reached the broker; "
+        "if this continues, the clocks of database and brokers differ by more than that"
+    )

@@ -1,0 +1,125 @@
+"""Pass errors from Spark's Python workers to the driver.
+
+Spark reports a worker's exception as the text of its traceback. The worker therefore attaches the error's fields to the
+exception as a line of JSON, which the driver decodes.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tidebook.core.errors import (
+    Corrupt,
+    Fenced,
+    InvalidInput,
+    LogLost,
+    NotFound,
+    OutcomeUnknown,
+    TidebookError,
+    Unavailable,
+)
+
+_PREFIX = "tidebook-error: "
+_REPORT = re.compile(rf"{_PREFIX}(\{{.*\}})")
+#: The line of a traceback that names an error without a report, because it was not raised through a `SparkWorker`.
+_OWN_ERROR = re.compile(r"tidebook\.core\.errors\.(\w+): ([^\n]*)")
+_CLASSES: dict[str, type[TidebookError]] = {
+    each.__name__: each for each in (Corrupt, Fenced, InvalidInput, NotFound, OutcomeUnknown, Unavailable)
+}
+#: Messages of Spark and the Kafka client for a broker that is unavailable. Spark's source reports lost records with the
+#: same message as a timeout; the next start of the query shows which it was.
+_KAFKA = re.compile(
+    r"COULD_NOT_READ_OFFSET_RANGE|Cannot fetch record for offset|java\.util\.concurrent\.TimeoutException|"
+    r"org\.apache\.kafka\.common\.errors\.(?:Retriable|Timeout|Disconnect|Network|NotLeaderOrFollower|"
+    r"LeaderNotAvailable|ReplicaNotAvailable|BrokerNotAvailable|NotEnoughReplicas|KafkaStorage|FencedLeaderEpoch|"
+    r"UnknownLeaderEpoch|UnknownTopicOrPartition|UnknownTopicId|CoordinatorNotAvailable|CoordinatorLoadInProgress|"
+    r"NotCoordinator|OffsetNotAvailable|FetchSessionIdNotFound|InvalidFetchSessionEpoch|OffsetOutOfRange)\w*Exception"
+)
+#: Messages of Spark for a worker or an executor that died.
+_DIED = re.compile(
+    r"exited unexpectedly|failed to connect back|waiting for the Python worker|ExecutorLost|executor.*(lost|exited)|"
+    r"Connection reset|EOFException",
+    re.I,
+)
+#: The last line of a Python traceback in Spark's message.
+_PYTHON_ERROR = re.compile(r"^(?!py4j|pyspark|org\.|java)[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.M)
+_CHARS_MAX = 600
+#: Errors after which a retry may succeed without any intervention.
+TRANSIENT = (Unavailable, OutcomeUnknown, Fenced)
+
+
+class LostOffsetsReport(msgspec.Struct, frozen=True):
+    """The fields of a `LogLost`."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    remedy: str
+    when: str
+
+
+class ErrorReport(msgspec.Struct, frozen=True):
+    """An error of a worker, as the driver receives it."""
+
+    name: str
+    message: str
+    lost: LostOffsetsReport | None = None
+
+
+def attach_report(error: TidebookError) -> None:
+    """Attach the error's fields to it as a note, which is a part of the traceback that Spark passes to the driver."""
+    lost = None
+    if isinstance(error, LogLost):
+        lost = LostOffsetsReport(error.topic, error.partition, error.first, error.last, error.remedy, error.when)
+    note = _PREFIX + msgspec.json.encode(ErrorReport(type(error).__name__, str(error), lost)).decode()
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def failure_of(error: BaseException) -> TidebookError:
+    """Return the cause of a query's error; `Unavailable` if the query may be retried as it is."""
+    if isinstance(error, TidebookError):
+        return error
+    text = str(error)
+    report = _last_report(text)
+    if report is not None:
+        return _rebuild(report)
+    if _KAFKA.search(text):
+        return Unavailable(f"the log does not answer the Spark job: {_short(text)}")
+    raised = _PYTHON_ERROR.findall(text)
+    if raised:
+        return Corrupt(f"the Spark job failed: {raised[-1][:_CHARS_MAX]}")
+    if _DIED.search(text):
+        return Unavailable(f"a worker of the Spark job died: {_short(text)}")
+    return Corrupt(f"the Spark job failed: {_short(text)}")
+
+
+def _last_report(text: str) -> ErrorReport | None:
+    for found in reversed(_REPORT.findall(text)):
+        try:
+            return msgspec.json.decode(found, type=ErrorReport)
+        except msgspec.DecodeError:
+            continue  # Spark has cut the text
+    raised = _OWN_ERROR.findall(text)
+    return ErrorReport(*raised[-1]) if raised else None
+
+
+def _rebuild(report: ErrorReport) -> TidebookError:
+    if report.lost is not None:
+        return LogLost(**msgspec.structs.asdict(report.lost))
+    if report.name in _CLASSES:
+        return _CLASSES[report.name](report.message)
+    return Corrupt(f"{report.name}: {report.message}")
+
+
+def is_transient(error: TidebookError) -> bool:
+    """Return whether a retry may succeed without any intervention."""
+    return isinstance(error, TRANSIENT)
+
+
+def _short(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return " ".join(lines)[:_CHARS_MAX]

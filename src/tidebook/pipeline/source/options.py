@@ -1,0 +1,143 @@
+"""The options of `format("tidebook")`: names, parsing and validation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from difflib import get_close_matches
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.pipeline.source.epochs import EPOCH
+from tidebook.pipeline.source.records import Offsets
+from tidebook.pipeline.source.selection import INT_MAX, INT_MIN, Selection
+from tidebook.wiring.settings import read_settings, settings_from_json, settings_to_json
+from tidebook.wiring.spark import require_book
+
+#: `settings` is internal to the pipeline's jobs: the settings as JSON, because workers may not have the file.
+_ANY = ("book", "settings")
+_EVENTS = (*_ANY, "topic", "id", "tag", "minSeqNr", "maxSeqNr", "minTimestamp", "maxTimestamp", "startingOffsets")
+TABLE = (*_EVENTS, "endingOffsets", "splits")
+STREAM = (*_EVENTS, "maxRecordsPerTrigger")
+WAL = (*_ANY, "wal", "region", "table")
+DEFAULT_BOOK = "./tidebook-data"
+_OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
+
+
+class Options:
+    """The options of one read; names are case-insensitive, as in Spark."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._given = {name.lower(): str(value) for name, value in options.items()}
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Raise `InvalidInput` for an option that is not in `known`."""
+        names = {name.lower(): name for name in known if name != "settings"}
+        for name in self._given:
+            if name in names or name == "settings":
+                continue
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(names.values())}"
+            raise InvalidInput(f'format("tidebook"): the option {name} is unknown: {hint}')
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def text(self, name: str) -> str | None:
+        """Return the text of an option, or None if it is not set."""
+        return self._given.get(name.lower())
+
+    def number(self, name: str, default: int, *, least: int) -> int:
+        """Return an option as an integer of at least `least`."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or not least <= number <= INT_MAX:
+            raise InvalidInput(f"the option {name} is a whole number from {least} on, not {text!r}")
+        return number
+
+    def names(self, name: str) -> frozenset[str] | None:
+        """Return the comma-separated names of an option."""
+        text = self.text(name)
+        if text is None:
+            return None
+        names = frozenset(each.strip() for each in text.split(",") if each.strip())
+        if not names:
+            raise InvalidInput(f"the option {name} lists at least one name, separated by commas")
+        return names
+
+    def time_ms(self, name: str, default: int) -> int:
+        """Return an option that is an ISO 8601 time, in milliseconds since 1970."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            time = None
+        if time is None or time.tzinfo is None:
+            raise InvalidInput(f"the option {name} is a time with its zone, as 2026-01-31T12:00:00+00:00, not {text!r}")
+        return round(time.timestamp() * 1000)
+
+    def offsets(self, name: str) -> Offsets:
+        """Return an option that is a JSON object of offsets by topic and partition."""
+        text = self.text(name)
+        if text is None:
+            return {}
+        try:
+            offsets = msgspec.json.decode(text, type=Offsets)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(
+                f"the option {name} is JSON such as {_OFFSETS_EXAMPLE}, not {text!r}: {error}"
+            ) from error
+        for numbers in offsets.values():
+            for partition, offset in numbers.items():
+                if not (partition == EPOCH or partition.isdecimal()) or offset < 0:
+                    raise InvalidInput(f"the option {name} is JSON such as {_OFFSETS_EXAMPLE}, not {text!r}")
+        return offsets
+
+    def selection(self) -> Selection:
+        """Return the selection of events that the options describe."""
+        return Selection(
+            topics=self.names("topic"),
+            ids=self.names("id"),
+            tag=self.text("tag") or None,
+            seq_nr_from=self.number("minSeqNr", 1, least=1),
+            seq_nr_to=self.number("maxSeqNr", INT_MAX, least=1),
+            time_from_ms=self.time_ms("minTimestamp", INT_MIN),
+            time_to_ms=self.time_ms("maxTimestamp", INT_MAX),
+        )
+
+    def settings(self) -> str:
+        """Return the book's settings as JSON for the workers; raise `NotFound` if there is no such book."""
+        text = self.text("settings")
+        if text is None:
+            text = settings_to_json(read_settings(self.text("book") or DEFAULT_BOOK))
+        require_book(settings_from_json(text), parts=("log",) if "wal" in self else ("store",))
+        return text
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Report a user's mistake to the driver as its message alone, without the traceback of Spark's planning process.
+
+    That process ends with the error, so hiding tracebacks in it affects nothing else.
+    """
+    try:
+        yield
+    except (InvalidInput, NotFound) as error:
+        _hide_traceback()
+        getattr(error, "__notes__", []).clear()  # a report would add a line
+        raise error from None
+
+
+def _hide_traceback() -> None:
+    if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):  # only in processes that Spark started
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"

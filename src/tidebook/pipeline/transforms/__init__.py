@@ -1,1 +1,0 @@
-"""DataFrame → DataFrame, and pure functions over batches."""

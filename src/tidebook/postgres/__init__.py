@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL with psycopg, and its errors."""

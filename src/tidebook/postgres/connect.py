@@ -1,0 +1,115 @@
+"""Connections to PostgreSQL: single ones and pools, in autocommit, so that each statement is a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, errors
+from psycopg.rows import TupleRow
+from psycopg_pool import AsyncConnectionPool
+
+from tidebook.core.errors import InvalidInput
+
+Connection = AsyncConnection[TupleRow]
+Pool = AsyncConnectionPool[Connection]
+
+#: The timeout per server address.
+CONNECT_S_MAX = 4
+#: The total timeout of opening: long enough for a server that restarts, short enough to report a dead one soon.
+OPEN_S_MAX = 4.5
+_TRY_AGAIN_S = 0.2
+#: How long a statement may wait for a lock that another transaction holds.
+LOCK_MS_MAX = 30_000
+POOL_WAIT_S_MAX = 30.0
+#: How long a statement of a `BoundedConnection` may take: longer than any that the outbox runs.
+ANSWER_S_MAX = 60.0
+
+
+def plain_url(url: str) -> str:
+    """Return a URL such as `postgresql+psycopg://…` in the form that libpq takes."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.split("+")[0] not in {"postgresql", "postgres"}:
+        raise InvalidInput(f"{scheme[:20]!r} is not a PostgreSQL scheme: the URL begins with postgresql://")
+    return f"postgresql://{rest}"
+
+
+def connect_options(application: str, settings: str = "") -> dict[str, Any]:
+    """Return the options of every connection; `settings` are more server settings, as `-c name=value`."""
+    return {
+        "autocommit": True,
+        "connect_timeout": CONNECT_S_MAX,
+        "application_name": application,
+        "options": f"-c lock_timeout={LOCK_MS_MAX} {settings}",
+        "keepalives_idle": 15,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "prepare_threshold": 1,
+    }
+
+
+async def connect_first(url: str, *, application: str = "tidebook", settings: str = "") -> Connection:
+    """Open one connection, retrying for `OPEN_S_MAX`; a pool would retry as long, and log each failure."""
+    deadline = time.monotonic() + OPEN_S_MAX
+    while True:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await AsyncConnection.connect(plain_url(url), **connect_options(application, settings))
+        except TimeoutError as error:
+            raise psycopg.OperationalError(f"no connection within {OPEN_S_MAX:g} s") from error
+        except psycopg.OperationalError as error:
+            # A server that answers and refuses reports a SQLSTATE; so does one that is starting up.
+            refused = error.sqlstate is not None and not isinstance(error, errors.CannotConnectNow)
+            if refused or time.monotonic() + _TRY_AGAIN_S >= deadline:
+                raise
+        await asyncio.sleep(_TRY_AGAIN_S)
+
+
+def make_pool(url: str, *, size_max: int, application: str = "tidebook", settings: str = "") -> Pool:
+    """Return a pool that is not open yet."""
+    return AsyncConnectionPool(
+        plain_url(url),
+        min_size=1,
+        max_size=size_max,
+        timeout=POOL_WAIT_S_MAX,
+        kwargs=connect_options(application, settings),
+        open=False,
+        name=application,
+    )
+
+
+class _TooLong(Exception):
+    """The server did not answer in time."""
+
+
+class BoundedConnection(psycopg.Connection[TupleRow]):
+    """Closes itself when a statement is not answered in time.
+
+    PostgreSQL's timeouts are enforced by the server, and TCP's by its host: a server that is stopped, or whose commit
+    waits for a lost replica, triggers neither, and psycopg would wait for ever.
+    """
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, with a deadline; psycopg wakes up several times a second."""
+        try:
+            return super().wait(_within(gen, time.monotonic() + ANSWER_S_MAX), *args, **kwargs)
+        except _TooLong:
+            self.close()  # the statement is still in flight, and may never end
+            raise psycopg.OperationalError(f"no answer for {ANSWER_S_MAX:g} s") from None
+
+
+def _within(gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > deadline:
+                raise _TooLong
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+    finally:
+        gen.close()

@@ -1,0 +1,146 @@
+"""Dead letters on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import psycopg
+
+from tidebook.core.errors import Unavailable
+from tidebook.postgres.connect import Connection
+from tidebook.queue.port import NEVER_MS, DeadLetterRow, NewEntry, QueueRef
+from tidebook.queue.postgres.arguments import number_array, put_parameters
+from tidebook.queue.postgres.statement_runner import StatementRunner
+from tidebook.queue.postgres.statements import DEAD_LETTER_COLUMNS
+
+#: How often a retry of a letter is repeated because an entry of its key was put concurrently.
+ATTEMPTS_MAX = 10
+
+
+class PostgresDeadLetters:
+    """The table of dead letters."""
+
+    def __init__(self, runner: StatementRunner, schema: str, now: str) -> None:
+        self._runner = runner
+        self._schema = schema
+        self._dead = f"{schema}.dead"
+        self._queue = f"{schema}.queue"
+        self._now = now
+        self._select = f"SELECT {DEAD_LETTER_COLUMNS} FROM {schema}.dead d JOIN {schema}.queue q ON q.id = d.queue"
+
+    async def all(self, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
+        """Return dead letters, newest first."""
+        where = "" if queue is None else f" WHERE d.queue = {int(queue.id)}"
+        rows = await self._runner.rows(f"{self._select}{where} ORDER BY d.id DESC LIMIT %s", (limit,), writes=False)
+        return [DeadLetterRow(*row) for row in rows]
+
+    async def count(self, queue: QueueRef) -> int:
+        """Return how many dead letters a queue has."""
+        rows = await self._runner.rows(f"SELECT count(*) FROM {self._dead} WHERE queue = %s", (queue.id,), writes=False)
+        return int(rows[0][0])
+
+    async def retry(self, queue: QueueRef, flag: int, put: str) -> bool:
+        """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
+        async with self._runner.connection(puts=True) as connection, connection.transaction():
+            await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
+            cursor = await connection.execute(
+                f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s"
+                " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
+                f" {self._now}",
+                (flag, queue.id),
+                binary=True,
+            )
+            row = await cursor.fetchone()
+            if row is None:
+                return False
+            keyhash, kind, data, key, priority, inserted_at, expires_at, format, now_ms = row
+            if expires_at <= now_ms:  # otherwise it would never be claimed
+                expires_at = NEVER_MS
+            entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
+            for _ in range(ATTEMPTS_MAX):
+                if key is not None and await self._merge_into_waiting(connection, queue, entry, inserted_at):
+                    return True
+                if await self._insert(connection, queue, entry, inserted_at, format, put):
+                    return True
+            raise Unavailable(f"queue {queue.name!r}: other processes keep putting and claiming {key}: try again later")
+
+    async def _merge_into_waiting(
+        self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int
+    ) -> bool:
+        """Merge a letter into the waiting entry of its key, which keeps its newer data; return False if there is none.
+
+        An entry with an expired lease counts as waiting; its worker loses it, because the token is cleared.
+        """
+        for waiting in ("status = 'W'", "status = 'P' AND lease_until = 0"):
+            cursor = await connection.execute(
+                f"UPDATE {self._schema}.{queue.table} SET timeouts = 0, inserted_at = %s, token = NULL,"
+                " priority = least(priority, %s), expires_at = greatest(expires_at, %s),"
+                f" process_at = greatest(process_at, {self._now})"
+                f" WHERE queue = %s AND {waiting} AND keyhash = %s::text::uuid AND expires_at > {self._now}",
+                (inserted_at, letter.priority, letter.expires_at, queue.id, letter.keyhash.hex()),
+            )
+            if cursor.rowcount > 0:
+                return True
+        return False
+
+    async def _insert(
+        self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int, format: int, put: str
+    ) -> bool:
+        """Put a letter as a new entry, with the data of the entry of its key that is being processed, if there is one.
+
+        Return False, and change nothing, if an entry of its key waits by now.
+        """
+        done = False
+        async with connection.transaction():
+            if letter.key is not None:
+                cursor = await connection.execute(
+                    f"SELECT kind, data, format FROM {self._schema}.{queue.table} WHERE queue = %s AND status = 'P'"
+                    " AND keyhash = %s::text::uuid ORDER BY id DESC LIMIT 1",
+                    (queue.id, letter.keyhash.hex()),
+                    binary=True,
+                )
+                held = await cursor.fetchone()
+                if held is not None:
+                    kind, data, format = held
+                    letter = msgspec.structs.replace(letter, kind=kind, data=data)
+            ref = msgspec.structs.replace(queue, format=format)
+            cursor = await connection.execute(put, put_parameters(ref, [letter], inserted_at))
+            row = await cursor.fetchone()
+            done = row is not None and bool(row[1] == 0)
+            if not done:
+                raise psycopg.Rollback
+        return done
+
+    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+        """Replace the user data, which was checked against the current declaration."""
+        rows = await self._runner.rows(
+            f"UPDATE {self._dead} SET kind = %s, data = %s, format = %s WHERE id = %s AND queue = %s RETURNING id",
+            (kind, data, queue.format, flag, queue.id),
+            level=queue.settings.synchronous,
+        )
+        return bool(rows)
+
+    async def drop(self, queue: QueueRef, flag: int) -> bool:
+        """Delete a dead letter."""
+        sql = f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s RETURNING id"
+        return bool(await self._runner.rows(sql, (flag, queue.id), level=queue.settings.synchronous))
+
+    async def unannounced(self, limit: int, hold_ms: int) -> list[DeadLetterRow]:
+        """Return and reserve dead letters, oldest first; skip those that another process has reserved."""
+        rows = await self._runner.rows(
+            f"""WITH free AS MATERIALIZED (
+                SELECT id FROM {self._dead} WHERE announced_at IS NULL AND telling_until <= {self._now}
+                ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED)
+            UPDATE {self._dead} d SET telling_until = {self._now} + %s FROM free, {self._queue} q
+            WHERE d.id = free.id AND q.id = d.queue RETURNING {DEAD_LETTER_COLUMNS}""",
+            (limit, hold_ms),
+        )
+        return sorted((DeadLetterRow(*row) for row in rows), key=lambda flag: flag.id)
+
+    async def announced(self, flags: Sequence[int]) -> None:
+        """Mark dead letters as reported."""
+        await self._runner.rows(
+            f"UPDATE {self._dead} SET announced_at = {self._now} WHERE id = ANY (%s::text::bigint[]) RETURNING id",
+            (number_array(flags),),
+        )

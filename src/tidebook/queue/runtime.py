@@ -1,0 +1,217 @@
+"""What the queues of a book share: the store, opened on first use, its wake-ups and its maintenance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidebook.core.errors import InvalidInput
+from tidebook.core.payload import decode_payload
+from tidebook.queue.entry import Entry, chunks, merge_same_keys, new_entry
+from tidebook.queue.fields import Fields
+from tidebook.queue.hooks import Announcer, Hooks
+from tidebook.queue.job import Decode
+from tidebook.queue.maintenance import QueueMaintenance
+from tidebook.queue.port import Claimed, NewEntry, Outcome, Put, QueueRef, QueueSettings, QueueStore
+from tidebook.queue.waker import Waker
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.process import generation, refuse_fork
+
+OpenStore = Callable[[], Awaitable[QueueStore]]
+
+
+class QueueRuntime:
+    """Owns the store of a book's queues, and the tasks that wake listeners and maintain the store."""
+
+    def __init__(
+        self,
+        open_store: OpenStore,
+        *,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        settings: Mapping[str, QueueSettings] | None = None,
+        hooks: Hooks | None = None,
+        missing: Callable[[], bool] | None = None,
+    ) -> None:
+        self._missing = missing
+        self.clock = clock
+        self.ids = ids
+        self.metrics = metrics
+        self._open_store = open_store
+        self._settings = dict(settings or {})
+        self._hooks = hooks or Hooks()
+        self._lock = asyncio.Lock()
+        self._store: QueueStore | None = None
+        self._closed = False
+        self._generation = generation()
+        self._waker: Waker | None = None
+        self._maintenance: QueueMaintenance | None = None
+        self._refs: dict[str, QueueRef] = {}
+        self._fields: dict[str, Fields] = {}
+
+    def configure(self, name: str, settings: QueueSettings) -> None:
+        """Set the settings to store with a queue when it is next used."""
+        if not isinstance(settings, QueueSettings):
+            raise InvalidInput(f"settings of a queue are QueueSettings, not {type(settings).__name__}")
+        if self._settings.get(name) != settings:
+            self._refs.pop(name, None)
+        self._settings[name] = settings
+
+    async def store(self) -> QueueStore:
+        """Return the store, opened on first use."""
+        refuse_fork(self._generation, "the queue")
+        if self._closed:
+            raise InvalidInput("the book is closed, and so are its queues")
+        if self._store is None:
+            async with self._lock:
+                if self._store is None:
+                    store = await self._open_store()
+                    announce = Announcer(store, self._hooks, metrics=self.metrics)
+                    try:
+                        await announce.start()
+                    except BaseException:
+                        await store.close()
+                        raise
+                    self._waker = Waker(store, self.ids.new(), metrics=self.metrics)
+                    self._maintenance = QueueMaintenance(store, self._waker.clock, announce, metrics=self.metrics)
+                    self._store = store
+        return self._store
+
+    @property
+    def is_missing(self) -> bool:
+        """Return whether the store is neither open nor on disk: reading a status must not create it."""
+        return self._store is None and self._missing is not None and self._missing()
+
+    async def find(self, name: str) -> QueueRef | None:
+        """Return the queue as the store identifies it, or None; unlike `ref`, never create it."""
+        ref = self._refs.get(name)
+        if ref is not None or self.is_missing:
+            return ref
+        return next((each for each in await (await self.store()).queues() if each.name == name), None)
+
+    async def waker(self) -> Waker:
+        """Return the waker, which wakes listeners."""
+        await self.store()
+        assert self._waker is not None, "it is created with the store"
+        return self._waker
+
+    def declare(self, name: str, fields: Fields) -> None:
+        """Set the declared fields to bind to a queue when it is next used."""
+        if name not in self._fields or self._fields[name].schema != fields.schema:
+            self._refs.pop(name, None)
+        self._fields[name] = fields
+
+    def cached_ref(self, name: str) -> QueueRef | None:
+        """Return the queue as the store identifies it, if it was used before."""
+        refuse_fork(self._generation, "the queue")
+        return self._refs.get(name)
+
+    async def ref(self, name: str) -> QueueRef:
+        """Return the queue as the store identifies it, created if it is missing."""
+        ref = self._refs.get(name)
+        if ref is None:
+            store = await self.store()
+            ref = await store.queue(name, self._settings.get(name))
+            if name in self._fields:
+                ref = await store.declare(ref, self._fields[name].schema)
+            self._refs[name] = ref
+            if self._maintenance is not None:
+                self._maintenance.schedule(ref)
+        return ref
+
+    def validator(self, name: str) -> Callable[[Any], Any]:
+        """Return the function that checks user data before it is put."""
+        return self._fields[name].check if name in self._fields else _unchanged
+
+    def decoder(self, name: str) -> Decode:
+        """Return the function that decodes the user data of a claimed entry."""
+        fields = self._fields.get(name)
+        return _decode_claimed if fields is None else lambda claimed: fields.read(_decode_claimed(claimed))
+
+    def new_entries(self, name: str, entries: Iterable[Entry | Any]) -> list[NewEntry]:
+        """Return checked entries, those of the same key merged."""
+        if isinstance(entries, str | bytes | Mapping | Entry) or not isinstance(entries, Iterable):
+            raise InvalidInput(f"entries are a list of Entry or data, not {type(entries).__name__}")
+        check, checked = self.validator(name), []
+        for each in entries:
+            entry = each if isinstance(each, Entry) else Entry(data=each)
+            checked.append(new_entry(entry, check(entry.data), self.ids))
+        return merge_same_keys(checked)
+
+    def put_in(self, transaction: object, name: str, entries: Iterable[Entry | Any]) -> Put:
+        """Put inside the caller's sync transaction."""
+        ref, store = self._refs.get(name), self._store
+        if ref is None or store is None:
+            raise InvalidInput(f"queue {name!r} is not open yet: await queue.open() once, then put into it")
+        new = self.new_entries(name, entries)
+        inserted_at, total = self.clock.now_ms(), Put(0, 0, 0)
+        for chunk in chunks(new):
+            put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
+            if not isinstance(put, Put):
+                if isinstance(put, Coroutine):
+                    put.close()  # it has not started
+                raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
+            total = Put(total.inserted + put.inserted, total.merged + put.merged, put.now_ms)
+        return total
+
+    def entries_put(self, ref: QueueRef, at_ms: int, now_ms: int, asked_at: float) -> None:
+        """Wake listeners after a put by this process, at the date on which its first entry is due."""
+        if self._waker is not None:
+            self._waker.clock.observe(now_ms, asked_at)
+            self._waker.put(ref, at_ms, now_ms)
+
+    def claimed(self, ref: QueueRef, count: int, lease_ms: int) -> None:
+        """Record that this process claimed entries."""
+        if self._waker is None or self._maintenance is None:
+            return
+        self._waker.claimed(ref, count)
+        if count:
+            self.metrics.count("queue_claimed", count, queue=ref.name)
+            self._maintenance.schedule(ref, lease_ms / 1000)
+
+    def finished(self, ref: QueueRef, count: int) -> None:
+        """Record that this process finished entries."""
+        if count and self._waker is not None and self._maintenance is not None:
+            self.metrics.count("queue_done", count, queue=ref.name)
+            self._waker.key_released(ref)
+            self._maintenance.finished(ref, count)
+
+    def failed(self, ref: QueueRef, outcomes: Sequence[Outcome], delay_ms: int) -> None:
+        """Record that this process returned entries to the queue."""
+        if self._waker is None or self._maintenance is None:
+            return
+        now_ms = self._waker.clock.now_ms()
+        if "waiting" in outcomes or "merged" in outcomes:
+            self._waker.put(ref, now_ms + delay_ms, now_ms)
+        if "dead" in outcomes:
+            self._maintenance.dead_lettered(ref)
+        self._waker.key_released(ref)
+
+    def wake_listeners(self, ref: QueueRef) -> None:
+        """Wake listeners: an entry may have become due."""
+        if self._waker is not None:
+            now_ms = self._waker.clock.now_ms()
+            self._waker.put(ref, now_ms, now_ms)
+
+    async def close(self) -> None:
+        """Finish the calls in flight, then release the store."""
+        self._closed = True
+        if self._waker is not None:
+            await self._waker.close()
+        if self._maintenance is not None:
+            await self._maintenance.close()
+        if self._store is not None:
+            await self._store.close()
+        self._store = self._waker = self._maintenance = None
+        self._refs.clear()
+
+
+def _decode_claimed(claimed: Claimed) -> Any:
+    return decode_payload(claimed.kind, claimed.data)
+
+
+def _unchanged(data: Any) -> Any:
+    return data

@@ -1,0 +1,1 @@
+"""The queue store in one SQLite file."""

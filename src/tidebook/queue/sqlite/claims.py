@@ -1,0 +1,224 @@
+"""Claims, heartbeats and finishing in SQLite, run by the writer thread.
+
+A query returns its rows as one JSON value: each step of a statement releases the interpreter lock, and under a busy
+event loop every reacquisition is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import apsw
+import msgspec
+
+from tidebook.queue.port import SLOW_PRIORITY, Claimed, LeasedEntry, QueueRef
+from tidebook.queue.sqlite.expired_leases import expire_leases
+from tidebook.queue.sqlite.tables import channel_of
+from tidebook.runtime.clock import Clock
+from tidebook.sqlite.writer import WriteTransaction, unsynced
+
+#: A claim ends at CLAIM_BYTES_MAX bytes of data. Data above INLINE_BYTES_MAX is fetched separately, and at most
+#: PICK_MAX entries are picked at once, so that the JSON text stays small compared with the claim.
+CLAIM_BYTES_MAX = 64_000_000
+INLINE_BYTES_MAX = 32_000
+PICK_MAX = 1_000
+
+_ROWS = f"""SELECT json_group_array(json_array(id, hex(keyhash), key, priority, timeouts, format, inserted_at,
+    process_at, expires_at, kind, CASE WHEN length(data) <= {INLINE_BYTES_MAX} THEN hex(data) ELSE length(data) END))"""
+_NEXT_PRIORITY = """SELECT priority FROM entry INDEXED BY entry_order WHERE queue = ? AND status = 'W' AND priority >= ?
+    ORDER BY priority LIMIT 1"""
+_PICK = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_order
+    WHERE e.queue = ?1 AND e.status = 'W' AND e.priority = ?2 AND e.process_at <= ?3 AND e.expires_at > ?3
+    AND (e.key IS NULL OR NOT ?4 OR NOT EXISTS (SELECT 1 FROM entry AS h INDEXED BY entry_held
+        WHERE h.queue = ?1 AND h.status = 'P' AND h.key IS NOT NULL AND h.keyhash = e.keyhash))
+    ORDER BY e.process_at, e.id LIMIT ?5)"""
+_ANY_EXPIRED = (
+    "SELECT 1 FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P' AND lease_until <= ? LIMIT 1"
+)
+_NEXT_EXPIRED = """SELECT min(priority) FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND lease_until = 0 AND priority >= ?"""
+_PICK_EXPIRED = f"""{_ROWS} FROM (SELECT e.* FROM entry AS e INDEXED BY entry_lease
+    WHERE e.queue = ? AND e.status = 'P' AND e.lease_until = 0 AND e.priority = ? AND e.expires_at > ?
+    ORDER BY e.process_at, e.id LIMIT ?)"""
+_DATA = "SELECT data FROM entry WHERE id = ?"
+_LEASE = """UPDATE entry SET status = 'P', token = ?, started_at = ?, lease_until = ?, serial = ?
+    WHERE id IN (SELECT value FROM json_each(?))"""
+# The ids that are held under one token, and whether an entry waits for one of their keys.
+_FIND_HELD = """SELECT json_group_array(e.id), max(e.key IS NOT NULL AND EXISTS (
+        SELECT 1 FROM entry AS w INDEXED BY entry_waiting
+        WHERE w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash))
+    FROM json_each(?) AS asked CROSS JOIN entry AS e ON e.id = asked.value WHERE e.status = 'P' AND e.token = ?"""
+_DELETE = "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))"
+_DELETE_KEYLESS = """DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))
+    AND status = 'P' AND token = ? AND key IS NULL"""
+_EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
+
+_encode = msgspec.json.Encoder().encode
+_Row = tuple[int, str, str | None, int, int, int, int, int, int, int, str | int]
+_decode_rows = msgspec.json.Decoder(list[_Row]).decode
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+
+
+class SqliteClaim(msgspec.Struct, frozen=True, gc=False):
+    """The arguments of one claim."""
+
+    queue: QueueRef
+    limit: int
+    lease_ms: int
+    token: bytes
+
+
+class ClaimHold(msgspec.Struct, frozen=True, gc=False):
+    """The leased entries of one call of `finish` or `heartbeat`; `lease_ms` is the new lease of a heartbeat."""
+
+    queue: QueueRef
+    held: Sequence[LeasedEntry]
+    lease_ms: int = 0
+
+
+class SqliteClaims:
+    """Claims entries, extends their leases and deletes finished ones."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    @unsynced  # safe: a power cut that loses a claim also ends the process that made it
+    def claim(self, session: WriteTransaction, claims: Sequence[SqliteClaim]) -> list[list[Claimed]]:
+        """Serve each claim in turn."""
+        return [self._claim(session.connection, claim) for claim in claims]
+
+    def _claim(self, connection: apsw.Connection, claim: SqliteClaim) -> list[Claimed]:
+        now_ms, ref = self._clock.now_ms(), claim.queue
+        any_expired = connection.execute(_ANY_EXPIRED, (ref.id, now_ms)).fetchone() is not None
+        if any_expired:
+            expire_leases(connection, ref, now_ms)
+        found: list[Claimed] = []
+        min_priority, room_bytes = 0, CLAIM_BYTES_MAX
+        while len(found) < claim.limit and room_bytes > 0:
+            wanted = min(claim.limit - len(found), PICK_MAX)
+            priority, expired_here = _next_priority(connection, ref.id, min_priority, any_expired=any_expired)
+            if priority is None or (priority >= SLOW_PRIORITY and found and found[0].priority < SLOW_PRIORITY):
+                break
+            rows = _rows(connection, _PICK, (ref.id, priority, now_ms, not ref.settings.parallel_keys, wanted))
+            if expired_here:
+                rows += _rows(connection, _PICK_EXPIRED, (ref.id, priority, now_ms, wanted))
+                rows.sort(key=_by_date)
+            rows, room_bytes = _take_fitting(rows[:wanted], room_bytes)
+            found += self._lease(connection, claim, now_ms, rows)
+            min_priority = priority if len(rows) == PICK_MAX else priority + 1
+        found.sort(key=attrgetter("priority", "process_at", "id"))
+        return found
+
+    def _lease(self, connection: apsw.Connection, claim: SqliteClaim, now_ms: int, rows: list[_Row]) -> list[Claimed]:
+        if not rows:
+            return []
+        until = now_ms + claim.lease_ms
+        serial = None if claim.queue.settings.parallel_keys else 1
+        ids = _encode([row[0] for row in rows]).decode()
+        connection.execute(_LEASE, (claim.token, now_ms, until, serial, ids))
+        return [
+            Claimed(id, id, bytes.fromhex(hash_), key, priority, timeouts, format, inserted_at, process_at, expires_at,
+                now_ms, until, kind,
+                bytes.fromhex(data) if type(data) is str else connection.execute(_DATA, (id,)).get)
+            for id, hash_, key, priority, timeouts, format, inserted_at, process_at, expires_at, kind, data in rows
+        ]  # fmt: skip
+
+    def finish(self, session: WriteTransaction, holds: Sequence[ClaimHold]) -> list[set[LeasedEntry]]:
+        """Delete the entries that are held, several holds in one statement; return those that were held."""
+        connection = session.connection
+        requested = [entry for hold in holds for entry in hold.held]
+        deleted: set[LeasedEntry] = set()
+        if len(holds) == 1 and _finish_keyless(connection, requested):
+            return [set(requested)]
+        for found, ids, has_sibling in _find_held(connection, requested):
+            connection.execute(_DELETE, (ids,))
+            deleted.update(found)
+            if has_sibling:  # a listener may sleep because the key of due work was held
+                session.channels.update(channel_of(hold.queue.id) for hold in holds)
+        if len(holds) == 1:
+            return [deleted]
+        finished: list[set[LeasedEntry]] = []
+        for hold in holds:
+            finished.append(deleted.intersection(hold.held))
+            deleted -= finished[-1]  # an entry that two holds name belongs to the first
+        return finished
+
+    @unsynced
+    def heartbeat(self, session: WriteTransaction, holds: Sequence[ClaimHold]) -> list[dict[LeasedEntry, int]]:
+        """Extend the leases that are held; return their new ends."""
+        now_ms = self._clock.now_ms()
+        extended: list[dict[LeasedEntry, int]] = []
+        for hold in holds:
+            until = now_ms + hold.lease_ms
+            extended.append({})
+            for found, ids, _ in _find_held(session.connection, hold.held):
+                session.connection.execute(_EXTEND, (until, ids))
+                extended[-1].update(dict.fromkeys(found, until))
+        return extended
+
+
+def _finish_keyless(connection: apsw.Connection, requested: Sequence[LeasedEntry]) -> bool:
+    """Delete entries without a key that are all held under one token; return False, and delete nothing, otherwise.
+
+    No other entry waits for their key, so no listener needs a wake-up.
+    """
+    token, ids = requested[0].token, {entry.slot for entry in requested}
+    if len(ids) < len(requested) or any(entry.token != token for entry in requested):
+        return False
+    connection.execute("SAVEPOINT keyless")
+    connection.execute(_DELETE_KEYLESS, (_encode(list(ids)).decode(), token))
+    all_deleted: bool = connection.changes() == len(requested)
+    connection.execute("RELEASE keyless" if all_deleted else "ROLLBACK TO keyless; RELEASE keyless")
+    return all_deleted
+
+
+def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -> list[_Row]:
+    text: str = connection.execute(pick, parameters).get
+    return _decode_rows(text)
+
+
+def _take_fitting(rows: list[_Row], room_bytes: int) -> tuple[list[_Row], int]:
+    """Return the first rows whose data fits into the room, at least one, and the room that is left."""
+    for index, row in enumerate(rows):
+        data = row[10]
+        room_bytes -= data if type(data) is int else len(data) // 2  # type: ignore[arg-type]
+        if room_bytes <= 0:
+            return rows[: index + 1], 0
+    return rows, room_bytes
+
+
+def _by_date(row: _Row) -> tuple[int, int]:
+    return row[7], row[0]
+
+
+def _next_priority(
+    connection: apsw.Connection, queue: int, min_priority: int, *, any_expired: bool
+) -> tuple[int | None, bool]:
+    """Return the next priority that has entries, and whether an expired lease is among them."""
+    waiting: int | None = connection.execute(_NEXT_PRIORITY, (queue, min_priority)).get
+    if not any_expired:
+        return waiting, False
+    expired: int | None = connection.execute(_NEXT_EXPIRED, (queue, min_priority)).get
+    if expired is None or (waiting is not None and waiting < expired):
+        return waiting, False
+    return expired, True
+
+
+def _find_held(
+    connection: apsw.Connection, held: Sequence[LeasedEntry]
+) -> Iterator[tuple[list[LeasedEntry], str, int | None]]:
+    """Yield, for each token, the held entries, their ids as JSON, and whether an entry waits for one of their keys."""
+    by_token: dict[bytes, dict[int, LeasedEntry]] = {}
+    for entry in held:
+        by_token.setdefault(entry.token, {})[entry.slot] = entry
+    for token, requested in by_token.items():
+        row: Any = connection.execute(_FIND_HELD, (_encode(list(requested)).decode(), token)).fetchone()
+        ids, has_sibling = row
+        found = (
+            list(requested.values())
+            if ids.count(",") == len(requested) - 1 and ids != "[]"
+            else [requested[id] for id in _decode_ids(ids)]
+        )
+        yield found, ids, has_sibling

@@ -1,0 +1,157 @@
+"""Expired leases, failed entries and expired entries in SQLite: requeued, made dead letters, or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from tidebook.queue.port import NEVER_MS, Failure, MaintenanceResult, Outcome, QueueRef
+from tidebook.queue.sqlite.tables import channel_of
+from tidebook.runtime.clock import Clock
+from tidebook.sqlite.writer import WriteTransaction
+
+EXPIRED_LEASES_MAX = 500
+EXPIRED_ENTRIES_MAX = 2_000
+
+_EXPIRED_LEASES = """SELECT id, timeouts, expires_at FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND lease_until BETWEEN 1 AND ? ORDER BY lease_until LIMIT ?"""
+_COUNT_TIMEOUT = "UPDATE entry SET lease_until = 0, timeouts = timeouts + 1 WHERE id = ?"
+_INSERT_DEAD = """INSERT INTO dead (queue, raised_at, reason, keyhash, key, priority, timeouts, inserted_at, expires_at,
+    format, kind, data) SELECT queue, ?, ?, keyhash, key, priority, ?, inserted_at, expires_at, format, kind, data
+    FROM entry WHERE id = ?"""
+_SIBLING = """SELECT w.id FROM entry AS e JOIN entry AS w INDEXED BY entry_waiting
+    ON w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash
+    WHERE e.id = ? AND e.key IS NOT NULL"""
+_MERGED_COLUMNS = "SELECT priority, process_at, expires_at, inserted_at FROM entry WHERE id = ?"
+# The merged entry takes the id of the older one, and with it its position among entries of the same date.
+_MERGE = """UPDATE entry SET id = ?, timeouts = ?, priority = min(priority, ?), process_at = max(process_at, ?),
+    expires_at = max(expires_at, ?), inserted_at = ? WHERE id = ?"""
+_WAIT = """UPDATE entry SET status = 'W', token = NULL, started_at = NULL, lease_until = NULL, serial = NULL,
+    timeouts = ?, process_at = ? WHERE id = ?"""
+_EXPIRED_LEASES_OF = """SELECT id, timeouts, expires_at, process_at FROM entry INDEXED BY entry_held
+    WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND +lease_until = 0
+    AND keyhash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY id"""
+_HELD = "SELECT timeouts, lease_until, expires_at, keyhash FROM entry WHERE id = ? AND status = 'P' AND token = ?"
+_DELETE_EXPIRED = """DELETE FROM entry WHERE id IN (SELECT id FROM entry INDEXED BY entry_expiry
+    WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807 AND expires_at <= ? LIMIT ?)"""
+_DELETE_EXPIRED_HELD = """DELETE FROM entry INDEXED BY entry_lease
+    WHERE queue = ? AND status = 'P' AND lease_until = 0 AND expires_at <= ?"""
+_NEXT_EXPIRY = """SELECT min(expires_at) FROM entry INDEXED BY entry_expiry
+    WHERE queue = ? AND status = 'W' AND expires_at < 9223372036854775807"""
+_NEXT_LEASE = (
+    "SELECT min(lease_until) FROM entry INDEXED BY entry_lease WHERE queue = ? AND status = 'P' AND lease_until > 0"
+)
+
+
+class Failed(msgspec.Struct, frozen=True, gc=False):
+    """The entries that one call of `fail` returns."""
+
+    queue: QueueRef
+    failures: Sequence[Failure]
+
+
+def expire_leases(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> tuple[int, int, int]:
+    """Expire the leases that have ended; return the numbers of leases, of new dead letters and of expired entries.
+
+    An entry keeps status P with `lease_until = 0` until it is claimed again or a put of its key is merged into it.
+    """
+    execute = connection.execute
+    rows: list[Any] = execute(_EXPIRED_LEASES, (queue.id, now_ms, EXPIRED_LEASES_MAX)).fetchall()
+    dead = expired = 0
+    for id, timeouts, expires_at in rows:
+        if expires_at <= now_ms:
+            expired += 1
+            _delete(connection, id)
+        elif timeouts >= queue.settings.max_timeouts:
+            dead += 1
+            execute(_INSERT_DEAD, (now_ms, "its lease ran out", timeouts + 1, id))
+            _delete(connection, id)
+        elif not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
+            execute(_COUNT_TIMEOUT, (id,))
+    return len(rows), dead, expired
+
+
+def requeue_expired(connection: apsw.Connection, queue: QueueRef, now_ms: int, hashes: str) -> None:
+    """Let entries of these keys with an expired lease wait again, so that a put can be merged into them."""
+    rows: list[Any] = connection.execute(_EXPIRED_LEASES_OF, (queue.id, hashes)).fetchall()
+    for id, timeouts, expires_at, process_at in rows:
+        if expires_at <= now_ms:
+            _delete(connection, id)
+        elif not _merge_into_sibling(connection, id, timeouts, now_ms, None):
+            connection.execute(_WAIT, (timeouts, process_at, id))
+
+
+class ExpiredLeases:
+    """Sweeps queues, and returns failed entries."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def sweep(self, session: WriteTransaction, queues: Sequence[QueueRef]) -> list[MaintenanceResult]:
+        """Expire leases and entries."""
+        return [self._sweep(session, queue) for queue in queues]
+
+    def fail(self, session: WriteTransaction, calls: Sequence[Failed]) -> list[list[Outcome]]:
+        """Return entries to the queue, merge them, or make dead letters of them."""
+        outcomes = []
+        for call in calls:
+            outcomes.append([self._fail(session.connection, call.queue, failure) for failure in call.failures])
+            session.channels.add(channel_of(call.queue.id))
+        return outcomes
+
+    def _sweep(self, session: WriteTransaction, queue: QueueRef) -> MaintenanceResult:
+        connection, now_ms = session.connection, self._clock.now_ms()
+        expired_leases, dead, expired = expire_leases(connection, queue, now_ms)
+        connection.execute(_DELETE_EXPIRED_HELD, (queue.id, now_ms))
+        expired += connection.changes()
+        connection.execute(_DELETE_EXPIRED, (queue.id, now_ms, EXPIRED_ENTRIES_MAX))
+        expired = expired + connection.changes()
+        dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]
+        next_at = min((date for date in dates if date is not None), default=NEVER_MS)
+        return MaintenanceResult(expired, expired_leases, dead, next_at, now_ms)
+
+    def _fail(self, connection: apsw.Connection, queue: QueueRef, failure: Failure) -> Outcome:
+        now_ms, id = self._clock.now_ms(), failure.held.slot
+        found: Any = connection.execute(_HELD, (id, failure.held.token)).fetchone()
+        if found is None or found[3] != failure.held.keyhash:
+            return "lost"
+        timeouts, lease_until, expires_at, _ = found
+        total_timeouts: int = timeouts if lease_until == 0 else timeouts + 1
+        if expires_at <= now_ms:
+            _delete(connection, id)
+            return "expired"
+        if total_timeouts > queue.settings.max_timeouts:
+            connection.execute(_INSERT_DEAD, (now_ms, failure.reason, total_timeouts, id))
+            _delete(connection, id)
+            return "dead"
+        at_ms = now_ms + failure.delay_ms
+        if _merge_into_sibling(connection, id, total_timeouts, now_ms, at_ms):
+            return "merged"
+        connection.execute(_WAIT, (total_timeouts, at_ms, id))
+        return "waiting"
+
+
+def _merge_into_sibling(
+    connection: apsw.Connection, id: int, timeouts: int, now_ms: int, process_at: int | None
+) -> bool:
+    """Merge an entry into the waiting one of its key; return False if there is none. Delete an expired one."""
+    sibling: int | None = connection.execute(_SIBLING, (id,)).get
+    if sibling is None:
+        return False
+    sibling_expires_at: Any = connection.execute("SELECT expires_at FROM entry WHERE id = ?", (sibling,)).get
+    if sibling_expires_at <= now_ms:
+        _delete(connection, sibling)
+        return False
+    columns: Any = connection.execute(_MERGED_COLUMNS, (id,)).fetchone()
+    priority, old_process_at, expires_at, inserted_at = columns
+    _delete(connection, id)
+    at_ms = old_process_at if process_at is None else process_at
+    connection.execute(_MERGE, (id, timeouts, priority, at_ms, expires_at, inserted_at, sibling))
+    return True
+
+
+def _delete(connection: apsw.Connection, id: int) -> None:
+    connection.execute("DELETE FROM entry WHERE id = ?", (id,))

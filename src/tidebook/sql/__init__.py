@@ -1,1 +1,0 @@
-"""The SQL port of outbox and queue, with its adapters beside it."""

@@ -1,1 +1,0 @@
-"""The tables, as plain SQL and as Alembic migrations."""

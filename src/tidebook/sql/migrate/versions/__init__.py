@@ -1,1 +1,0 @@
-"""An Alembic version location: a branch of its own, labelled `tidebook_outbox`."""

@@ -1,1 +1,0 @@
-"""SQLite, in the files of a folder."""

@@ -1,0 +1,236 @@
+"""One SQLite file of a book's folder: created atomically, upgraded, and never recreated over a damaged one."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import threading
+import weakref
+from pathlib import Path
+
+import apsw
+
+from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
+from tidebook.sqlite.damage import check_headers, check_page_count
+from tidebook.sqlite.durable_folder import sync, sync_folders
+from tidebook.sqlite.errors import from_os, from_sqlite
+from tidebook.sqlite.fair_lock import FairLock
+from tidebook.sqlite.forks import GuardedConnection, no_fork, refuse_inherited
+from tidebook.sqlite.schema import Schema
+
+BUSY_MS_MAX = 5_000
+LOCK_S_MAX = 10.0
+#: Pages in the write-ahead log at which a commit starts a checkpoint.
+CHECKPOINT_PAGES = 4_000
+WAL_BYTES_KEPT = 64_000_000
+_READ_CACHE_KIB, _WRITE_CACHE_KIB = 4_096, 16_384
+_STATEMENTS_CACHED = 200
+
+
+class Database:
+    """The connections to one file: one for the writer, and one for each thread that reads.
+
+    Opening it creates the file if it is missing. Raise Corrupt if the file is damaged or belongs to another program,
+    and UnknownVersion if a later version of Tidebook wrote it.
+    """
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self.path = path
+        self.schema = schema
+        self.forked = self.closed = False
+        self._mine = threading.local()
+        self._readers: dict[threading.Thread, GuardedConnection[apsw.Connection]] = {}
+        #: The writer's connection.
+        self.writing = self._guarded(writable=True)
+        with no_fork():
+            refuse_inherited(path)
+            self.lock = FairLock(path)
+            try:
+                self.lock.acquire(LOCK_S_MAX)
+                try:
+                    check_headers(path)
+                    if not path.exists():
+                        _create(path, schema)
+                    with self.writing as connection:
+                        self._check(connection)
+                finally:
+                    self.lock.release()
+            except BaseException:
+                self.writing.close()
+                self.lock.close()
+                raise
+            _open_databases.add(self)
+
+    def reading(self) -> GuardedConnection[apsw.Connection]:
+        """Return this thread's read-only connection: `with database.reading() as connection`.
+
+        Do not await or yield inside the block: an open cursor prevents checkpoints, and `close` and forks wait for it.
+        """
+        try:
+            guarded: GuardedConnection[apsw.Connection] = self._mine.guarded
+        except AttributeError:
+            self._close_readers_of_ended_threads()
+            guarded = self._mine.guarded = self._guarded(writable=False)
+            self._readers[threading.current_thread()] = guarded
+        return guarded
+
+    def _close_readers_of_ended_threads(self) -> None:
+        ended = [thread for thread in list(self._readers) if not thread.is_alive()]
+        if ended:
+            with no_fork():
+                for thread in ended:
+                    if (guarded := self._readers.pop(thread, None)) is not None:
+                        guarded.close()
+
+    def refuse(self) -> None:
+        """Raise if the database is closed, or was opened before a fork, which SQLite connections do not survive."""
+        if self.closed:
+            raise Unavailable(f"{self.path} is closed")
+        if self.forked:
+            raise InvalidInput(f"{self.path} was opened before this process forked: open the book again in the child")
+
+    def failure(self, error: apsw.Error) -> Exception:
+        """Translate the error of a failed read."""
+        return from_sqlite(error, self.path)
+
+    def damage(self) -> list[str]:
+        """Read the whole file and return the problems that SQLite finds; an empty list if there are none."""
+        try:
+            with self.reading() as connection:
+                found = [str(line) for (line,) in connection.execute("PRAGMA quick_check")]
+        except apsw.Error as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Wait for reads in progress, then close every connection and refuse new ones.
+
+        The last process that closes the file checkpoints its write-ahead log.
+        """
+        self.closed = True
+        if self.forked:
+            return
+        with no_fork():
+            _open_databases.discard(self)
+            for guarded in [*list(self._readers.values()), self.writing]:
+                guarded.close()
+            self.lock.close()
+
+    def _guarded(self, *, writable: bool) -> GuardedConnection[apsw.Connection]:
+        return GuardedConnection(lambda: self._connect(writable=writable), before_fork=_keep_wal)
+
+    def _connect(self, *, writable: bool) -> apsw.Connection:
+        self.refuse()
+        try:
+            connection = apsw.Connection(
+                str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED
+            )
+            connection.set_busy_timeout(BUSY_MS_MAX)
+            # Query plans must not depend on bound values: otherwise SQLite compiles a statement again for new values.
+            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+            # Keep the write-ahead log and its shared-memory file when the last connection closes: on a full disk they
+            # could not be created again.
+            persist = ctypes.c_int(1)
+            connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(persist))
+            connection.execute(  # fetch the rows: a statement that returns one blocks those after it
+                f"""PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; PRAGMA foreign_keys = ON;
+                PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
+                PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; PRAGMA journal_size_limit = {WAL_BYTES_KEPT};
+                PRAGMA cache_size = -{_WRITE_CACHE_KIB if writable else _READ_CACHE_KIB};
+                PRAGMA query_only = {"OFF" if writable else "ON"}"""
+            ).fetchall()
+        except apsw.Error as error:
+            raise _from_opening(error, self.path) from error
+        return connection
+
+    def _check(self, connection: apsw.Connection) -> None:
+        # A file that is rejected must not be checkpointed on close: that would hide which pages are missing.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        try:
+            owner, version = connection.pragma("application_id"), connection.pragma("user_version")
+            if owner != self.schema.application_id:
+                raise Corrupt(f"{self.path} is not Tidebook's {self.schema.name}: it was not changed")
+            if version > self.schema.version:
+                raise UnknownVersion(str(self.path), version=version, known=self.schema.version)
+            if connection.pragma("journal_mode") != "wal":
+                raise Corrupt(f"{self.path} was changed by another program: it is no longer in WAL mode")
+            page_bytes = connection.pragma("page_size")
+            check_page_count(self.path, pages=connection.pragma("page_count"), page_bytes=page_bytes)
+            if version < self.schema.version:
+                _upgrade(connection, self.schema, version)
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+        except apsw.Error as error:
+            raise _from_opening(error, self.path) from error
+
+
+def _keep_wal(connection: apsw.Connection) -> None:
+    # Do not checkpoint before a fork: it may take long, and the parent opens the file again at once.
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
+def _create(path: Path, schema: Schema) -> None:
+    # Create under another name, then rename: so an empty or incomplete file under the real name is always damage.
+    new = path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
+    try:
+        connection = apsw.Connection(str(new))
+        connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL").fetchall()
+        _upgrade(connection, schema, 0)
+        connection.close()
+        sync(new)
+        os.rename(new, path)
+        sync_folders(path.parent)
+    except apsw.Error as error:
+        raise _from_opening(error, path) from error
+    except OSError as error:
+        raise from_os(error, path) from error
+    finally:
+        for leftover in path.parent.glob(f"{new.name}*"):
+            leftover.unlink()
+
+
+def _upgrade(connection: apsw.Connection, schema: Schema, version: int) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for step in schema.steps[version:]:
+            connection.execute(step)
+        connection.pragma("application_id", schema.application_id)
+        connection.pragma("user_version", schema.version)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _from_opening(error: apsw.Error, path: Path) -> Exception:
+    if isinstance(error, apsw.CantOpenError) and not _has_descriptors():
+        return Unavailable(
+            f"{path} cannot be opened: this process has too many open files; raise its limit (ulimit -n)"
+        )
+    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
+        return InvalidInput(f"{path} cannot be opened for writing: {error}: give a folder that may be written")
+    return from_sqlite(error, path)
+
+
+def _has_descriptors() -> bool:
+    """Return whether this process may open one more file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
+
+
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for database in list(_open_databases):
+        database.forked = True
+        database.lock.close()
+    _open_databases.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

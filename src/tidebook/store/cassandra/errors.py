@@ -1,0 +1,82 @@
+"""Translate the driver's errors into Tidebook's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from acsylla import errors
+
+from tidebook.core.errors import Corrupt, InvalidInput, OutcomeUnknown, TidebookError, Unavailable
+
+#: Raised by the driver before it has sent the request to any node.
+NOT_SENT: Final = (
+    errors.CassErrorLibHostResolution,
+    errors.CassErrorLibUnableToConnect,
+    errors.CassErrorLibRequestQueueFull,
+    errors.CassErrorLibNoStreams,
+    errors.CassErrorLibNoAvailableIoThread,
+)
+#: The same request may succeed later.
+TRANSIENT: Final = (
+    *NOT_SENT,
+    errors.CassErrorLibNoHostsAvailable,
+    errors.CassErrorLibRequestTimedOut,
+    errors.CassErrorLibWriteError,
+    errors.CassErrorLibUnexpectedResponse,
+    errors.CassErrorServerUnavailable,
+    errors.CassErrorServerOverloaded,
+    errors.CassErrorServerIsBootstrapping,
+    errors.CassErrorServerReadTimeout,
+    errors.CassErrorServerReadFailure,
+    errors.CassErrorServerWriteTimeout,
+    errors.CassErrorServerWriteFailure,
+    errors.CassErrorServerServerError,
+    errors.CassErrorSslClosed,
+)
+#: The read timed out: the page was too large, or the nodes are down.
+TIMEOUTS: Final = (errors.CassErrorLibRequestTimedOut, errors.CassErrorServerReadTimeout)
+#: The read may have been too large: it timed out, or a node aborted it because of too many tombstones.
+PERHAPS_TOO_LARGE: Final = (*TIMEOUTS, errors.CassErrorServerReadFailure)
+_REFUSED: Final = (errors.CassErrorServerBadCredentials, errors.CassErrorServerUnauthorized)
+
+#: How often the driver may have sent a write. It sends an idempotent statement to the next node when a connection
+#: breaks, whether or not the first node had received it; any other statement is sent once.
+WriteAttempts = Literal["once", "repeatedly"]
+
+
+@contextmanager
+def translated(what: str, *, wrote: WriteAttempts | None = None) -> Iterator[None]:
+    """Translate the driver's errors; `wrote` means that a request without an answer may have had an effect."""
+    try:
+        yield
+    except errors.CassException as error:
+        raise translate(error, what, wrote=wrote) from error
+
+
+def translate(error: errors.CassException, what: str, *, wrote: WriteAttempts | None = None) -> TidebookError:
+    """Return Tidebook's error for an error of the driver; `what` names the request."""
+    message = " ".join(str(error).split())
+    if isinstance(error, _REFUSED) or "username and/or password" in message or "Bad credentials" in message:
+        return InvalidInput(f"Cassandra refuses {what}: {message}: check user and password in [store]")
+    if isinstance(error, errors.CassErrorSourceSsl) and not isinstance(error, TRANSIENT):
+        return InvalidInput(f"Cassandra's certificate or ours is not accepted for {what}: {message}: check [store]")
+    if isinstance(error, TRANSIENT):
+        if _had_no_effect(error, wrote):
+            return Unavailable(f"Cassandra does not serve {what}: {message}: the next call tries again")
+        return OutcomeUnknown(f"Cassandra did not acknowledge {what}: {message}: repeat it")
+    return Corrupt(f"Cassandra refuses {what}: {message}: is the keyspace as Tidebook made it?")
+
+
+def _had_no_effect(error: errors.CassException, wrote: WriteAttempts | None) -> bool:
+    """Return whether the request certainly changed nothing."""
+    match wrote:
+        case None:
+            return True
+        case "once":
+            # "Unavailable" and "overloaded" do not count: a node checks its peers once more to commit a compare-and-set
+            # that is already accepted.
+            return isinstance(error, (*NOT_SENT, errors.CassErrorLibNoHostsAvailable))
+        case "repeatedly":
+            return isinstance(error, NOT_SENT)

@@ -1,0 +1,170 @@
+"""A topic holds journals or messages, never both; `log_topic` reads the messages of an embedded log."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidebook
+from tests.integration.outbox.relaying import Cluster
+from tidebook import Event, InvalidInput, NotFound
+from tidebook.core.record import is_record
+from tidebook.kafka.settings import KafkaSettings
+from tidebook.outbox import Message
+from tidebook.outbox.kafka.sender import KafkaSender
+from tidebook.outbox.kafka.target import KafkaTarget
+from tidebook.runtime.metrics import Metrics
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Section, Settings
+from tidebook.wiring.sync import SyncBook
+
+
+def only_error(book: SyncBook) -> str:
+    (status,) = book.outbox.status()
+    assert (status.waiting, status.relayed) == (1, 0)
+    return str(status.reason)
+
+
+def test_messages_to_a_journal_topic_wait_and_the_reason_names_the_remedy(book: SyncBook) -> None:
+    book.journal("orders").append("o-1", [Event(1)])
+    book.outbox.publish_alone([Message("orders", b"paid")])
+    assert book.outbox.relay(once=True) == 0
+    assert "publish to another topic" in only_error(book)
+    assert sum(book.describe_topic("orders").ends) == 1, "no message is among the journal's records"
+
+
+def test_a_journal_topic_whose_log_was_emptied_is_one_still(book: SyncBook) -> None:
+    done = book.journal("orders").append("o-1", [Event(1)])
+    book._portal_open().run(book._book.log.truncate("orders", done.partition, before=done.offset + 1))
+    book.outbox.publish_alone([Message("orders", b"paid")])
+    assert book.outbox.relay(once=True) == 0
+    assert "holds journals" in only_error(book)
+
+
+def test_journals_are_refused_in_a_topic_of_messages(book: SyncBook) -> None:
+    book.outbox.publish_alone([Message("orders", b"paid")])
+    assert book.outbox.relay(once=True) == 1
+    with pytest.raises(InvalidInput, match="give the journals another topic"):
+        book.journal("orders").append("o-1", [Event(1)])
+    assert book.topics() == []
+    assert list(book.journal("orders").read("o-1")) == []
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_missing_topic_is_made_only_where_that_is_allowed(tmp_path: Path, create: bool) -> None:
+    settings = Settings(tmp_path, {"outbox": Section(None, {"create_topics": create})})
+    with SyncBook(Book(settings)) as book:
+        book.outbox.publish_alone([Message("mail", b"hello")])
+        assert book.outbox.relay(once=True) == int(create)
+        if not create:
+            assert "create_topics" in only_error(book)
+
+
+# ---- the consumer
+
+
+async def test_a_consumer_reads_what_was_relayed_and_follows(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path / "book") as book:
+        mail = book.log_topic("mail")
+        assert [message async for message in mail.read()] == []
+        assert await mail.offsets() == {}
+        following = mail.read(follow=True)
+        first = asyncio.ensure_future(anext(following))
+        await book.outbox.publish_alone([Message("mail", b"one", key=b"k", headers=(("kind", b"x"),))])
+        assert await book.outbox.relay(once=True) == 1
+        one = await first
+        assert (one.topic, one.key, one.payload, dict(one.headers)["kind"]) == ("mail", b"k", b"one", b"x")
+        assert one.offset == 0
+        assert one.timestamp.tzinfo is not None
+        second = asyncio.ensure_future(anext(following))
+        await book.outbox.publish_alone([Message("mail", None, key=b"k")])
+        assert await book.outbox.relay(once=True) == 1
+        two = await second
+        assert (two.partition, two.offset, two.payload) == (one.partition, 1, None)
+        assert "tidebook-tombstone" not in dict(two.headers)
+        await following.aclose()  # type: ignore[attr-defined]
+        after = {one.partition: one.offset + 1}
+        assert [message.offset async for message in mail.read(offsets=after)] == [1]
+        assert (await mail.offsets())[one.partition] == 2
+
+
+async def test_a_consumer_refuses_offsets_that_no_topic_has_and_topics_of_journals(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path / "book") as book:
+        await book.journal("orders").append("o-1", [Event(1)])
+        with pytest.raises(InvalidInput, match=r"book\.journal"):
+            await anext(book.log_topic("orders").read())
+        for offsets, error in (({99: 0}, NotFound), ({0: -1}, InvalidInput)):
+            with pytest.raises(error):
+                await anext(book.log_topic("orders").read(offsets=offsets))
+
+
+# ---- on Kafka
+
+
+def kafka_target(cluster: Cluster, **options: Any) -> KafkaTarget:
+    settings = KafkaSettings.read(f"kafka://{cluster.bootstrap}", {})
+    return KafkaTarget(settings, outbox=b"o" * 16, fence="timestamp", fence_ms=20_000, fence_ms_most=30_000, **options)
+
+
+@pytest.mark.kafka
+def test_a_relay_makes_a_missing_topic_on_kafka_unless_that_is_off(cluster: Cluster) -> None:
+    name = f"outbox-{uuid.uuid4().hex[:12]}"
+    with pytest.raises(NotFound):
+        kafka_target(cluster, create_topics=False).topic(name)
+    made = kafka_target(cluster).topic(name)
+    assert (made.partitions, made.fence, made.weak) == (8, "timestamp", None)
+    assert kafka_target(cluster).topic(name).uuid == made.uuid
+
+
+@pytest.mark.kafka
+async def test_a_topic_of_journals_that_was_cut_is_one_still(tmp_path: Path, cluster: Cluster) -> None:
+    sections = {"log": Section(f"kafka://{cluster.bootstrap}"), "journal": Section(None, {"partitions": 1})}
+    async with Book(Settings(tmp_path, sections)) as book:
+        topic = f"journals-{uuid.uuid4().hex[:12]}"
+        for n in range(300):
+            await book.journal(topic).append("o-1", [Event(n)], confirm=False)
+        end = await book.log.end(topic, 0)
+        await book.log.truncate(topic, 0, before=end - 5)
+        with pytest.raises(InvalidInput):
+            await asyncio.to_thread(kafka_target(cluster).topic, topic)
+
+
+@pytest.mark.kafka
+async def test_on_kafka_neither_takes_the_others_topic(tmp_path: Path, cluster: Cluster) -> None:
+    """The relay reads only the log, not the journals' store."""
+    sections: Mapping[str, Section] = {"log": Section(f"kafka://{cluster.bootstrap}", {})}
+    async with Book(Settings(tmp_path, dict(sections))) as book:
+        journals = f"journals-{uuid.uuid4().hex[:12]}"
+        await book.journal(journals).create()  # and nothing was appended to it
+        with pytest.raises(InvalidInput, match="publish to another topic"):
+            await asyncio.to_thread(kafka_target(cluster).topic, journals)
+        sender = KafkaSender(KafkaSettings.read(f"kafka://{cluster.bootstrap}", {}), Metrics())
+        with pytest.raises(InvalidInput, match="publish to another topic"):
+            await asyncio.to_thread(partial(sender.send, [Message(journals, b"paid")], wait=True))
+        await asyncio.to_thread(sender.close)
+        state = await book.log.topic(journals)
+        assert state is not None
+        assert is_record((await book.log.read(journals, 0, start=0, stop=1)).records[0].value)
+        messages = cluster.topic(2, message_timestamp_type="LogAppendTime")
+        await asyncio.to_thread(send, cluster, messages)
+        with pytest.raises(InvalidInput, match="give the journals another topic"):
+            await book.journal(messages).append("o-1", [Event(1)])
+        unknown = f"journals-{uuid.uuid4().hex[:12]}"
+        assert [event async for event in book.journal(unknown).read("o-1")] == []
+        assert await book.log.topic(unknown) is None, "reading makes no topic on Kafka"
+        with pytest.raises(InvalidInput, match="Kafka consumer"):
+            book.log_topic(messages)
+
+
+def send(cluster: Cluster, topic: str) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer.produce(topic, b"paid")
+    assert producer.flush(30) == 0

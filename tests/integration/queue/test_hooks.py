@@ -1,0 +1,198 @@
+"""A command and a webhook run once for each dead letter, and again if they failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidebook
+from tests.integration.queue.patience import until
+from tidebook.core.errors import InvalidInput
+from tidebook.queue import hooks as hooks_module
+from tidebook.queue.hooks import Announcer, Hooks
+from tidebook.queue.port import QueueSettings
+from tidebook.queue.queue import Queue
+from tidebook.runtime.metrics import Metrics
+
+pytestmark = pytest.mark.postgres
+#: Writes what it is told to a file.
+COMMAND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+
+#: An answer that is none.
+NO_HTTP = 0
+
+
+class Ear:
+    """A web server that records dead letters, and answers with a chosen status."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.answers: list[int] = []
+        ear = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                code = ear.answers.pop(0) if ear.answers else 200
+                if code == NO_HTTP:
+                    self.wfile.write(b"what?\r\n\r\n")
+                    return
+                self.send_response(code)
+                self.end_headers()
+                if code == 200:
+                    ear.heard.append(json.loads(body))
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/flags"
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    ear = Ear()
+    thread = threading.Thread(target=ear.server.serve_forever)
+    thread.start()
+    yield ear
+    ear.server.shutdown()
+    thread.join()
+    ear.server.server_close()
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    file = tmp_path / "told"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def hooked(where: Path, tmp_path: Path, ear: Ear, told: Path) -> Path:
+    """A book with both hooks."""
+    file = tmp_path / "hooked.toml"
+    before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
+    command = json.dumps([sys.executable, "-c", COMMAND, str(told)])
+    file.write_text(f'{before}flag_webhook = "{ear.url}"\nflag_command = {command}\n')
+    return file
+
+
+async def make_dead(queue: Queue, *data: object) -> None:
+    for each in data:
+        await queue.put(each, key=str(each))
+        await queue.fail(await queue.claim(), reason="no such address")
+
+
+async def test_both_are_told_of_a_flag_once(hooked: Path, ear: Ear, told: Path) -> None:
+    async with tidebook.open(hooked) as book, tidebook.open(hooked) as other:
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        await other.queue("mail").open()
+        await make_dead(queue, "x")
+        await until(lambda: bool(ear.heard))
+        await until(lambda: bool(told.read_text()))
+        await until(lambda: book.metrics.counted("queue_flags") + other.metrics.counted("queue_flags") == 1)
+        await make_dead(queue, "y")
+        await until(lambda: len(ear.heard) == 2)
+        await until(lambda: book.metrics.counted("queue_flags") + other.metrics.counted("queue_flags") == 2)
+    (flag, _) = ear.heard
+    assert (flag["queue"], flag["key"], flag["data"], flag["reason"]) == ("mail", "x", "x", "no such address")
+    assert [json.loads(line)["key"] for line in told.read_text().splitlines()] == ["x", "y"]
+
+
+async def test_who_ends_right_after_it_made_a_dead_letter_tells_of_it_first(hooked: Path, ear: Ear, told: Path) -> None:
+    async with tidebook.open(hooked) as book:
+        await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "x", "y")
+    assert sorted(flag["key"] for flag in ear.heard) == ["x", "y"]
+    assert sorted(json.loads(line)["key"] for line in told.read_text().splitlines()) == ["x", "y"]
+
+
+async def test_a_lease_that_runs_out_too_often_raises_a_flag_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
+    async with tidebook.open(hooked) as book:
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        await queue.put("x", key="k")
+        await queue.claim(lease=0.05)
+        await until(lambda: bool(ear.heard))
+        assert ear.heard[0]["reason"] == "its lease ran out"
+        assert [flag.key for flag in await queue.flags()] == ["k"]
+        assert book.metrics.counted("queue_dead") == 1
+
+
+async def test_a_webhook_that_refuses_is_told_again(where: Path, ear: Ear) -> None:
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        store = await book.queues._runtime.store()
+        announce = Announcer(store, Hooks(webhook=ear.url), metrics=Metrics(), hold_ms=50)
+        ear.answers = [500, 503]
+        await queue.put("x")
+        await queue.fail(await queue.claim())
+        async with asyncio.timeout(60):
+            while not ear.heard:
+                await announce()
+                await asyncio.sleep(0.02)
+        assert len(ear.heard) == 1
+        assert await store.unannounced(hold_ms=50) == []
+
+
+async def test_an_answer_that_is_no_http_is_a_failure_of_its_flag_alone(where: Path, ear: Ear) -> None:
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        store, metrics = await book.queues._runtime.store(), Metrics()
+        announce = Announcer(store, Hooks(webhook=ear.url), metrics=metrics, hold_ms=60_000)
+        ear.answers = [NO_HTTP]
+        await make_dead(queue, "x", "y", "z")
+        await announce()
+        await announce()
+        assert len(ear.heard) == len({flag["key"] for flag in ear.heard}) == 2
+        assert (metrics.counted("queue_hook_failures"), metrics.counted("queue_flags")) == (1, 2)
+
+
+async def test_without_a_hook_each_flag_is_counted_that_was_raised_since(where: Path) -> None:
+    async with tidebook.open(where) as book:
+        await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "old")
+    async with tidebook.open(where) as book:
+        queue = book.queue("mail")
+        await queue.put_many(list(range(30)))
+        await queue.fail(await queue.claim(30))
+        await until(lambda: book.metrics.counted("queue_flags") == 30)
+
+
+async def test_a_command_that_hangs_does_not_hold_up_the_timer(
+    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hangs.toml"
+    before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
+    command = json.dumps([sys.executable, "-c", "import time; time.sleep(600)"])
+    file.write_text(f"{before}flag_command = {command}\n")
+    monkeypatch.setattr(hooks_module, "HOOK_S_MAX", 0.3)
+    async with tidebook.open(file) as book:
+        queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
+        await make_dead(queue, "x")
+        await queue.put("y")
+        await queue.claim(lease=0.05)
+        await until(lambda: book.metrics.counted("queue_dead") == 1)
+        await until(lambda: book.metrics.counted("queue_hook_failures") >= 1)
+
+
+async def test_without_a_hook_a_flag_is_told_on_the_console_and_left_to_those_who_have_one(
+    where: Path, hooked: Path, ear: Ear, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tidebook.open(where) as book:
+        await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "x")
+        await until(lambda: "x is a dead letter: no such address" in caplog.text)
+    async with tidebook.open(hooked) as book:
+        await make_dead(book.queue("mail"), "y")
+        await until(lambda: {flag["key"] for flag in ear.heard} == {"x", "y"})
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x", "", "javascript:1"])
+def test_a_webhook_is_a_web_address(url: str) -> None:
+    with pytest.raises(InvalidInput, match="webhook"):
+        Hooks(webhook=url)

@@ -1,0 +1,49 @@
+"""Thousands of random histories on a simulated cluster: the store always becomes the fold of the log.
+
+A failing seed is printed with its log; `simulate(VirtualTimeLoop(), SEED)` runs exactly that one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("acsylla")
+
+from tests.simulation.simulation import simulate
+from tests.simulation.virtual_time import VirtualTimeLoop
+
+RUNS = 200
+PARTS = 8
+RUNS_LONG = 5_000
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualTimeLoop]:
+    loop = VirtualTimeLoop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_store_is_the_fold_of_the_log_after_any_course_of_events(
+    loop: VirtualTimeLoop, part: int, long_form: bool
+) -> None:
+    runs = RUNS_LONG if long_form else RUNS
+    for seed in range(part * RUNS_LONG, part * RUNS_LONG + runs):
+        wrong = simulate(loop, seed)
+        assert wrong is None, wrong
+
+
+def test_a_seed_gives_the_same_run_every_time(loop: VirtualTimeLoop) -> None:
+    """Otherwise a seed that failed could not be run again."""
+    first: list[float] = []
+    second: list[float] = []
+    for seed in range(5):
+        for times in (first, second):
+            began_s = loop.time()
+            assert simulate(loop, seed) is None
+            times.append(round(loop.time() - began_s, 6))
+    assert first == second

@@ -1,0 +1,61 @@
+"""The words of docstrings and comments, and one class a name. The words to use: docs/reference/glossary.md."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "tidebook"
+#: Words of a private dialect, each with a word of the field beside it.
+ODD = {
+    "anew": "again",
+    "mend": "repair",
+    "mended": "repaired",
+    "mends": "repairs",
+    "owes": "has not returned yet",
+    "tells": "reports, returns or says",
+    "told": "reported, returned or said",
+    "whoever": "the process that",
+}
+PATTERN = re.compile(rf"\b({'|'.join(ODD)})\b(?!\.\w)(?!`)", re.IGNORECASE)
+#: The suites of one package have the same parts.
+SHARED_NAMES = ("testing/",)
+
+
+def texts_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments and docstrings of a file with their lines."""
+    source = file.read_text(encoding="utf-8")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and (docstring := ast.get_docstring(node)) is not None:
+            yield getattr(node, "lineno", 1), docstring
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
+    odd = [
+        f"{file.relative_to(SOURCE)}:{line}: {found.group()} (say: {ODD[found.group().lower()]})"
+        for file in sorted(SOURCE.rglob("*.py"))
+        for line, text in texts_of(file)
+        if (found := PATTERN.search(text))
+    ]
+    assert odd == []
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(SOURCE.rglob("*.py")):
+        home = file.relative_to(SOURCE).as_posix()
+        if home.startswith(SHARED_NAMES):
+            continue
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(home)
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -1,0 +1,187 @@
+"""Commands that only read: a missing object is exit code 4, and nothing is created."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.unit.cli.conftest import Cli, refused
+from tidebook.cli.app import app
+
+#: Every command that creates nothing, with arguments that are well-formed.
+READING = [
+    "journal read orders o-1",
+    "journal tail orders o-1",
+    "journal pointer orders o-1",
+    "journal delete orders o-1 --to 1",
+    "journal purge orders o-1",
+    "journal ids orders",
+    "journal snapshot orders o-1",
+    "journal snapshot orders o-1 --save 1",
+    "journal adopt orders",
+    "tags read paid",
+    "tags read paid --follow",
+    "tags list",
+    "tags status",
+    "tags rebuild paid",
+    "topics list",
+    "topics describe orders",
+    "topics delete orders --yes",
+    "wal write metrics 7 1 1",
+    "wal read metrics 7",
+    "wal regions metrics",
+    "wal recover metrics 7",
+    "wal mark metrics 7 1 1",
+    "wal drop metrics 7 1",
+    "wal snapshot metrics 7",
+    "wal clean metrics 7",
+    "wal delete metrics 7 --yes",
+    "pipeline replicate",
+    "pipeline status",
+    "pipeline parked",
+    "pipeline purge-expired",
+    "pipeline verify",
+    "pipeline rebuild orders",
+    "pipeline export --to nowhere",
+    "pipeline flush-wal metrics --to nowhere",
+    "outbox relay",
+    "outbox status",
+    "outbox parked",
+    "outbox parked list",
+    "outbox parked retry orders --all",
+    "outbox parked drop orders --all",
+    "queue list mail",
+    "queue status",
+    "queue status mail",
+    "queue listen mail",
+    "queue flags",
+    "queue work mail builtins:print",
+    "queue feed mail paid",
+    "doctor --book {book}",
+]
+#: Commands that create what they need, or use no book.
+WRITING = {
+    "up", "journal append", "wal write", "outbox publish", "outbox migrate", "queue put",
+    "bench", "outbox schema", "pipeline script", "pipeline jars",
+}  # fmt: skip
+
+
+def commands(group: object, words: str = "") -> list[str]:
+    found: dict[str, object] = getattr(group, "commands", {})
+    if not found:
+        return [words]
+    return [each for name, command in found.items() for each in commands(command, f"{words} {name}".strip())]
+
+
+def test_every_command_is_known_to_read_or_to_write() -> None:
+    known = [*READING, *WRITING]
+    every = commands(typer.main.get_command(app))
+    assert [each for each in every if not any(f"{one} ".startswith(f"{each} ") for one in known)] == []
+
+
+@pytest.mark.parametrize("line", READING)
+@pytest.mark.parametrize("kind", ["no folder", "another folder"])
+def test_a_missing_book_is_not_found_and_not_created(cli: Cli, book: Path, line: str, kind: str) -> None:
+    if kind == "another folder":
+        book.mkdir()
+    result = cli(*line.format(book=book).split())
+    assert (result.code, len(result.lines)) == (4, 1), result
+    assert "there is no" in result.err
+    assert not book.exists() or not list(book.iterdir())
+
+
+UNKNOWN = [
+    "journal read nothing o-1",
+    "journal read orders nothing",
+    "journal tail nothing o-1",
+    "journal pointer nothing o-1",
+    "journal pointer orders nothing",
+    "journal ids nothing",
+    "journal delete nothing o-1 --to 1",
+    "journal purge nothing o-1",
+    "journal snapshot nothing o-1",
+    "journal adopt nothing",
+    "topics describe nothing",
+    "topics delete nothing --yes",
+    "wal read metrics 8",
+    "wal read metrics 7 --table 5",
+    "wal read nothing 7",
+    "wal delete metrics 8 --yes",
+    "wal write metrics 8 1 1",
+    "pipeline status --topic nothing",
+    "queue list nothing",
+    "queue status nothing",
+    "queue listen nothing",
+    "queue flags nothing",
+]
+
+
+def test_what_a_book_does_not_hold_is_not_found(cli: Cli) -> None:
+    cli("journal", "append", "orders", "o-1", "1")
+    cli("wal", "write", "metrics", "7", "1", "1", "--create")
+    cli("queue", "put", "mail", "1")
+    before = cli("topics", "list", "--all").out
+    for line in UNKNOWN:
+        result = cli(*line.split())
+        assert (line, result.code, len(result.lines)) == (line, 4, 1), result
+    assert cli("topics", "list", "--all").out == before
+    assert len(cli("queue", "status").out.splitlines()) == 1
+
+
+def test_a_tag_that_no_event_carries_is_not_found(cli: Cli) -> None:
+    cli("wal", "write", "metrics", "7", "1", "1", "--create")
+    refused(cli("tags", "read", "nothing"), 4, "there is no tag 'nothing'")
+
+
+def test_a_topic_is_listed_described_and_deleted(cli: Cli) -> None:
+    cli("journal", "append", "orders", "o-1", "1", "2")
+    cli("wal", "write", "metrics", "7", "1", "1", "--create")
+    assert cli("topics", "list").out == '{"topic":"orders"}\n'
+    assert "wal.metrics.7.data" in cli("topics", "list", "--all").out
+    described = json.loads(cli("topics", "describe", "orders").out)
+    assert (described["kind"], described["epoch"], described["lag"]) == ("journal", 1, 1)
+    assert cli("topics", "delete", "orders", "--yes").code == 0
+    assert cli("topics", "list").out == ""
+    refused(cli("topics", "delete", "orders", "--yes"), 4, "there is no topic orders")
+
+
+@pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
+def test_a_topic_is_deleted_only_after_a_yes(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
+) -> None:
+    cli("journal", "append", "orders", "o-1", "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    result = cli("topics", "delete", "orders")
+    assert result.code == (0 if deleted else 2)
+    assert "Delete topic orders" in result.err
+    assert (cli("topics", "list").out == "") is deleted
+
+
+@pytest.mark.parametrize("file", ["log.db", "store.db", "queue.db", "outbox.db"])
+def test_the_doctor_checks_every_file(cli: Cli, book: Path, file: str) -> None:
+    cli("journal", "append", "orders", "o-1", "1")
+    cli("queue", "put", "mail", "1")
+    cli("outbox", "migrate")
+    assert cli("doctor").code == 0
+    (book / file).write_bytes(b"this is no database at all" * 500)
+    for leftover in book.glob(f"{file}-*"):
+        leftover.unlink()
+    result = cli("doctor")
+    assert result.code == 1
+    wrong = {row["check"] for row in map(json.loads, result.out.splitlines()) if row["ok"] is False}
+    assert f"file {file}" in wrong
+
+
+def test_the_doctor_creates_nothing(cli: Cli, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("queue", "put", "mail", "1")
+    before = sorted(each.name for each in book.iterdir())
+    assert cli("doctor").code == 0
+    assert sorted(each.name for each in book.iterdir()) == before
+    monkeypatch.delenv("TIDEBOOK")
+    monkeypatch.chdir(book)
+    assert cli("doctor").code == 0  # an installation without a book is not an error
+    assert sorted(each.name for each in book.iterdir()) == before

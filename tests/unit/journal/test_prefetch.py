@@ -1,0 +1,178 @@
+"""Rows that are asked for before they are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidebook.core.errors import Unavailable
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import EventRow
+from tidebook.journal.prefetch import RowPrefetcher
+from tidebook.store.port import StoreReader
+
+TO = 60
+
+
+class Down:
+    """A store that does not answer."""
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        raise Unavailable("the store is down")
+
+
+class Counted:
+    """A store that records its requests, and answers when the test lets it."""
+
+    def __init__(self, numbers: Iterable[int] = range(1, TO + 1), *, rows_max: int = 1000) -> None:
+        self.numbers = list(numbers)
+        self.asked: list[tuple[int, int, int]] = []
+        self.rows_max = rows_max
+        self.may_answer = asyncio.Event()
+
+    async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
+        self.asked.append((after, to, limit))
+        await self.may_answer.wait()
+        found = [number for number in self.numbers if after < number <= to][: min(limit, self.rows_max)]
+        return [EventRow(number, b"", 0, Position(1, number), 0) for number in found]
+
+
+def head(*, life: int = 0, at: int = TO) -> Head:
+    return Head(True, TO, 0, Position(1, life), Position(1, at), 25, None, 0, (), None, ())
+
+
+def opened(store: Counted | Down) -> RowPrefetcher:
+    rows = RowPrefetcher(cast(StoreReader, store), Key("t", "a"), limit=20)
+    rows.begin(head(), after=0, to=TO)
+    return rows
+
+
+async def read(rows: RowPrefetcher) -> list[int]:
+    numbers = list[int]()
+    while not numbers or numbers[-1] < TO:
+        found = await rows.take(numbers[-1] if numbers else 0)
+        if not found:
+            break
+        numbers += [row.seq_nr for row in found]
+        rows.prefetch()
+    return numbers
+
+
+async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
+    store = Counted()
+    rows = opened(store)
+    rows.prefetch()
+    await asyncio.sleep(0)
+    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
+    store.may_answer.set()
+    assert await read(rows) == store.numbers
+    assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
+
+
+async def test_after_a_gap_each_response_says_where_the_next_request_starts() -> None:
+    store = Counted([1, 2, 3, *range(50, TO + 1)])
+    store.may_answer.set()
+    rows = opened(store)
+    rows.prefetch()
+    assert await read(rows) == store.numbers
+    assert store.asked[3:] == [(3, TO, 20)]
+
+
+async def test_where_the_first_numbers_are_gone_what_follows_is_found_with_one_question_more() -> None:
+    store = Counted(range(41, TO + 1))
+    store.may_answer.set()
+    rows = opened(store)
+    rows.prefetch()
+    assert [row.seq_nr for row in await rows.take(0)] == store.numbers
+    assert store.asked[3:] == [(0, TO, 20)]
+
+
+async def test_rows_that_are_too_large_to_come_together_are_not_asked_for_side_by_side() -> None:
+    store = Counted(rows_max=7)
+    store.may_answer.set()
+    rows = opened(store)
+    assert await read(rows) == store.numbers
+    assert store.asked == [(after, TO, 20) for after in range(0, TO, 7)]
+
+
+async def test_rows_requested_with_an_earlier_head_of_this_incarnation_are_used() -> None:
+    store = Counted()
+    store.may_answer.set()
+    rows = opened(store)
+    rows.prefetch()
+    await asyncio.sleep(0)
+    asked = list(store.asked)
+    assert rows.begin(head(at=TO + 5), after=0, to=TO)
+    await rows.take(0)
+    assert store.asked == asked
+
+
+async def test_what_was_asked_for_with_another_or_a_later_head_or_from_elsewhere_is_given_up() -> None:
+    for now, after in ((head(life=3), 0), (head(at=TO - 1), 0), (head(), 5)):
+        rows = opened(Counted())
+        rows.prefetch()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not rows.begin(now, after=after, to=TO)
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+
+
+async def test_rows_that_come_back_while_they_are_read_are_not_taken_twice() -> None:
+    """As a repair beside a read brings them: missing in the first answer, and there in the next."""
+    store = Counted(())
+    store.may_answer.set()
+    rows = opened(store)
+    rows.prefetch()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    store.numbers = list(range(1, TO + 1))
+    assert await read(rows) == store.numbers
+
+
+@given(
+    numbers=st.sets(st.integers(1, TO)),
+    rows_max=st.integers(1, 25),
+    early=st.booleans(),
+    answers_first=st.booleans(),
+)
+async def test_whatever_the_gaps_and_sizes_every_row_comes_once_and_in_order(
+    numbers: set[int], rows_max: int, early: bool, answers_first: bool
+) -> None:
+    store = Counted(sorted(numbers), rows_max=rows_max)
+    rows = opened(store)
+    if early:
+        rows.prefetch()
+    if answers_first:
+        store.may_answer.set()
+    rows.begin(head(at=TO + 1), after=0, to=TO)
+    store.may_answer.set()
+    assert await read(rows) == store.numbers
+    assert len(store.asked) <= 4 + 2 * (TO // 5 + len(numbers))
+    rows.close()
+
+
+async def test_what_fails_and_is_not_taken_is_nobodys_error() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    rows = opened(Down())
+    rows.prefetch()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    rows.close()
+    del rows
+    gc.collect()
+    assert told == []
+
+
+async def test_a_failed_request_raises_when_its_rows_are_taken() -> None:
+    rows = opened(Down())
+    rows.prefetch()
+    with pytest.raises(Unavailable):
+        await rows.take(0)
+    rows.close()

@@ -1,0 +1,101 @@
+"""`purge_expired`: a fresh append always wins, and the answer says which of the two it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from tests.unit.journal.rig import TOPIC, Rig
+from tidebook.core.action import Purge
+from tidebook.core.errors import OutcomeUnknown
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.record import decode_record
+from tidebook.log.port import Outgoing
+
+OpenRig = Callable[..., Rig]
+SHORT = timedelta(milliseconds=1)
+
+
+def is_purge(record: Outgoing, *_: object) -> bool:
+    return isinstance(decode_record(record.value), Purge)
+
+
+async def expired_head(rig: Rig) -> Head:
+    await rig.append("a", 1, expire_after=SHORT)
+    await rig.replicate()
+    head = await rig.store.head(Key(TOPIC, "a"))
+    assert head is not None
+    return head
+
+
+async def test_a_journal_that_has_not_moved_is_purged(rig: Rig) -> None:
+    head = await expired_head(rig)
+    assert await rig.journal.purge_expired("a", head) is True
+    assert await rig.read("a") == []
+    assert await rig.journal.purge_expired("a", head) is False
+
+
+@pytest.mark.parametrize("then", ["append", "delete", "purge"])
+async def test_nothing_is_sent_where_the_journal_was_seen_to_have_moved(rig: Rig, then: str) -> None:
+    head = await expired_head(rig)
+    match then:
+        case "append":
+            await rig.append("a", "fresh")
+        case "delete":
+            await rig.journal.delete("a", to=1)
+        case "purge":
+            await rig.journal.purge("a")
+            await rig.append("a", "of the next life")
+    rig.log_faults.calls.clear()
+    assert await rig.journal.purge_expired("a", head) is False
+    assert rig.log_faults.calls["send"] == 0
+
+
+@pytest.mark.parametrize("more", [0, 3], ids=["alone", "with others after it"])
+async def test_an_append_that_reaches_the_log_first_wins_and_the_answer_says_so(open_rig: OpenRig, more: int) -> None:
+    """The head was as it had been when the purge was sent, and was no longer when it arrived."""
+    rig, other = open_rig(), open_rig()
+    head = await expired_head(rig)
+    held = rig.log_faults.hold("send", where=is_purge)
+    purging = asyncio.create_task(rig.journal.purge_expired("a", head))
+    await held.reached()
+    await other.append("a", "fresh")
+    for number in range(more):
+        await other.append("b", number)
+    held.release()
+    assert await purging is False
+    assert await rig.read("a") == [1, "fresh"]
+
+
+@pytest.mark.parametrize("then", ["nothing", "append", "append and purge"])
+async def test_a_purge_that_counted_says_so_whatever_follows_it(open_rig: OpenRig, then: str) -> None:
+    rig, other = open_rig(), open_rig()
+    head = await expired_head(rig)
+    await other.append("b", "another's record lies between")
+    held = rig.log_faults.hold("send", where=is_purge, after=True)
+    purging = asyncio.create_task(rig.journal.purge_expired("a", head))
+    await held.reached()
+    if then != "nothing":
+        await other.append("a", "of the next life")
+    if then == "append and purge":
+        await other.journal.purge("a")
+    held.release()
+    assert await purging is True
+
+
+async def test_a_purge_whose_outcome_cannot_be_learned_is_unknown(open_rig: OpenRig) -> None:
+    rig, other = open_rig(), open_rig()
+    head = await expired_head(rig)
+    held = rig.log_faults.hold("send", where=is_purge)
+    purging = asyncio.create_task(rig.journal.purge_expired("a", head))
+    await held.reached()
+    await other.append("a", "fresh")
+    rig.log_faults.fail("read", OutcomeUnknown("stands for any failure"), times=None)
+    rig.log_faults.fail("end", OutcomeUnknown("stands for any failure"), times=None)
+    held.release()
+    with pytest.raises(OutcomeUnknown):
+        await purging

@@ -1,0 +1,172 @@
+"""Produce batches: whatever the client reports, in whatever order, each sender gets its own result."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.log.kafka import produce_batch as run_module
+from tidebook.log.kafka.produce_batch import ProduceBatch, produce_batches
+from tidebook.log.port import Acknowledged, Outgoing, RecordColumns
+
+
+class Report(Message):
+    """What the client gives back with its news."""
+
+    def __init__(self, value: bytes, offset: int, error: KafkaError | None = None, key: bytes = b"k") -> None:
+        super().__init__("t", 3, offset, key, value, error=error, timestamp=(1, 1000 + offset))
+
+
+class Told:
+    """The results of the senders, and when the batch was completed."""
+
+    def __init__(self, values: Sequence[bytes], places: Sequence[int] | None = None) -> None:
+        self.results: dict[int, Acknowledged | TidebookError] = {}
+        self.done: list[ProduceBatch] = []
+        many = RecordColumns("t", [3] * len(values), [b"k"] * len(values), list(values))
+        self.run = ProduceBatch(many, 3, places or range(len(values)), self._take, self.done.append, 0.0)
+
+    def _take(self, places: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
+        self.results |= dict(zip(places, results, strict=True))
+
+    def report(self, *reports: Report) -> dict[int, Any]:
+        for each in reports:
+            assert self.done == []
+            self.run.report(each.error(), each)
+        [run] = self.done
+        run.resolve_reported(undelivered)
+        return self.results
+
+
+def undelivered(record: Outgoing, error: KafkaError | None) -> TidebookError:
+    return Unavailable(f"{record.value!r}") if error is not None else OutcomeUnknown(f"{record.value!r}")
+
+
+FAILED = KafkaError(KafkaError._MSG_TIMED_OUT)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_offsets_grow_in_the_order_of_sending_however_the_reports_come(order: tuple[int, ...]) -> None:
+    values = [b"a", b"b", b"c"]
+    told = Told(values).report(*(Report(values[n], 7 + 2 * n) for n in order))
+    assert told == {n: Acknowledged(3, 7 + 2 * n, 1007 + 2 * n) for n in range(3)}
+
+
+@pytest.mark.parametrize("failed", [{0}, {1}, {2}, {0, 2}, {0, 1, 2}])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_errors_go_to_the_records_that_failed(order: tuple[int, ...], failed: set[int]) -> None:
+    values = [b"a", b"b", b"c"]
+    reports = [Report(values[n], -1, FAILED) if n in failed else Report(values[n], 7 + n) for n in order]
+    told = Told(values).report(*reports)
+    for n in range(3):
+        if n in failed:
+            assert isinstance(told[n], Unavailable)
+            assert str(told[n]) == f"{values[n]!r}"
+        else:
+            assert told[n] == Acknowledged(3, 7 + n, 1007 + n)
+
+
+def test_a_record_without_an_offset_has_an_unknown_outcome() -> None:
+    told = Told([b"a", b"b"]).report(Report(b"a", -1), Report(b"b", 9))
+    assert isinstance(told[0], OutcomeUnknown)
+    assert told[1] == Acknowledged(3, 9, 1009)
+
+
+def test_of_equal_records_one_failed() -> None:
+    told = Told([b"a", b"a", b"b"]).report(Report(b"b", 5), Report(b"a", 4), Report(b"a", -1, FAILED))
+    assert told[2] == Acknowledged(3, 5, 1005)
+    assert [type(told[0]), type(told[1])] == [Acknowledged, Unavailable]
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_record_that_the_client_rejects_has_its_own_error(refused_first: bool) -> None:
+    told, refusal = Told([b"a", b"a", b"c"]), Unavailable("full")
+    told.run.produced = 1
+    if refused_first:
+        assert not told.run.reject(refusal)
+    told.run.report(None, Report(b"a", 4))
+    told.run.report(None, Report(b"c", 5))
+    assert len(told.done) == refused_first
+    assert refused_first or told.run.reject(refusal)
+    told.run.resolve_reported(undelivered)
+    assert told.results == {0: Acknowledged(3, 4, 1004), 1: refusal, 2: Acknowledged(3, 5, 1005)}
+
+
+def test_a_resolved_batch_is_freed_at_once() -> None:
+    """Not by the garbage collector: it holds what thousands of appends brought."""
+
+    class Heard:
+        def take(self, _: Sequence[int], __: Sequence[Acknowledged | TidebookError]) -> None: ...
+
+    heard = Heard()
+    gone = weakref.ref(heard)
+    done: list[ProduceBatch] = []
+    run = ProduceBatch(RecordColumns("t", [0], [b"k"], [b"a"]), 0, (0,), heard.take, done.append, 0.0)
+    gc.disable()
+    try:
+        run.report(None, Report(b"a", 4))
+        done.pop().resolve_reported(undelivered)
+        del run, heard
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_failing_callback_costs_no_other_sender_its_result() -> None:
+    heard: list[int] = []
+
+    def take(places: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:
+        if 0 in places:
+            raise RuntimeError("mine")
+        heard.extend(places)
+
+    run = ProduceBatch(
+        RecordColumns("t", [0, 0], [b"k"] * 2, [b"a", b"b"]), 0, (0, 1), take, list[ProduceBatch]().append, 0.0
+    )
+    run.report(FAILED, Report(b"a", -1, FAILED))
+    run.report(None, Report(b"b", 4))
+    with pytest.raises(RuntimeError, match="mine"):
+        run.resolve_reported(undelivered)
+    assert heard == [1]
+
+
+def test_a_batch_is_of_one_partition_in_order_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "BATCH_BYTES", 25)
+    many = RecordColumns("t", [0, 1, 0, 0, 1, 0], [b"k"] * 6, [b"x" * 10] * 6)
+    assert list(produce_batches(many)) == [(0, [0, 2]), (0, [3, 5]), (1, [1, 4])]
+    assert list(produce_batches(RecordColumns("t", [0, 0], [b"k"] * 2, [b"x" * 1000] * 2))) == [(0, [0]), (0, [1])]
+    assert list(produce_batches(RecordColumns("t", [], [], []))) == []
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 64, 100])
+@pytest.mark.parametrize("odd", [None, 0, 30, 31, 32, 63])
+def test_reports_are_read_in_groups_and_an_irregular_one_is_matched(count: int, odd: int | None) -> None:
+    values = [b"%d" % n for n in range(count)]
+    reports = [Report(value, -1, FAILED) if n == odd else Report(value, 7 + n) for n, value in enumerate(values)]
+    told = Told(values).report(*reports)
+    assert [n for n, result in told.items() if not isinstance(result, Acknowledged)] == ([] if odd is None else [odd])[
+        : count > (odd or 0)
+    ]
+    assert all(result == Acknowledged(3, 7 + n, 1007 + n) for n, result in told.items() if n != odd)
+
+
+def test_a_client_that_stops_in_the_midst_is_given_the_rest_later() -> None:
+    told, given = Told([b"a", b"b", b"c"]), list[bytes]()
+
+    def produce(_: str, value: bytes, *__: object) -> None:
+        if len(given) == 1 and told.run.produced == 0:
+            raise BufferError
+        given.append(value)
+
+    with pytest.raises(BufferError):
+        told.run.produce_all(produce)
+    assert told.run.produced == 1
+    told.run.produce_all(produce)
+    assert (told.run.produced, given) == (3, [b"a", b"b", b"c"])

@@ -1,0 +1,61 @@
+"""A job that starts while a server is unavailable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.pipeline import open_book as module
+from tidebook.pipeline.open_book import open_with_retries
+from tidebook.runtime.blocking_portal import BlockingPortal
+
+
+class ShyBook:
+    """A book whose servers answer only after these errors."""
+
+    def __init__(self, *errors: TidebookError) -> None:
+        self.errors = list(errors)
+        self.opened = False
+
+    async def __aenter__(self) -> ShyBook:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.opened = True
+        return self
+
+
+@pytest.fixture
+def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingPortal]:
+    monkeypatch.setattr(module, "RETRY_FIRST_S", 0.0)
+    portal = BlockingPortal()
+    yield portal
+    portal.close()
+
+
+def test_a_job_waits_for_a_server_that_is_down_when_it_starts(portal: BlockingPortal) -> None:
+    book: Any = ShyBook(Unavailable("Cassandra does not answer"), OutcomeUnknown("no answer"))
+    reported: list[str] = []
+    open_with_retries(book, portal, stop=threading.Event(), tell=lambda reason, _: reported.append(reason))
+    assert book.opened
+    assert reported == ["Cassandra does not answer", "no answer"]
+
+
+def test_a_job_that_is_stopped_while_it_waits_ends(portal: BlockingPortal) -> None:
+    book: Any = ShyBook(*[Unavailable("away") for _ in range(100)])
+    stop = threading.Event()
+    with pytest.raises(Unavailable):
+        open_with_retries(book, portal, stop=stop, tell=lambda *_: stop.set())
+    assert len(book.errors) == 98
+
+
+def test_a_job_waits_no_longer_than_it_may_and_not_at_all_for_what_does_not_pass(portal: BlockingPortal) -> None:
+    book: Any = ShyBook(Unavailable("away"))
+    with pytest.raises(Unavailable):
+        open_with_retries(book, portal, stop=threading.Event(), tell=lambda *_: None, within_s=0.0)
+    book = ShyBook(InvalidInput("a wrong password"))
+    with pytest.raises(InvalidInput):
+        open_with_retries(book, portal, stop=threading.Event(), tell=lambda *_: None)

@@ -1,0 +1,80 @@
+"""The sequence numbers of replicated appends, looked up in the store."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidebook.core.action import Action
+from tidebook.core.key import partition_of
+from tidebook.pipeline.seq_nr_lookup import number_events
+from tidebook.replication.slice import replicate_slice
+from tidebook.store.sqlite import SqliteStore
+from tidebook.testing.conformance.journal_records import append, delete, purge, records_of, topic_config, truth_of
+
+TOPIC = "t"
+FACTS = topic_config()
+
+ACTIONS = st.one_of(
+    st.builds(append, st.integers(1, 3)),
+    st.builds(append, st.integers(1, 3)),
+    st.builds(lambda n: append(1, expected=n), st.integers(0, 6)),
+    st.builds(lambda n: append(2, at=n), st.integers(1, 60)),
+    st.builds(delete, st.integers(1, 30)),
+    st.just(purge()),
+)
+STEPS = st.lists(st.tuples(st.sampled_from(["a", "b"]), ACTIONS), min_size=1, max_size=60)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS, st.integers(1, 20))
+async def test_every_event_that_is_there_is_numbered_once_in_the_logs_order(
+    steps: list[tuple[str, Action]], size: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(folder)
+        await store.set_facts(TOPIC, FACTS, expected=None)
+        records = records_of(steps)
+        await replicate_slice(store, TOPIC, 0, records, FACTS)
+        found = []
+        for start in range(0, len(records), size):
+            found += await number_events(store, TOPIC, 0, records[start : start + size], FACTS)
+        await store.close()
+    truth = {
+        (id, row.seq_nr, row.position.offset, row.kept)
+        for id, each in truth_of(steps, FACTS).items()
+        for row in each.rows
+    }
+    offsets = [row.position.offset for _, row in found]
+    assert offsets == sorted(offsets)
+    assert len(found) == len(truth)
+    assert {(id, row.seq_nr, row.position.offset, row.kept) for id, row in found} == truth
+
+
+@pytest.mark.parametrize("appends", [10, 100])
+async def test_appends_that_the_head_no_longer_lists_are_looked_up(appends: int, tmp_path: object) -> None:
+    store = SqliteStore(str(tmp_path))
+    await store.set_facts(TOPIC, FACTS, expected=None)
+    records = records_of([("a", append(3)) for _ in range(appends)])
+    await replicate_slice(store, TOPIC, 0, records, FACTS)
+    found = await number_events(store, TOPIC, 0, records[4:6], FACTS)
+    await store.close()
+    assert [row.seq_nr for _, row in found] == [13, 14, 15, 16, 17, 18]
+
+
+async def test_records_in_a_partition_that_is_not_their_journals_are_not_numbered(tmp_path: object) -> None:
+    """They are void. Their offsets may be those of good appends in the journal's own partition."""
+    facts = topic_config(partitions=4)
+    store = SqliteStore(str(tmp_path))
+    await store.set_facts(TOPIC, facts, expected=None)
+    home = partition_of("a", facts.partitions)
+    records = records_of([("a", append(2)), ("a", append(1))])
+    await replicate_slice(store, TOPIC, home, records, facts)
+    strays = records_of([("a", append(2, payload=b"stray")), ("a", append(1, payload=b"stray"))])
+    assert await number_events(store, TOPIC, (home + 1) % facts.partitions, strays, facts) == []
+    found = await number_events(store, TOPIC, home, records, facts)
+    await store.close()
+    assert [row.seq_nr for _, row in found] == [1, 2, 3]

@@ -1,0 +1,175 @@
+"""The options of `format("tidebook")`, and what a read says of events that it lacks, without a Spark session."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import tidebook
+from tests.pipeline.workloads import replicate_here
+from tidebook.core.errors import InvalidInput, NotFound, Unavailable
+from tidebook.core.event import Event
+from tidebook.core.key import partition_of
+from tidebook.pipeline.source.format import TidebookSource
+from tidebook.pipeline.source.journal_stream import JournalStream
+from tidebook.pipeline.source.journals import JournalsReader
+from tidebook.pipeline.source.options import Options
+from tidebook.pipeline.source.selection import Selection
+from tidebook.pipeline.worker import SparkWorker
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wiring.book import Book
+
+LOGGER = "tidebook.pipeline"
+
+
+@pytest.fixture
+def portal() -> Iterator[BlockingPortal]:
+    portal = BlockingPortal()
+    yield portal
+    portal.close()
+
+
+@pytest.fixture
+def book(tmp_path: Path, portal: BlockingPortal) -> Iterator[Book]:
+    """A book with ten replicated events of `a` in the topic orders."""
+    book = tidebook.open(tmp_path / "book")
+    portal.run(book.__aenter__())
+    portal.run(book.journal("orders").append("a", [Event({"step": i}) for i in range(10)]))
+    portal.run(replicate_here(book, book.store, "orders"))
+    yield book
+    portal.run(book.__aexit__(None, None, None))
+
+
+def numbers(book: Book, **options: str) -> list[int]:
+    """Read a table in this process; return the numbers of its events."""
+    reader = JournalsReader({"book": str(book.settings.folder), "topic": "orders", **options})
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return sorted(number for batch in batches for number in batch.column("seq_nr").to_pylist())
+
+
+def test_options_name_topics_ids_a_tag_and_bounds() -> None:
+    given = {"topic": "a, b", "id": "x", "TAG": "paid", "minseqnr": "2", "maxTimestamp": "2026-01-01T00:00:00+00:00"}
+    assert Options(given).selection() == Selection(
+        topics=frozenset({"a", "b"}), ids=frozenset({"x"}), tag="paid", seq_nr_from=2, time_to_ms=1_767_225_600_000
+    )
+
+
+def test_options_select_events_instead_of_filters(book: Book) -> None:
+    assert numbers(book) == list(range(1, 11))
+    assert numbers(book, minSeqNr="4", maxSeqNr="5") == [4, 5]
+    assert numbers(book, id="a", minSeqNr="9") == [9, 10]
+    assert numbers(book, id="b") == []
+    assert numbers(book, maxTimestamp="2001-01-01T00:00:00Z") == []
+    assert numbers(book, minTimestamp="2001-01-01T00:00:00Z", splits="1") == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topics": "orders"}, "the option topics is unknown: did you mean topic?"),
+        ({"path": "/somewhere"}, "the option path is unknown: there are "),
+        ({"topic": " , "}, "the option topic lists at least one name"),
+        ({"minSeqNr": "many"}, "the option minSeqNr is a whole number from 1 on, not 'many'"),
+        ({"minTimestamp": "2026-01-01"}, "the option minTimestamp is a time with its zone"),
+        ({"wal": "metrics", "topic": "orders"}, "the option topic is unknown"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line_when_the_table_is_loaded(
+    tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        TidebookSource({"book": str(tmp_path), **options})
+    assert str(caught.value).splitlines()[0].find(message) >= 0
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"splits": "0"}, {"splits": "x"}, {"startingOffsets": "5"}, {"endingOffsets": '{"orders": {"x": 1}}'}]
+)
+def test_a_wrong_value_of_a_table_is_refused(book: Book, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match=f"the option {next(iter(options))} is"):
+        numbers(book, **options)
+
+
+def test_a_book_that_is_not_there_is_an_error_and_nothing_is_created(tmp_path: Path) -> None:
+    for options in ({}, {"wal": "metrics"}):
+        with pytest.raises(NotFound, match="there is no book in"):
+            TidebookSource({"book": str(tmp_path / "nope"), **options})
+    with pytest.raises(InvalidInput, match="there is no such settings file"):
+        TidebookSource({"book": str(tmp_path / "nope.toml")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_topic_that_nobody_has_written_is_an_error(book: Book) -> None:
+    with pytest.raises(NotFound, match="topic nobody: the store has nothing of it; there are orders") as caught:
+        numbers(book, topic="orders,nobody")
+    assert len(traceback.format_exception_only(caught.value)) == 1
+    with pytest.raises(NotFound, match="topic nobody"):
+        stream(book, topic="nobody").initialOffset()
+
+
+def stream(book: Book, **options: str) -> JournalStream:
+    return JournalStream({"book": str(book.settings.folder), "topic": "orders", **options})
+
+
+@pytest.mark.parametrize("starts", ['{"orders": {"0": 0}}', '{"orders": {}}', '{"others": {"0": 0}}'])
+def test_starting_offsets_of_a_stream_name_every_partition(book: Book, starts: str) -> None:
+    """A partition that they leave out would never be read."""
+    with pytest.raises(InvalidInput, match="startingOffsets"):
+        stream(book, startingOffsets=starts).initialOffset()
+
+
+def test_a_read_warns_of_events_that_are_not_replicated(
+    book: Book, portal: BlockingPortal, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert len(numbers(book)) == 10
+        assert caplog.messages == []
+        for step in range(3):
+            portal.run(book.journal("orders").append("a", [Event({"step": step})]))
+        assert len(numbers(book)) == 10
+        stream(book).prepareForTriggerAvailableNow()
+    assert len(caplog.messages) == 2
+    for message in caplog.messages:
+        assert message.startswith("topic orders: 3 records of the log are not in the store yet, the oldest since ")
+
+
+def test_marks_and_records_that_were_not_asked_for_are_no_lag(
+    book: Book, portal: BlockingPortal, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def read() -> None:
+        async for _ in book.journal("orders").read("a"):
+            pass
+
+    with caplog.at_level(logging.WARNING, LOGGER):
+        portal.run(read())  # its barrier is a mark
+        numbers(book)
+        partitions = portal.run(book.journal("orders").facts()).partitions
+        portal.run(book.journal("orders").append("a", [Event({"step": 1})]))
+        home = partition_of("a", partitions)
+        other = next(id for id in map(str, range(100)) if partition_of(id, partitions) != home)
+        numbers(book, id=other)
+        replicated = portal.run(book.store.pointers("orders"))[home].position.offset + 1
+        numbers(book, endingOffsets=json.dumps({"orders": {home: replicated}}))
+    assert caplog.messages == []
+
+
+def test_a_log_that_does_not_answer_is_no_error_of_a_read(
+    book: Book, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(self: SparkWorker) -> None:
+        raise Unavailable("the broker does not answer")
+
+    monkeypatch.setattr(SparkWorker, "log", away)
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert len(numbers(book)) == 10
+    assert caplog.messages == [
+        "topic orders: this read returns what the store holds; the log's end is unknown: the broker does not answer"
+    ]

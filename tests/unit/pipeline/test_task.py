@@ -1,0 +1,216 @@
+"""One log partition within a task: gaps, retries, and what stops it alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.key import Key
+from tidebook.core.record import read_record
+from tidebook.core.replication_plan import SliceWrites
+from tidebook.core.topic_config import TopicConfig
+from tidebook.log.port import Outgoing, Record
+from tidebook.log.sqlite.log import SqliteLog
+from tidebook.pipeline import task as tasks
+from tidebook.pipeline.task import ConcurrentPartitions, PartitionTask
+from tidebook.replication import slice as slices
+from tidebook.replication.slice import plan_slice
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.clock import SystemClock
+from tidebook.runtime.metrics import Metrics
+from tidebook.store.sqlite.store import SqliteStore
+from tidebook.testing.conformance.journal_records import append, records_of, topic_config
+from tidebook.wiring.settings import Settings
+
+TOPIC = "orders"
+KEY = Key(TOPIC, "a")
+
+
+class Bench:
+    """A fake worker with a log, a store, and errors that `apply` raises before or after it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(folder)
+        self.opened_log = SqliteLog(folder, clock=SystemClock(), metrics=Metrics())
+        self.opened_store = SqliteStore(folder, metrics=Metrics())
+        self.applied = 0
+        self.before: list[TidebookError] = []
+        self.after: list[TidebookError] = []
+        self._apply = self.opened_store.apply
+        self.opened_store.apply = self.apply  # type: ignore[method-assign]
+
+    async def log(self) -> SqliteLog:
+        return self.opened_log
+
+    async def store(self) -> SqliteStore:
+        return self.opened_store
+
+    async def apply(self, writes: SliceWrites) -> None:
+        if self.before:
+            raise self.before.pop(0)
+        await self._apply(writes)
+        self.applied += 1
+        if self.after:
+            raise self.after.pop(0)
+
+    async def numbers(self) -> list[tuple[int, int]]:
+        """Return the events of the journal as (seq_nr, offset)."""
+        head = await self.opened_store.head(KEY)
+        if head is None:
+            return []
+        rows = await self.opened_store.events(KEY, head, after=0, to=head.seq_nr, limit=100)
+        return [(row.seq_nr, row.position.offset) for row in rows]
+
+    async def close(self) -> None:
+        await self.opened_store.close()
+        await self.opened_log.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    for name in ("FENCED_WAIT_S", "RETRY_FIRST_S"):
+        monkeypatch.setattr(tasks, name, 0.0)
+    bench = Bench(tmp_path)
+    yield bench
+    await bench.close()
+
+
+@pytest.fixture
+async def facts(bench: Bench) -> TopicConfig:
+    return await bench.opened_store.set_facts(TOPIC, topic_config(TOPIC), expected=None)
+
+
+def partition_task(bench: Any, facts: TopicConfig, *, wait_s: float = 30.0) -> PartitionTask:
+    return PartitionTask(bench, TOPIC, 0, facts, wait_s=wait_s)
+
+
+def appends(n: int, start: int = 0) -> list[Record]:
+    return records_of([("a", append()) for _ in range(n)], start=start)
+
+
+async def test_a_gap_between_two_batches_of_a_task_is_a_hole_that_the_pointer_passes(
+    bench: Bench, facts: TopicConfig
+) -> None:
+    """Offsets are sparse. The log is not asked: Spark has read it in one go."""
+    task = partition_task(bench, facts)
+    await task.replicate(appends(2))
+    await task.replicate(appends(2, start=7))
+    assert await bench.numbers() == [(1, 0), (2, 1), (3, 7), (4, 8)]
+    assert task.done().offset == 8
+
+
+async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, facts: TopicConfig) -> None:
+    await bench.opened_log.create_topic(TOPIC, 1)
+    records = appends(5)
+    for record in records:
+        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    task = partition_task(bench, facts)
+    await task.replicate(records[3:])
+    assert await bench.numbers() == [(n + 1, n) for n in range(5)]
+
+
+async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(bench: Bench, facts: TopicConfig) -> None:
+    await bench.opened_log.create_topic(TOPIC, 1)
+    records = appends(5)
+    for record in records:
+        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    await bench.opened_log.truncate(TOPIC, 0, before=3)
+    with pytest.raises(LogLost):
+        await partition_task(bench, facts).replicate(records[3:])
+    assert await bench.numbers() == []
+
+
+async def test_a_log_that_became_shorter_stops_the_partition(bench: Bench, facts: TopicConfig) -> None:
+    """It is another log by now: reading on for what it does not have would never end."""
+    await bench.opened_log.create_topic(TOPIC, 1)
+    for record in appends(2):
+        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    task = partition_task(bench, facts)
+    async with asyncio.timeout(20):
+        await task.replicate(appends(2, start=5))
+    done = task.done()
+    assert done.offset == 1
+    assert done.stopped is not None
+    assert "the log ends at 2, and offsets up to 4 were read from it before" in done.stopped
+
+
+@pytest.mark.parametrize("error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("away")])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
+    bench: Bench, facts: TopicConfig, error: TidebookError, when: str
+) -> None:
+    """Whether or not the write took effect that failed, each event is there once."""
+    getattr(bench, when).extend([error, error])
+    task = partition_task(bench, facts)
+    await task.replicate(appends(3))
+    await task.replicate(appends(1, start=3))
+    assert await bench.numbers() == [(n + 1, n) for n in range(4)]
+    assert (bench.before, bench.after, task.done().offset) == ([], [], 3)
+
+
+async def test_a_task_gives_up_when_a_faster_replicator_or_a_silent_store_does_not_end(
+    bench: Bench, facts: TopicConfig
+) -> None:
+    bench.before = [Fenced("another was faster") for _ in range(tasks.FENCED_MAX + 1)]
+    with pytest.raises(Fenced):
+        await partition_task(bench, facts).replicate(appends(1))
+    bench.before = [OutcomeUnknown("no answer")]
+    with pytest.raises(OutcomeUnknown):
+        await partition_task(bench, facts, wait_s=-1.0).replicate(appends(1))
+
+
+async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retries_it(
+    bench: Bench, facts: TopicConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = appends(2)[1].value
+
+    def failing(value: bytes | None, *, limit_bytes: int) -> Any:
+        if value == poison:
+            raise RecursionError("too deep")
+        return read_record(value, limit_bytes=limit_bytes)
+
+    monkeypatch.setattr(slices, "read_record", failing)
+    records = appends(3)
+    task = partition_task(bench, facts)
+    await task.replicate(records[:1])
+    await task.replicate(records[1:])
+    await task.replicate(appends(1, start=3))
+    done = task.done()
+    assert done.stopped == "replicating offsets 1 to 2 failed: RecursionError: too deep"
+    assert (done.offset, done.records) == (0, 4)
+    assert "orders/0 is stopped" in caplog.text
+    monkeypatch.setattr(slices, "read_record", read_record)
+    again = partition_task(bench, facts)
+    await again.replicate(records[1:])
+    assert (again.done().stopped, await bench.numbers()) == (None, [(1, 0), (2, 1), (3, 2)])
+
+
+async def test_an_unexpected_error_does_not_stop_other_partitions(
+    bench: Bench, facts: TopicConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(store: Any, topic: str, partition: int, *more: Any, **named: Any) -> Any:
+        if partition == 1:
+            raise AssertionError("nobody thought of this")
+        return await plan_slice(store, topic, partition, *more, **named)
+
+    monkeypatch.setattr(tasks, "plan_slice", failing)
+    portal = BlockingPortal()
+    try:
+        worker: Any = bench
+        worker.submit = portal.submit
+        partitions = ConcurrentPartitions(worker, {TOPIC: facts}, wait_s=1)
+
+        def run() -> list[Any]:
+            for partition in (1, 0):
+                partitions.begin(TOPIC, partition, appends(2))
+            return [(done.partition, done.stopped is None, done.offset) for done in partitions.finish()]
+
+        found = await asyncio.to_thread(run)
+    finally:
+        portal.close()
+    assert found == [(1, False, None), (0, True, 1)]

@@ -1,0 +1,37 @@
+"""`cancel_and_wait` ends tasks reliably, even those that lose a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidebook.queue.task_cancellation import cancel_and_wait
+
+
+async def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
+    lost = 0
+
+    async def forgetful() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                lost += 1
+                if lost == 2:
+                    raise
+
+    task = asyncio.create_task(forgetful())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(cancel_and_wait(task, None), 30)
+    assert task.cancelled()
+
+
+async def test_what_a_task_raises_while_it_ends_is_dropped() -> None:
+    async def fails() -> None:
+        raise ValueError
+
+    await cancel_and_wait(asyncio.create_task(fails()))
+
+
+async def test_there_may_be_no_task() -> None:
+    await cancel_and_wait(None)

@@ -1,0 +1,62 @@
+"""The one definition of the first offset that is not replicated, and what uses it where the epochs differ."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidebook.core.errors import Fenced
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import Pointer
+from tidebook.pipeline.jobs.export import _replicated
+from tidebook.pipeline.source.lag import find_lag
+from tidebook.pipeline.status import partition_statuses
+from tidebook.replication.slice import first_unreplicated_offset
+from tidebook.testing.conformance.journal_records import topic_config
+
+TOPIC = "orders"
+CONFIG = msgspec.structs.replace(topic_config(TOPIC), epoch=2)
+NEWER = Pointer(Position(3, 41), 0)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "first"), [(None, 0), (Pointer(Position(1, 41), 0), 0), (Pointer(Position(2, 41), 0), 42)]
+)
+def test_it_follows_the_pointer_of_the_same_epoch_and_is_0_before(pointer: Pointer | None, first: int) -> None:
+    assert first_unreplicated_offset(pointer, TOPIC, 0, CONFIG) == first
+
+
+def test_a_pointer_of_a_newer_epoch_fences_a_process_with_an_outdated_configuration() -> None:
+    with pytest.raises(Fenced, match="epoch 3"):
+        first_unreplicated_offset(NEWER, TOPIC, 0, CONFIG)
+
+
+class OneTopic:
+    """A log of 100 records and a store that is one epoch ahead of the caller."""
+
+    async def pointer(self, topic: str, partition: int) -> Pointer:
+        return NEWER
+
+    async def pointers(self, topic: str) -> dict[int, Pointer]:
+        return dict.fromkeys(range(CONFIG.partitions), NEWER)
+
+    async def start(self, topic: str, partition: int) -> int:
+        return 0
+
+    async def end(self, topic: str, partition: int) -> int:
+        return 100
+
+
+async def test_status_export_and_lag_report_no_offset_of_another_epoch() -> None:
+    """They once took the newer epoch's offset for one of their own."""
+    both: Any = OneTopic()
+    book: Any = SimpleNamespace(log=both, store=both)
+    with pytest.raises(Fenced):
+        await partition_statuses(book, {TOPIC: CONFIG})
+    with pytest.raises(Fenced):
+        await _replicated(book, TOPIC, CONFIG)
+    with pytest.raises(Fenced):
+        await find_lag(both, TOPIC, CONFIG, {0: NEWER}, partitions=[0], stops={}, now_ms=0)

@@ -1,0 +1,317 @@
+"""Ticks bring what is replicated below the horizon, and come only where they are of use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import tidebook
+from tidebook import Event
+from tidebook.core.action import Mark
+from tidebook.core.record import encode_record
+from tidebook.log.port import Outgoing
+from tidebook.pipeline.tick_thread import replicate_adjacent_ticks, replicate_ticks, tick_thread
+from tidebook.replication.ticks import FOLLOWED_EVERY_S, LOOK_EVERY_S, Ticker
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.metrics import Metrics
+from tidebook.tags.following import Following
+from tidebook.tags.tags import Tags
+from tidebook.testing.clock import ManualClock
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+
+
+class Seconds:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest_asyncio.fixture
+async def book(tmp_path: Path) -> AsyncIterator[Book]:
+    async with tidebook.open(tmp_path / "book") as book:
+        yield book
+
+
+async def records(book: Book) -> int:
+    facts = await book.store.facts("orders")
+    assert facts is not None
+    return sum([await book.log.end("orders", partition) for partition in range(facts.partitions)])
+
+
+async def payloads(book: Book) -> list[object]:
+    return [event.payload async for event in book.tags.read("paid")]
+
+
+async def test_after_settling_all_that_was_replicated_is_in_the_stream(book: Book) -> None:
+    for n in range(5):
+        await book.journal("orders").append(f"o-{n}", [Event(n, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await replicate_ticks(book)
+    assert sorted(await payloads(book)) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
+
+
+async def test_a_book_without_tags_is_not_ticked(book: Book) -> None:
+    await book.journal("orders").append("o-1", [Event(1)])
+    await replicate(book.log, book.store, "orders")
+    before = await records(book)
+    assert await replicate_ticks(book) == 0
+    await Ticker(book.log, book.store).step()
+    assert await records(book) == before
+
+
+async def test_a_ticker_brings_events_below_the_horizon_and_rests_when_nothing_comes(book: Book) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    assert await ticker.step() == LOOK_EVERY_S
+    clock.now_s += 10
+    ticked = await records(book)
+    await ticker.step()
+    assert await records(book) == ticked, "the ticks before are not replicated yet"
+    await replicate(book.log, book.store, "orders")
+    assert await payloads(book) == [1]
+    clock.now_s += 10
+    await ticker.step()
+    assert await records(book) == ticked, "nothing came behind the ticks"
+    await book.journal("orders").append("o-1", [Event(2, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    clock.now_s += 10
+    await ticker.step()
+    await replicate(book.log, book.store, "orders")
+    assert await payloads(book) == [1, 2]
+
+
+async def test_ticks_come_often_while_somebody_follows_and_seldom_after(book: Book) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    assert await ticker.step() == LOOK_EVERY_S
+    await book.journal("orders").create()
+    await Following(book.store, book.clock).renew()
+    clock.now_s += 1
+    assert await ticker.step() == FOLLOWED_EVERY_S
+    clock.now_s += 11
+    assert await ticker.step() == LOOK_EVERY_S
+
+
+async def test_a_followed_ticker_ticks_right_behind_what_was_replicated_and_not_more_often_than_ten_times_a_second(
+    book: Book,
+) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await book.journal("orders").create()
+    await Following(book.store, book.clock).renew()
+    await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await ticker.step()
+    await replicate(book.log, book.store, "orders")
+    clock.now_s += 0.1
+    await ticker.step()
+    clock.now_s += 0.01
+    await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    async with asyncio.timeout(30):
+        await ticker.rest(10.0 * 0.01)
+    await ticker.step()
+    await replicate(book.log, book.store, "orders")
+    assert await payloads(book) == [0, 1], "it had looked just before, and had found nothing"
+    await book.journal("orders").append("o-1", [Event(2, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    before = await records(book)
+    for _ in range(4):
+        clock.now_s += 0.01
+        assert await ticker.step() <= FOLLOWED_EVERY_S
+    assert await records(book) == before
+    clock.now_s += 0.06
+    await ticker.step()
+    await replicate(book.log, book.store, "orders")
+    assert await payloads(book) == [0, 1, 2]
+
+
+async def test_ticks_right_behind_what_was_replicated_wait_for_no_micro_batch(book: Book) -> None:
+    ticker = Ticker(book.log, book.store)
+    await book.journal("orders").create()
+    await Following(book.store, book.clock).renew()
+    await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await ticker.step()
+    assert await payloads(book) == []
+    ticks = ticker.alone
+    await asyncio.gather(*(replicate_adjacent_ticks(book, ticks) for _ in range(3)))
+    assert await payloads(book) == [0]
+    pointers = await book.store.pointers("orders")
+    await replicate(book.log, book.store, "orders")  # the job brings the same records
+    assert await book.store.pointers("orders") == pointers
+
+
+async def test_a_tick_with_a_record_before_it_is_left_to_the_job(book: Book) -> None:
+    await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    done = await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    ticker = Ticker(book.log, book.store)
+    await book.journal("orders").create()
+    await Following(book.store, book.clock).renew()
+    await ticker.step()
+    busy = ("orders", done.partition)
+    assert busy not in ticker.alone
+    before = await book.store.pointers("orders")
+    await replicate_adjacent_ticks(book, {busy: done.offset + 1})
+    assert await book.store.pointers("orders") == before
+    await replicate_adjacent_ticks(book, ticker.alone)
+    after = await book.store.pointers("orders")
+    moved = {number for number in after if after[number] != before.get(number)}
+    assert moved == {partition for _, partition in ticker.alone}
+    assert moved
+
+
+async def test_where_nobody_follows_ticks_are_left_to_the_job(book: Book) -> None:
+    ticker = Ticker(book.log, book.store)
+    await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    before = await records(book)
+    await ticker.step()
+    assert await records(book) > before
+    assert not ticker.alone
+
+
+async def test_events_that_came_just_before_a_tick_are_brought_below_the_horizon_by_the_next(book: Book) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await book.journal("orders").append("o-1", [Event(2, tags={"paid"})])
+    for _ in range(3):
+        clock.now_s += 10
+        await ticker.step()
+        await replicate(book.log, book.store, "orders")
+    assert await payloads(book) == [1, 2]
+    before = await records(book)
+    clock.now_s += 10
+    await ticker.step()
+    assert await records(book) == before
+
+
+async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book: Book) -> None:
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await book.journal("stuck").append("s", [Event(0)])
+    for n in range(3):
+        await book.journal("orders").append("o-1", [Event(n, tags={"paid"})])
+        await replicate(book.log, book.store, "orders")
+        clock.now_s += 10
+        await ticker.step()
+        await replicate(book.log, book.store, "orders")
+        found = [event.payload async for event in book.tags.read("paid", topics=["orders"])]
+        assert found == list(range(n + 1))
+    facts = await book.store.facts("stuck")
+    assert facts is not None
+    ends = [await book.log.end("stuck", partition) for partition in range(facts.partitions)]
+    assert sum(ends) <= 1 + 2 * facts.partitions, "its ticks do not pile up"
+
+
+async def test_a_book_that_rests_is_old_and_not_behind(book: Book) -> None:
+    await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await replicate_ticks(book)
+    clock, metrics = ManualClock(book.clock.now_ms() + 3_600_000), Metrics()
+    tags = Tags(store=book.store, clock=clock, metrics=metrics)
+    assert [event.payload async for event in tags.read("paid")] == [1]
+    found = {sample.name: sample.value for sample in metrics.samples()}
+    assert found["tags_horizon_lag_seconds"] > 3500
+    assert found["tags_horizon_behind_seconds"] < 60
+    for n in range(20):
+        assert [event async for event in tags.read(f"tag-{n}")] == []
+    assert len([sample for sample in metrics.samples() if "horizon" in sample.name]) == 2, "it is no fact of a tag"
+
+
+async def test_a_pipeline_for_each_topic_brings_the_events_of_the_others_below_the_horizon_and_rests(
+    book: Book,
+) -> None:
+    clock = Seconds()
+    tickers = {topic: Ticker(book.log, book.store, [topic], monotonic_s=clock) for topic in ("orders", "users")}
+
+    async def rounds(count: int) -> None:
+        for _ in range(count):
+            for topic, ticker in tickers.items():
+                await replicate(book.log, book.store, topic)
+                await ticker.step()
+            clock.now_s += 5
+
+    for topic in tickers:
+        await book.journal(topic).append("j", [Event(topic, tags={"paid"})])
+    await rounds(4)
+    assert sorted(await payloads(book)) == ["orders", "users"]  # type: ignore[type-var]
+    for n in range(3):
+        await book.journal("orders").append("j", [Event(n, tags={"paid"})])
+        await rounds(4)
+        assert (await payloads(book))[-1] == n
+    before = await records(book)
+    await rounds(10)
+    assert await records(book) == before, "ticks of one do not bring forth those of the other"
+
+
+async def test_what_one_pipeline_settles_is_shown_though_another_topic_is_settled_by_another(book: Book) -> None:
+    await book.journal("orders").append("o", [Event(1, tags={"paid"})])
+    await book.journal("users").append("u", [Event(2)])
+    await replicate(book.log, book.store, "users")
+    await replicate(book.log, book.store, "orders")
+    await replicate_ticks(book, ["orders"])
+    await replicate_ticks(book, ["users"])
+    assert await payloads(book) == [1]
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, ["users"], monotonic_s=clock)
+    await ticker.step()
+    await replicate(book.log, book.store, "users")
+    await book.journal("orders").append("o", [Event(3, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await replicate_ticks(book, ["orders"])
+    clock.now_s += 10
+    await ticker.step()
+    await replicate(book.log, book.store, "users")
+    assert await payloads(book) == [1, 3]
+
+
+def test_ticks_go_on_after_an_error_that_nobody_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = threading.Semaphore(0)
+
+    async def step(ticker: Ticker) -> float:
+        tried.release()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Ticker, "step", step)
+    monkeypatch.setattr("tidebook.pipeline.tick_thread.LOOK_EVERY_S", 0.01)
+    with contextlib.closing(BlockingPortal()) as portal:
+        book = portal.run(tidebook.open(tmp_path / "book").__aenter__())
+        with tick_thread(book, portal):
+            for _ in range(3):
+                assert tried.acquire(timeout=30)
+        assert book.metrics.counted("tags_tick_failures") >= 2
+        portal.run(book.__aexit__(None, None, None))
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("year", [2200, 9999])
+async def test_a_mark_of_the_far_future_does_not_carry_the_time_of_the_book_away(book: Book, year: int) -> None:
+    orders = book.journal("orders")
+    await orders.append("o-1", [Event(1, tags={"paid"})])
+    facts = await orders.facts()
+    far = encode_record(Mark(facts.epoch, (year - 1970) * 365 * 86_400_000), limit_bytes=facts.limit_bytes)
+    for partition in range(facts.partitions):
+        await book.log.append(Outgoing("orders", partition, None, far))
+    await orders.append("o-2", [Event(2, tags={"paid"})])
+    await replicate(book.log, book.store, "orders")
+    await replicate_ticks(book)
+    horizon = await book.tags.horizon()
+    assert horizon.most_ms < book.clock.now_ms() + 86_400_000
+    assert sorted(await payloads(book)) == [1, 2]  # type: ignore[type-var]

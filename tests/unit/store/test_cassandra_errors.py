@@ -1,0 +1,99 @@
+"""Translation of the driver's errors: nothing was changed, or the outcome is unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from acsylla import errors
+
+from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.runtime.metrics import Metrics
+from tidebook.store.cassandra.errors import NOT_SENT, TRANSIENT, WriteAttempts, translate
+from tidebook.store.cassandra.mutations import CqlStatement
+from tidebook.store.cassandra.session import CassandraSession
+from tidebook.store.cassandra.settings import CassandraSettings
+
+
+@pytest.mark.parametrize("error", TRANSIENT)
+def test_a_read_that_fails_for_now_is_unavailable(error: type[errors.CassException]) -> None:
+    assert type(translate(error("told"), "a read")) is Unavailable
+
+
+@pytest.mark.parametrize("wrote", ["once", "repeatedly"])
+@pytest.mark.parametrize("error", NOT_SENT)
+def test_a_write_that_was_never_sent_is_unavailable(error: type[errors.CassException], wrote: WriteAttempts) -> None:
+    assert type(translate(error("told"), "a write", wrote=wrote)) is Unavailable
+
+
+@pytest.mark.parametrize(
+    ("wrote", "meaning"),
+    [
+        # The driver sends it to the next node when a connection breaks; perhaps none is left after one node has
+        # executed it.
+        ("repeatedly", OutcomeUnknown),
+        # A statement that is not resent fails with a timeout when its connection breaks.
+        ("once", Unavailable),
+    ],
+)
+def test_no_node_left_for_a_write(wrote: WriteAttempts, meaning: type[TidebookError]) -> None:
+    assert type(translate(errors.CassErrorLibNoHostsAvailable("told"), "a write", wrote=wrote)) is meaning
+
+
+@pytest.mark.parametrize("wrote", ["once", "repeatedly"])
+@pytest.mark.parametrize("error", [e for e in TRANSIENT if e not in (*NOT_SENT, errors.CassErrorLibNoHostsAvailable)])
+def test_any_other_failure_leaves_the_outcome_of_a_write_open(
+    error: type[errors.CassException], wrote: WriteAttempts
+) -> None:
+    assert type(translate(error("told"), "a write", wrote=wrote)) is OutcomeUnknown
+
+
+class Driver:
+    """Raises these errors in turn, and the last one for ever."""
+
+    def __init__(self, *failures: type[errors.CassException]) -> None:
+        self._failures = list(failures)
+        self.idempotent: bool | None = None
+        self.retry_policy = "default"
+
+    async def create_prepared(self, cql: str, timeout: float) -> Driver:
+        return self
+
+    def bind(self, values: list[Any], **options: Any) -> Driver:
+        return self
+
+    def set_is_idempotent(self, idempotent: bool) -> None:
+        self.idempotent = idempotent
+
+    def set_retry_policy(self, policy: str) -> None:
+        self.retry_policy = policy
+
+    async def execute(self, statement: object) -> None:
+        raise (self._failures.pop(0) if len(self._failures) > 1 else self._failures[0])("told")
+
+
+@pytest.mark.parametrize(
+    ("failures", "meaning"),
+    [
+        ([errors.CassErrorLibRequestTimedOut, errors.CassErrorLibRequestQueueFull], OutcomeUnknown),
+        ([errors.CassErrorLibRequestQueueFull], Unavailable),
+    ],
+    ids=["sent once", "never sent"],
+)
+async def test_a_write_that_was_sent_once_has_an_open_outcome_whatever_its_last_attempt_says(
+    failures: list[type[errors.CassException]], meaning: type[TidebookError]
+) -> None:
+    settings = CassandraSettings.read("cassandra://one/books", {"write_deadline_s": 0.1})
+    driver = Driver(*failures)
+    with pytest.raises(meaning):
+        await CassandraSession(None, driver, settings, Metrics()).write([CqlStatement("INSERT", [])])
+    assert driver.idempotent
+
+
+async def test_the_driver_may_not_send_a_compare_and_set_again() -> None:
+    """A node that rejects one may have accepted it: the next node would find its value, and report another writer's."""
+    driver = Driver(errors.CassErrorServerUnavailable)
+    session = CassandraSession(None, driver, CassandraSettings.read("cassandra://one/books"), Metrics())
+    with pytest.raises(OutcomeUnknown):
+        await session.compare_and_set("INSERT IF NOT EXISTS", [])
+    assert (driver.idempotent, driver.retry_policy) == (False, "fallthrough")
