@@ -78,8 +78,8 @@ class Bench:
     async def run(self) -> None:
         section = Section(f"cassandra://{self.address}/{KEYSPACE}")
         store = await open_store(Settings(Path(), {"store": section}), metrics=Metrics())
-        facts = TopicConfig(topic_id=self.topic, partitions=1, segment_size=SEGMENT_SIZE)
-        await store.set_facts(self.topic, facts, expected=None)
+        config = TopicConfig(topic_id=self.topic, partitions=1, segment_size=SEGMENT_SIZE)
+        await store.set_topic_config(self.topic, config, expected=None)
         host, port = self.address.split(":")
         cluster = acsylla.create_cluster([host], port=int(port), consistency="LOCAL_QUORUM", log_level="disabled")
         driver = await cluster.create_session()

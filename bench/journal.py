@@ -150,13 +150,13 @@ class Bench:
         connection.pragma("journal_mode", "wal")
         connection.pragma("synchronous", "full")
         connection.execute("CREATE TABLE record(place INTEGER PRIMARY KEY, time_ms INTEGER, key BLOB, value BLOB)")
-        facts = JournalSettings().facts("bare", JournalSettings().partitions)
+        config = JournalSettings().topic_config("bare", JournalSettings().partitions)
         ids = [f"j-{n}" for n in range(WRITERS)]
-        bases = [partition_of(id, facts.partitions) << 40 for id in ids]
+        bases = [partition_of(id, config.partitions) << 40 for id in ids]
         action = append_action(
             [Event(BYTES)], epoch=1, append_id=bytes(16), expected=None, at=None, expire_after=None, floor=None
         )
-        value = encode_record(action, limit_bytes=facts.limit_bytes)
+        value = encode_record(action, limit_bytes=config.limit_bytes)
         keys = [id.encode() for id in ids]
         count = 128_000 // ROUNDS // self.scale // WRITERS * WRITERS
         offset = 0

@@ -205,8 +205,8 @@ class Bench:
         from bench.pipeline_parts.bare import bare_task
         from tidebook.pipeline.source.stream import read_records
 
-        facts = self.portal.run(self.book.journal(topic).create())
-        stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(facts.partitions)}
+        config = self.portal.run(self.book.journal(topic).create())
+        stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(config.partitions)}
         records = read_records(self.spark, self.book.settings, {topic: dict.fromkeys(stops, 0)}, {topic: stops})
         task = bare_task(self.cassandra, self.keyspace, f"bare-{topic}")
         return sum(int(row["rows"]) for row in records.mapInArrow(task, "rows long").collect())

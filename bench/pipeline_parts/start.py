@@ -58,8 +58,8 @@ def bare(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, no
     """The least that Spark can do with the same records."""
     from tidebook.pipeline.source.stream import coalesce_to_cores, stream_records
 
-    facts = portal.run(book.journal(topic).create())
-    starts = {topic: {str(number): 0 for number in range(facts.partitions)}}
+    config = portal.run(book.journal(topic).create())
+    starts = {topic: {str(number): 0 for number in range(config.partitions)}}
 
     def each(batch: DataFrame, number: int) -> None:
         batch.collect()

@@ -22,8 +22,8 @@ async def steady(book: Book, topic: str, *, per_s: int, seconds: float, warm_up_
 
     What is appended and read in the first `warm_up_s` is not counted: the JVMs of Spark and Cassandra compile then.
     """
-    facts = await book.journal(topic).create()
-    sent: list[dict[int, float]] = [{} for _ in range(facts.partitions)]
+    config = await book.journal(topic).create()
+    sent: list[dict[int, float]] = [{} for _ in range(config.partitions)]
     began = time.monotonic()
     delays: list[float] = []
     reads: list[float] = []
@@ -39,7 +39,7 @@ async def steady(book: Book, topic: str, *, per_s: int, seconds: float, warm_up_
         for (id, _), done in zip(items, await book.journal(topic).append_many(items, confirm=False), strict=True):
             if isinstance(done, Exception):
                 raise done
-            sent[partition_of(id, facts.partitions)][done.offset] = at
+            sent[partition_of(id, config.partitions)][done.offset] = at
         await asyncio.sleep(TICK_S)
     for _ in range(int(SETTLE_S / POLL_S)):
         if not any(sent):

@@ -21,7 +21,7 @@ async def fill(
     book: Book, topic: str, *, appends: int, journals: int, events: int = 1, tags: tuple[str, ...] = ()
 ) -> None:
     """Append to journals in turn."""
-    facts = await book.journal(topic).create()
+    config = await book.journal(topic).create()
     ids = RandomIds()
     body = pack_events([encode_event(Event(PAYLOAD, tags=tags))] * events)
     tagged = tuple((tag, events) for tag in tags)
@@ -35,10 +35,10 @@ async def fill(
 
     for n in range(appends):
         id = f"j-{n % journals}"
-        append = Append(facts.epoch, ids.new(), events, body, tagged=tagged)
-        value = encode_record(append, limit_bytes=facts.limit_bytes)
+        append = Append(config.epoch, ids.new(), events, body, tagged=tagged)
+        value = encode_record(append, limit_bytes=config.limit_bytes)
         await room.acquire()
-        book.log.send(Outgoing(topic, partition_of(id, facts.partitions), id.encode(), value), on_sent)
+        book.log.send(Outgoing(topic, partition_of(id, config.partitions), id.encode(), value), on_sent)
     for _ in range(IN_FLIGHT_MAX):
         await room.acquire()
     if failed:

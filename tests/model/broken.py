@@ -36,34 +36,34 @@ BEFORE_ALL = Position(1, -1)
 # ---- planners: which writes, in which order
 
 
-def no_guard(key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig) -> Sequence[Write]:
+def no_guard(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
     """[R2] Records at or below the head's position are folded again."""
     if head is not None:
         head = msgspec.structs.replace(head, position=BEFORE_ALL)
-    return plan_key(key, head, records, facts)
+    return plan_key(key, head, records, config)
 
 
-def no_redo(key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig) -> Sequence[Write]:
+def no_redo(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
     """[R7] What a dead replicator may have left undone is not done again."""
-    return plan_key(key, head, [each for each in records if head is None or each.position > head.position], facts)
+    return plan_key(key, head, [each for each in records if head is None or each.position > head.position], config)
 
 
 def redo_without_the_head(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R7c] Tombstones are done again, and the head, which only one read may have seen, is not."""
     return [
         write
-        for write in plan_key(key, head, records, facts)
+        for write in plan_key(key, head, records, config)
         if not (isinstance(write, PutHead) and write.head == head)
     ]
 
 
 def head_before_rows(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """The head tells of events that are not there yet."""
-    writes = list(plan_key(key, head, records, facts))
+    writes = list(plan_key(key, head, records, config))
     for i, (one, next_) in enumerate(pairwise(writes)):
         if isinstance(one, PutEvents) and isinstance(next_, PutHead):
             writes[i], writes[i + 1] = next_, one
@@ -71,10 +71,10 @@ def head_before_rows(
 
 
 def tombstones_before_head(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R6] Events are cleared before the head says so."""
-    writes = list(plan_key(key, head, records, facts))
+    writes = list(plan_key(key, head, records, config))
     for i, (one, next_) in enumerate(pairwise(writes)):
         if isinstance(one, PutHead) and isinstance(next_, ClearEvents | ClearJournal):
             writes[i], writes[i + 1] = next_, one
@@ -82,10 +82,10 @@ def tombstones_before_head(
 
 
 def coalesced_purge(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R8] A purge and the next life in one go: the new rows, their head, and the old life's tombstones last."""
-    writes = list(plan_key(key, head, records, facts))
+    writes = list(plan_key(key, head, records, config))
     if not (writes and isinstance(writes[-1], PutHead) and writes[-1].head.live):
         return writes
     clears = [write for write in writes if isinstance(write, ClearJournal)]
@@ -94,20 +94,20 @@ def coalesced_purge(
 
 
 def nothing_for_the_short_lived(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R9] Created and purged within a slice: nothing is written."""
     now = head
     for placed in records:
         if now is None or placed.position > now.position:
-            now, change = fold(now, placed.action, placed.position, placed.timestamp_ms, facts)
+            now, change = fold(now, placed.action, placed.position, placed.timestamp_ms, config)
             if isinstance(change, PurgeApplied) and head is None and placed is records[-1]:
                 return ()
-    return plan_key(key, head, records, facts)
+    return plan_key(key, head, records, config)
 
 
 def raw_delete_bound(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R10] A delete's tombstone goes up to the number that was asked for, not to the one that was there."""
     raw = max((each.action.to for each in records if isinstance(each.action, Delete)), default=0)
@@ -115,32 +115,32 @@ def raw_delete_bound(
         ClearEvents(key, msgspec.structs.replace(write.head, delete_to=max(raw, write.head.delete_to)), 0)
         if isinstance(write, ClearEvents)
         else write
-        for write in plan_key(key, head, records, facts)
+        for write in plan_key(key, head, records, config)
     ]
 
 
 def clears_from_the_old_bound(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R7b] A delete that is done again clears only above what the head says was cleared."""
     return [
         ClearEvents(key, write.head, head.delete_to)
         if isinstance(write, ClearEvents) and head is not None and head.live
         else write
-        for write in plan_key(key, head, records, facts)
+        for write in plan_key(key, head, records, config)
     ]
 
 
-def unlisted(key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig) -> Sequence[Write]:
+def unlisted(key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig) -> Sequence[Write]:
     """[R17] Segments before a jump are not listed."""
-    return [write for write in plan_key(key, head, records, facts) if not isinstance(write, PutSegments)]
+    return [write for write in plan_key(key, head, records, config) if not isinstance(write, PutSegments)]
 
 
 def listed_after_the_head(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R17b] The head no longer names segments that are not listed yet."""
-    writes = list(plan_key(key, head, records, facts))
+    writes = list(plan_key(key, head, records, config))
     for i in reversed(range(len(writes))):
         if isinstance(writes[i], PutSegments):
             behind = next(j for j in range(i, len(writes)) if isinstance(writes[j], PutHead))
@@ -149,10 +149,10 @@ def listed_after_the_head(
 
 
 def forgotten_before_cleared(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R18] Segments are unlisted before what they hold is cleared."""
-    writes = list(plan_key(key, head, records, facts))
+    writes = list(plan_key(key, head, records, config))
     for i, write in enumerate(writes):
         if isinstance(write, ForgetSegments):
             writes[i - 1], writes[i] = write, writes[i - 1]
@@ -160,10 +160,10 @@ def forgotten_before_cleared(
 
 
 def never_forgotten(
-    key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+    key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
 ) -> Sequence[Write]:
     """[R18b] Segments of a life that is over stay listed."""
-    return [write for write in plan_key(key, head, records, facts) if not isinstance(write, ForgetSegments)]
+    return [write for write in plan_key(key, head, records, config) if not isinstance(write, ForgetSegments)]
 
 
 # ---- expanders: which stamps, in which stages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.model.lattice import Lattice
 from tests.model.reading import Node, Question, Reading
-from tests.model.world import FACTS, Seen, World
+from tests.model.world import CONFIG, Seen, World
 from tidebook.core.segments import event_segment
 
 
@@ -56,7 +56,7 @@ def _steps(world: World, at: int, reading: Reading, node: Node) -> list[Node]:
 def _page(world: World, at: int, question: Question) -> tuple[int, ...]:
     rows = []
     for cell in world.stores[at].keys[0].rows:
-        segment = event_segment(cell.seq_nr, FACTS.segment_size)
+        segment = event_segment(cell.seq_nr, CONFIG.segment_size)
         if question.after < cell.seq_nr <= question.to and (
             segment >= question.run_start or segment in question.listed
         ):

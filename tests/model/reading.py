@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from tests.model.world import FACTS, KEYS, Seen, World
+from tests.model.world import CONFIG, KEYS, Seen, World
 from tidebook.core.errors import TidebookError, Truncated
 from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head
@@ -78,7 +78,7 @@ class AskedStore:
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         offset = await Ask(Question("pointer"))
-        return None if offset < 0 else Pointer(Position(FACTS.epoch, offset), 0)
+        return None if offset < 0 else Pointer(Position(CONFIG.epoch, offset), 0)
 
     async def head(self, key: Key) -> Head | None:
         head: Head | None = await Ask(Question("head"))
@@ -149,7 +149,7 @@ class HeadKnown(Reader):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
-        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, FACTS.epoch))
+        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, CONFIG.epoch))
 
 
 class MarkFirst(HeadKnown):
@@ -159,7 +159,7 @@ class MarkFirst(HeadKnown):
         barrier = await self._barriers.fix(kind)
         pointer = await self._store.pointer(key.topic, 0)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, ReplicatedState(pointer, await self._store.head(key), FACTS.epoch))
+        return await self._view(key, barrier, ReplicatedState(pointer, await self._store.head(key), CONFIG.epoch))
 
 
 class PartsApart(HeadKnown):
@@ -168,7 +168,7 @@ class PartsApart(HeadKnown):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         barrier = await self._barriers.fix(kind)
-        stored = ReplicatedState(await self._store.pointer(key.topic, 0), await self._store.head(key), FACTS.epoch)
+        stored = ReplicatedState(await self._store.pointer(key.topic, 0), await self._store.head(key), CONFIG.epoch)
         await self._hold(key, known, rows)
         return await self._view(key, barrier, stored)
 
@@ -185,7 +185,7 @@ class PointerKnown(HeadKnown):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         barrier = await self._barriers.fix(kind)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, ReplicatedState(self.pointer, await self._store.head(key), FACTS.epoch))
+        return await self._view(key, barrier, ReplicatedState(self.pointer, await self._store.head(key), CONFIG.epoch))
 
 
 class HeadFolded(HeadKnown):
@@ -195,7 +195,7 @@ class HeadFolded(HeadKnown):
         await self._hold(key, known, rows)
         pointer = await self._store.pointer(key.topic, 0)
         barrier = await self._barriers.fix(kind)
-        tail = JournalTail(None, FACTS, bytes_max=0)
+        tail = JournalTail(None, CONFIG, bytes_max=0)
         for record in (await self._log.read(key.topic, 0, start=0, stop=barrier + 1, key=key.id.encode())).records:
             tail.take(record)
         self._cache.next_offset = barrier + 1
@@ -244,7 +244,7 @@ class Reading:
 
     def _run(self, answers: tuple[int | tuple[int, ...], ...]) -> Node:
         log, store, metrics = AskedLog(self.world), AskedStore(), Metrics()
-        cache = HeadCache(log, store, KEY.topic, 0, FACTS, self._settings, metrics)  # type: ignore[arg-type]
+        cache = HeadCache(log, store, KEY.topic, 0, CONFIG, self._settings, metrics)  # type: ignore[arg-type]
         barriers = Barriers(log, cache)  # type: ignore[arg-type]
         reader = self._reader(log, store, cache, barriers, self._settings, metrics)  # type: ignore[arg-type]
         events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
@@ -263,7 +263,7 @@ class Reading:
                 except StopIteration as yielding:
                     event = yielding.value
                     kept = encode_event(Event(event.payload))
-                    row = EventRow(event.seq_nr, kept, event.timestamp_ms, Position(FACTS.epoch, event.offset), 0)
+                    row = EventRow(event.seq_nr, kept, event.timestamp_ms, Position(CONFIG.epoch, event.offset), 0)
                     yielded.append((event.seq_nr, self._row(row)))
                     break
                 except StopAsyncIteration:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.model.lww import EMPTY, Interned, KeyCells, is_found, land, singles_of
-from tests.model.world import FACTS, KEYS, Planner, Seen
+from tests.model.world import CONFIG, KEYS, Planner, Seen
 from tidebook.core.action import Append
 from tidebook.core.event import unpack_events
 from tidebook.core.fold import AppendApplied, PurgeApplied
@@ -70,7 +70,7 @@ class Explorer:
     def run(self) -> None:
         if len(self._placed) == self._length:
             return
-        for grown in extensions(self._points[-1].head, len(self._placed), self._letters, FACTS):
+        for grown in extensions(self._points[-1].head, len(self._placed), self._letters, CONFIG):
             self._push(grown)
             self.histories += 1
             self._check_store()
@@ -80,8 +80,8 @@ class Explorer:
 
     def _push(self, grown: Extension) -> None:
         offset = len(self._placed)
-        self._placed.append(PositionedAction(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, grown.action))
-        value = encode_record(grown.action, limit_bytes=FACTS.limit_bytes)
+        self._placed.append(PositionedAction(Position(CONFIG.epoch, offset), FIRST_MS + 1000 * offset, grown.action))
+        value = encode_record(grown.action, limit_bytes=CONFIG.limit_bytes)
         self._records.append(Record(offset, FIRST_MS + 1000 * offset, KEY.id.encode(), value))
         self._names.append(grown.name)
         self._points.append(Point(grown.head, self._seen(grown), self._replicated()))
@@ -112,7 +112,7 @@ class Explorer:
         """The cells after every batching: the last batch may have begun behind any earlier action."""
         found = set()
         for begun, point in enumerate(self._points):
-            writes = self._planner(KEY, point.head, self._placed[begun:], FACTS)
+            writes = self._planner(KEY, point.head, self._placed[begun:], CONFIG)
             for cells in point.cells:
                 for write in writes:
                     for single in list(singles_of(write, self._interned, cells.listed)):
@@ -133,7 +133,7 @@ class Explorer:
         for lag, point in enumerate(self._points):
             position = point.head.position.offset if point.head is not None else -1
             for as_of in {lag - 1, position}:
-                tail = JournalTail(point.head, FACTS, bytes_max=1_000_000)
+                tail = JournalTail(point.head, CONFIG, bytes_max=1_000_000)
                 for record in self._records[as_of + 1 :]:
                     tail.take(record)
                 assert tail.head == self._points[-1].head, self._names
@@ -162,7 +162,7 @@ class Explorer:
         found = []
         for append in tail.appends or ():
             for i, kept in enumerate(unpack_events(append.body)):
-                position = Position(FACTS.epoch, append.offset)
+                position = Position(CONFIG.epoch, append.offset)
                 row = EventRow(append.first + i, kept, append.timestamp_ms, position, i)
                 if after < row.seq_nr <= to:
                     found.append((row.seq_nr, self._interned.row(row)))
@@ -185,9 +185,9 @@ def test_every_history_of_up_to_3_actions_over_all_letters_is_the_same_by_every_
 @pytest.mark.parametrize("left_out", [PutEvents, PutHead, ClearEvents, ClearJournal])
 def test_a_replicator_that_leaves_something_out_is_found(left_out: type[Write]) -> None:
     def forgetful(
-        key: Key, head: Head | None, records: Sequence[PositionedAction], facts: TopicConfig
+        key: Key, head: Head | None, records: Sequence[PositionedAction], config: TopicConfig
     ) -> Sequence[Write]:
-        return [write for write in plan_key(key, head, records, facts) if not isinstance(write, left_out)]
+        return [write for write in plan_key(key, head, records, config) if not isinstance(write, left_out)]
 
     explorer = Explorer(list(ACTION_TEMPLATES.values()), length=3, planner=forgetful)
     with pytest.raises(AssertionError):

@@ -12,7 +12,7 @@ from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
 from tests.model.lww import land_by_arrival
 from tests.model.reading import Answered, BarrierLast, HeadFolded, HeadKnown, MarkFirst, Reading
-from tests.model.world import FACTS, Expander, Planner, Step, World, in_stages
+from tests.model.world import CONFIG, Expander, Planner, Step, World, in_stages
 from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.key import Key
@@ -36,7 +36,7 @@ WITH_CONDITION = ["next x2", "expected 0", "delete 1", "purge", "purge if there"
 
 def logs(names: Sequence[str], lengths: Iterable[int]) -> Iterator[list[Step]]:
     for length in lengths:
-        for log in histories(length, [ACTION_TEMPLATES[name] for name in names], FACTS):
+        for log in histories(length, [ACTION_TEMPLATES[name] for name in names], CONFIG):
             yield [(0, action) for action in log]
 
 
@@ -79,7 +79,7 @@ JUMPS: list[Action] = [append(), append(at=5), append(at=9), delete(5), purge()]
 def jumping(lengths: Iterable[int]) -> Iterator[list[Step]]:
     letters = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
     for length in lengths:
-        for log in histories(length, letters, FACTS):
+        for log in histories(length, letters, CONFIG):
             yield [(0, action) for action in log]
 
 
@@ -214,7 +214,7 @@ class RowsUnasked(HeadKnown):
         if head is not None and head.live:
             rows.begin(head, after=max(after, head.delete_to), to=min(to, head.seq_nr))
             rows.add(PrefetchedRange(after, 2, 2 - after, Answered(found)))
-        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, FACTS.epoch))
+        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, CONFIG.epoch))
 
 
 class PointerLast(HeadKnown):
@@ -224,7 +224,7 @@ class PointerLast(HeadKnown):
         await self._hold(key, known, rows)
         head = await self._store.head(key)
         pointer = await self._store.pointer(key.topic, 0)
-        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, FACTS.epoch))
+        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, CONFIG.epoch))
 
 
 @pytest.mark.parametrize("reader", [RowsUnasked, PointerLast])

@@ -10,7 +10,7 @@ import pytest
 from tests.model.interleaving import violation
 from tests.model.lattice import Lattice
 from tests.model.reading import BarrierLast, HeadFolded, HeadKnown, MarkFirst, PartsApart, PointerKnown, Reading
-from tests.model.world import FACTS, Step, World
+from tests.model.world import CONFIG, Step, World
 from tidebook.core.action import Action
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.reader import Reader
@@ -63,13 +63,13 @@ def alone(log: Sequence[Action]) -> list[Step]:
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_every_history_of_up_to_3_actions_holds_in_every_order_of_steps(length: int, long_form: bool) -> None:
-    for i, log in enumerate(histories(length, ALL, FACTS)):
+    for i, log in enumerate(histories(length, ALL, CONFIG)):
         check(alone(log), READS if long_form or length < 3 else [READS[i % len(READS)]])
 
 
 @pytest.mark.long
 def test_every_history_of_4_actions_holds_in_every_order_of_steps() -> None:
-    for i, log in enumerate(histories(4, ALL, FACTS)):
+    for i, log in enumerate(histories(4, ALL, CONFIG)):
         check(alone(log), [READS[i % len(READS)]])
 
 
@@ -90,7 +90,7 @@ def test_a_random_sample_of_longer_histories_holds_in_every_order_of_steps(
 def random_history(dice: random.Random, length: int) -> list[Action]:
     head, done = None, []
     for offset in range(length):
-        grown = dice.choice(list(extensions(head, offset, ALL, FACTS)))
+        grown = dice.choice(list(extensions(head, offset, ALL, CONFIG)))
         head = grown.head
         done.append(grown.action)
     return done
@@ -102,7 +102,7 @@ def test_a_journal_re_created_under_a_read_is_read_from_its_start() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_writes_in_flight_that_one_read_sees_and_the_next_does_not_change_nothing(length: int, long_form: bool) -> None:
-    for i, log in enumerate(histories(length, ALL if long_form else SMALL, FACTS)):
+    for i, log in enumerate(histories(length, ALL if long_form else SMALL, CONFIG)):
         check(alone(log), [READS[i % len(READS)]], flicker=True)
 
 
@@ -113,7 +113,7 @@ JUMPS = [append(), append(at=5), append(2, at=9), append(at=14), delete(5), dele
 @pytest.mark.parametrize("length", [2, 3])
 def test_segments_behind_jumps_are_found_in_every_order_of_steps(length: int, long_form: bool) -> None:
     letters = [ActionTemplate(str(i), lambda _, action=action: action) for i, action in enumerate(JUMPS)]  # type: ignore[misc]
-    for i, log in enumerate(histories(length, letters, FACTS)):
+    for i, log in enumerate(histories(length, letters, CONFIG)):
         check(alone(log), [READS[i % len(READS)]], flicker=long_form)
 
 

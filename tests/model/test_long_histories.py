@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.lww import EMPTY, Interned, KeyCells, Single, is_found, land, singles_of
-from tests.model.world import FACTS, KEYS, World, own_segments
+from tests.model.world import CONFIG, KEYS, World, own_segments
 from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.replication_plan import plan_key
@@ -41,7 +41,7 @@ class Replicator:
         return None if self.cells.head is None else self._interned.heads[self.cells.head.head]
 
     def writes(self, first: int, stop: int) -> list[Single]:
-        planned = plan_key(KEY, self.head, self._world.placed[first:stop], FACTS)
+        planned = plan_key(KEY, self.head, self._world.placed[first:stop], CONFIG)
         listed = self.cells.listed | own_segments(planned)
         return [single for write in planned for single in singles_of(write, self._interned, listed)]
 
@@ -62,7 +62,7 @@ def truth(world: World) -> tuple[Head | None, list[object]]:
     return last.head, [world.interned.rows[row] for _, row in last.seen]
 
 
-@given(random_histories(FACTS), cuts)
+@given(random_histories(CONFIG), cuts)
 @settings(max_examples=200, deadline=None)
 def test_any_batching_gives_the_fold(history: list[Action], cuts: list[int]) -> None:
     world = World([(0, action) for action in history])
@@ -72,7 +72,7 @@ def test_any_batching_gives_the_fold(history: list[Action], cuts: list[int]) -> 
     assert replicator.shown() == truth(world)
 
 
-@given(random_histories(FACTS, most=15), cuts, st.data())
+@given(random_histories(CONFIG, most=15), cuts, st.data())
 @settings(max_examples=200, deadline=None)
 def test_crashes_replays_and_late_writes_change_nothing(
     history: list[Action], cuts: list[int], data: st.DataObject

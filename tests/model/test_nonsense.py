@@ -28,7 +28,7 @@ IDS = ("a", "b")
 
 
 def _epoch(rest: bytes) -> int:
-    """A record of a later epoch stops whoever holds the facts of this one: that is another test."""
+    """A record of a later epoch stops whoever has the configuration of this one: that is another test."""
     return getattr(read_record(sealed(MAGIC, VERSION, rest), limit_bytes=10**6), "epoch", 1)
 
 
@@ -109,11 +109,11 @@ async def _stored(rig: Rig) -> list[Head | None]:
 
 async def _folded(rig: Rig, id: str) -> Head | None:
     """The journal by the log alone."""
-    facts, head = await rig.journal.facts(), None
+    config, head = await rig.journal.topic_config(), None
     for record in (await rig.log.read("orders", 0, start=0, stop=10**6, limit=10**6)).records:
-        action = read_record(record.value, limit_bytes=facts.limit_bytes)
+        action = read_record(record.value, limit_bytes=config.limit_bytes)
         if record.key == id.encode() and not isinstance(action, Damaged):
-            head, _ = fold(head, action, Position(facts.epoch, record.offset), record.timestamp_ms, facts)
+            head, _ = fold(head, action, Position(config.epoch, record.offset), record.timestamp_ms, config)
     return head
 
 

@@ -41,7 +41,7 @@ from tidebook.log.port import Record
 from tidebook.testing.histories import FIRST_MS, placed_at
 
 #: Segments of two numbers, so that the smallest history crosses a border.
-FACTS = TopicConfig(topic_id="t", partitions=1, segment_size=2, segments=2)
+CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=2, segments=2)
 KEYS = (Key("orders", "a"), Key("orders", "b"))
 
 #: Whose journal, and what happens to it.
@@ -129,7 +129,7 @@ class World:
         truths = [Truth(None, ())]
         for placed, (whose, _) in zip(self.placed, self.log, strict=True):
             if whose == key:
-                head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, FACTS)
+                head, change = fold(head, placed.action, placed.position, placed.timestamp_ms, CONFIG)
                 if isinstance(change, PurgeApplied):
                     rows = {}
                 elif isinstance(change, AppendApplied):
@@ -209,7 +209,7 @@ class World:
         if found is None:
             head = None if name < 0 else self.interned.heads[name]
             records = [self.placed[o] for o in range(first, last + 1) if self.log[o][0] == key]
-            found = (self._planner(KEYS[key], head, records, FACTS) if records else ()), records
+            found = (self._planner(KEYS[key], head, records, CONFIG) if records else ()), records
             self._writes[key, name, first, last] = found
         return found
 
@@ -252,12 +252,12 @@ class World:
 def _place(offset: int, action: Action) -> PositionedAction:
     if isinstance(action, Append):
         action = placed_at(action, offset)
-    return PositionedAction(Position(FACTS.epoch, offset), FIRST_MS + 1000 * offset, action)
+    return PositionedAction(Position(CONFIG.epoch, offset), FIRST_MS + 1000 * offset, action)
 
 
 def _record(placed: PositionedAction, key: Key) -> Record:
     assert not isinstance(placed.action, str)
-    value = encode_record(placed.action, limit_bytes=FACTS.limit_bytes)  # type: ignore[arg-type]
+    value = encode_record(placed.action, limit_bytes=CONFIG.limit_bytes)  # type: ignore[arg-type]
     return Record(placed.position.offset, placed.timestamp_ms, key.id.encode(), value)
 
 

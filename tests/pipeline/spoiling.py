@@ -26,19 +26,19 @@ class Spoiler:
 
     async def head(self, key: Key) -> None:
         """Spoil the head of a journal."""
-        facts = await self._store.facts(key.topic)
+        config = await self._store.topic_config(key.topic)
         await self._run(
             key,
             "UPDATE metajournal SET head = ? WHERE topic = ? AND id = ?",
             (GARBAGE, *key),
             "UPDATE metajournal USING TIMESTAMP ? SET head = ? WHERE topic = ? AND segment = ? AND id = ?",
-            [GARBAGE, key.topic, head_segment(key.id, facts.segments), key.id],
+            [GARBAGE, key.topic, head_segment(key.id, config.segments), key.id],
         )
 
     async def event(self, key: Key, seq_nr: int) -> None:
         """Spoil the row with this number; on Cassandra several events may share it."""
-        facts = await self._store.facts(key.topic)
-        segment = event_segment(seq_nr, facts.segment_size)
+        config = await self._store.topic_config(key.topic)
+        segment = event_segment(seq_nr, config.segment_size)
         await self._run(
             key,
             "UPDATE journal SET kept = ? WHERE topic = ? AND id = ? AND seq_nr = ?",
@@ -70,6 +70,6 @@ class Spoiler:
             return
         from tidebook.store.cassandra.mutations import CqlStatement
 
-        facts = await self._store.facts(key.topic)
-        pointer = await self._store.pointer(key.topic, partition_of(key.id, facts.partitions))
+        config = await self._store.topic_config(key.topic)
+        pointer = await self._store.pointer(key.topic, partition_of(key.id, config.partitions))
         await self._store._session.write_once(CqlStatement(cql, [write_stamp(pointer.position), *values]))

@@ -57,10 +57,10 @@ async def test_a_damaged_record_is_left_where_it_is_unless_its_bytes_are_asked_f
 
 
 async def test_a_record_in_the_wrong_partition_is_replayed_to_its_journal(book: Book) -> None:
-    facts = await book.journal(TOPIC).create()
+    config = await book.journal(TOPIC).create()
     body, tagged = encode_events([Event("stray", tags={"paid"})])
-    value = encode_record(Append(facts.epoch, b"x" * 16, 1, body, tagged=tagged), limit_bytes=1000)
-    wrong = (partition_of("o-1", facts.partitions) + 1) % facts.partitions
+    value = encode_record(Append(config.epoch, b"x" * 16, 1, body, tagged=tagged), limit_bytes=1000)
+    wrong = (partition_of("o-1", config.partitions) + 1) % config.partitions
     await book.log.append(Outgoing(TOPIC, wrong, b"o-1", value))
     [found] = await parked(book)
     assert found.id == "o-1"

@@ -96,14 +96,14 @@ async def test_graves_are_swept_when_the_log_has_forgotten_them(book: Book, cloc
         await journal.purge(id)
     await append(book, "again")
     clock.ms += 30 * DAY_MS
-    facts = await journal.facts()
-    tick = encode_record(Mark(facts.epoch, clock.ms), limit_bytes=facts.limit_bytes)
-    for number in range(facts.partitions):
+    config = await journal.topic_config()
+    tick = encode_record(Mark(config.epoch, clock.ms), limit_bytes=config.limit_bytes)
+    for number in range(config.partitions):
         await book.log.append(Outgoing(TOPIC, number, None, tick))
     await append(book, "there")
     await purge(book)
     assert await graves(book) == ["gone"]  # the log could still be read from its beginning
-    for number in range(facts.partitions):
+    for number in range(config.partitions):
         await book.log.truncate(TOPIC, number, before=await book.log.end(TOPIC, number))
     assert await purge(book, dry_run=True) == []
     assert await graves(book) == ["gone"]

@@ -46,8 +46,8 @@ def verify_here(book: Book, portal: BlockingPortal, topic: str, *, repair: bool 
     """Compare a topic, and repair it, with the tasks of the job but without Spark; return the differences."""
     rev = portal.run(next_repair_revision(book.store, (topic,))) if repair else 0
     settings = settings_to_json(book.settings)
-    facts = portal.run(book.store.facts(topic))
-    assert facts is not None
+    config = portal.run(book.store.topic_config(topic))
+    assert config is not None
     bounds, batches = {}, []
     for number, pointer in portal.run(book.store.pointers(topic)).items():
         start, stop = portal.run(book.log.start(topic, number)), pointer.position.offset + 1
@@ -61,12 +61,12 @@ def verify_here(book: Book, portal: BlockingPortal, topic: str, *, repair: bool 
     rows = [
         row
         for batch in chain(
-            record_rows(batches), store_rows(settings)([parts]), tag_rows(settings, {topic: facts})([tags])
+            record_rows(batches), store_rows(settings)([parts]), tag_rows(settings, {topic: config})([tags])
         )
         for row in batch.to_pylist()
     ]
     rows.sort(key=lambda row: (row["topic"], row["key"], row["kind"], row["n"]))
-    comparison = Comparison(settings, {topic: facts}, {topic: bounds}, rev)
+    comparison = Comparison(settings, {topic: config}, {topic: bounds}, rev)
     together = pa.RecordBatch.from_pylist(rows, schema=next(iter(record_rows(batches))).schema)
     found = [row for batch in compare_task(comparison)([together]) for row in batch.to_pylist()]
     return [row for row in found if row["what"] != TOTALS]
@@ -122,7 +122,7 @@ def test_damaged_rows_are_differences_and_are_repaired(
     assert {row["id"] for row in found} == set(done_to)
     for id, what in done_to.items():
         assert f"{what} damaged" in {row["what"] for row in found if row["id"] == id}
-    assert all(row["mended"] for row in verify_here(book, portal, topic, repair=True))
+    assert all(row["repaired"] for row in verify_here(book, portal, topic, repair=True))
     assert verify_here(book, portal, topic) == []
     rows = portal.run(rows_of(book.store, topic))
     assert rows == portal.run(expected_rows(book, open_book("fresh"), topic))
@@ -140,7 +140,7 @@ def test_where_the_log_no_longer_tells_a_damaged_head_is_reported_and_left(
         portal.run(embedded.log.truncate(topic, number, before=3))
     portal.run(Spoiler(embedded).head(Key(topic, "a")))
     [told] = verify_here(embedded, portal, topic, repair=True)
-    assert (told["what"], told["mended"]) == ("head damaged", False)
+    assert (told["what"], told["repaired"]) == ("head damaged", False)
     assert "the log does not reach back far enough" in told["found"]
     with pytest.raises(Corrupt):
         portal.run(embedded.store.head(Key(topic, "a")))
@@ -154,14 +154,14 @@ def test_a_damaged_event_is_repaired_if_the_log_still_has_it(
     for n in range(6):
         portal.run(embedded.journal(topic).append("a", [Event({"n": n}, tags={TAG})]))
     portal.run(replicate_here(embedded, embedded.store, topic))
-    facts = portal.run(embedded.journal(topic).facts())
-    home = partition_of("a", facts.partitions)
+    config = portal.run(embedded.journal(topic).topic_config())
+    home = partition_of("a", config.partitions)
     head = portal.run(embedded.store.head(Key(topic, "a")))
     assert head is not None
     rows = portal.run(embedded.store.events(Key(topic, "a"), head, after=0, to=6, limit=10))
     portal.run(embedded.log.truncate(topic, home, before=rows[3].position.offset))
     portal.run(Spoiler(embedded).event(Key(topic, "a"), number))
     told = verify_here(embedded, portal, topic, repair=True)
-    assert [(row["what"], row["seq_nr"], row["mended"]) for row in told] == [("event damaged", number, repaired)]
+    assert [(row["what"], row["seq_nr"], row["repaired"]) for row in told] == [("event damaged", number, repaired)]
     again = verify_here(embedded, portal, topic)
     assert [(row["what"], row["seq_nr"]) for row in again] == ([] if repaired else [("event damaged", number)])

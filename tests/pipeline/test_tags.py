@@ -96,6 +96,6 @@ def _rests(book: Book, portal: BlockingPortal, topic: str) -> bool:
 
 
 async def _records(book: Book, topic: str) -> int:
-    facts = await book.store.facts(topic)
-    assert facts is not None
-    return sum([await book.log.end(topic, number) for number in range(facts.partitions)])
+    config = await book.store.topic_config(topic)
+    assert config is not None
+    return sum([await book.log.end(topic, number) for number in range(config.partitions)])

@@ -1,4 +1,4 @@
-"""The store compared with the log, mended and rebuilt."""
+"""The store compared with the log, repaired and rebuilt."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ def verify(
 
 async def damage(book: Book, topic: str) -> dict[str, str]:
     """Spoil a few journals, as a faulty disk or hand would; returns what was done to whom."""
-    facts = await book.store.facts(topic)
-    assert facts is not None
+    config = await book.store.topic_config(topic)
+    assert config is not None
     live = [(id, await _head(book, Key(topic, id))) async for id in book.store.ids(topic)]
     done: dict[str, str] = {}
     for (id, head), what in zip(
         sorted(live), ("event missing", "event extra", "head differs", "head extra"), strict=False
     ):
-        key, partition = Key(topic, id), partition_of(id, facts.partitions)
+        key, partition = Key(topic, id), partition_of(id, config.partitions)
         pointer = await book.store.pointer(topic, partition)
         assert pointer is not None
         rows = await book.store.events(key, head, after=0, to=head.seq_nr, limit=1)
-        mend = Repair(key=key, partition=partition, pointer=pointer, rev=1, head=head)
+        repair = Repair(key=key, partition=partition, pointer=pointer, rev=1, head=head)
         if what == "event missing":
-            mend = msgspec.structs.replace(mend, extra_rows=(rows[0].seq_nr,))
+            repair = msgspec.structs.replace(repair, extra_rows=(rows[0].seq_nr,))
         elif what == "event extra":
             row = msgspec.structs.replace(rows[0], seq_nr=head.seq_nr + 3)
-            mend = msgspec.structs.replace(mend, rows=(row,))
+            repair = msgspec.structs.replace(repair, rows=(row,))
         elif what == "head differs":
-            mend = msgspec.structs.replace(mend, head=msgspec.structs.replace(head, seq_nr=head.seq_nr + 1))
+            repair = msgspec.structs.replace(repair, head=msgspec.structs.replace(head, seq_nr=head.seq_nr + 1))
         else:
             id = f"nobody-{id}"
-            at = await book.store.pointer(topic, partition_of(id, facts.partitions))
+            at = await book.store.pointer(topic, partition_of(id, config.partitions))
             assert at is not None
-            began = Position(facts.epoch, 0)
-            mend = msgspec.structs.replace(
-                mend,
+            began = Position(config.epoch, 0)
+            repair = msgspec.structs.replace(
+                repair,
                 key=Key(topic, id),
-                partition=partition_of(id, facts.partitions),
+                partition=partition_of(id, config.partitions),
                 pointer=at,
                 head=msgspec.structs.replace(head, incarnation=began, position=began),
             )
-        await book.store.mend(mend)
+        await book.store.repair(repair)
         done[id] = what
     return done
 
@@ -104,11 +104,11 @@ def test_every_damage_is_told_and_mended(
     found, told = verify(spark, book, portal, topic)
     assert done_to.items() <= {(each.id, each.what) for each in told}
     assert found.left == len(told)
-    mended, _ = verify(spark, book, portal, topic, repair=True)
-    assert (mended.mended, mended.left) == (len(told), 0)
+    repaired, _ = verify(spark, book, portal, topic, repair=True)
+    assert (repaired.repaired, repaired.left) == (len(told), 0)
     fresh = open_book("fresh")
     rows = portal.run(rows_of(book.store, topic))
-    # A head that no record speaks of is mended by a grave over it.
+    # A head that no record speaks of is repaired by a grave over it.
     assert {id for id, what in done_to.items() if what == "head extra"} <= rows["graves"].keys()
     rows["graves"] = {id: head for id, head in rows["graves"].items() if id not in done_to}
     assert rows == portal.run(expected_rows(book, fresh, topic))
@@ -130,12 +130,12 @@ def test_a_missing_tag_row_is_told_and_mended(
         key=Key(topic, "a"), partition=rows[0].place.partition, pointer=pointer, rev=1, head=head,
         extra_tags=(rows[0].place,),
     )  # fmt: skip
-    portal.run(book.store.mend(spoil))
+    portal.run(book.store.repair(spoil))
     _, told = verify(spark, book, portal, topic, repair=True)
     assert [each.what for each in told] == ["tag missing"]
     again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
     assert list(again) == list(rows)
-    portal.run(book.store.mend(spoil))
+    portal.run(book.store.repair(spoil))
     done = rebuild_tags(spark, book, portal, topic)
     assert (done.written, done.removed) == (3, 0)
     again = portal.run(book.store.tag_rows("x", after=None, from_ms=0, until_ms=2**62, limit=10))
@@ -160,10 +160,10 @@ def test_a_rebuild_of_all_tags_removes_what_no_journal_speaks_of(
     assert pointer is not None
     wrong = (msgspec.structs.replace(true, tag=stale), msgspec.structs.replace(true, index=1, seq_nr=2, tag_seq_nr=2))
     head = portal.run(_head(book, Key(topic, "a")))
-    mend = Repair(
+    repair = Repair(
         key=Key(topic, "a"), partition=true.place.partition, pointer=pointer, rev=0, head=head, tags=wrong
     )  # fmt: skip
-    portal.run(book.store.mend(mend))
+    portal.run(book.store.repair(repair))
     assert (len(rows(tag)), len(rows(stale))) == (2, 1)
     done = rebuild_tags(spark, book, portal, topic)
     assert (done.written, done.removed) == (1, 2)
@@ -206,9 +206,9 @@ def test_a_lost_store_is_rebuilt_from_the_log(
     assert (after["heads"], after["events"]) == (before["heads"], before["events"])
 
 
-@pytest.mark.parametrize("facts", ["lost", "kept"])
+@pytest.mark.parametrize("config", ["lost", "kept"])
 def test_a_lost_store_of_an_adopted_topic_is_not_rebuilt_without_its_older_epochs(
-    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, facts: str
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, config: str
 ) -> None:
     from tidebook.pipeline.jobs.rebuild import rebuild
 
@@ -222,8 +222,8 @@ def test_a_lost_store_of_an_adopted_topic_is_not_rebuilt_without_its_older_epoch
     for file in folder.glob("store.db*"):
         file.unlink()
     portal.run(embedded.__aenter__())
-    if facts == "kept":
-        portal.run(embedded.store.set_facts(topic, known, expected=None))
+    if config == "kept":
+        portal.run(embedded.store.set_topic_config(topic, known, expected=None))
     with pytest.raises(Corrupt, match="was adopted"):
         rebuild(spark, embedded, portal, topic)
 
@@ -249,6 +249,6 @@ def test_rows_that_nothing_can_decode_are_repaired_by_both_jobs(
         done, _ = verify(spark, embedded, portal, topic, repair=True)
     else:
         done = rebuild(spark, embedded, portal, topic)
-    assert (done.mended, done.left) == (len(told), 0)
+    assert (done.repaired, done.left) == (len(told), 0)
     if how == "repair":  # a rebuild replicates the log to its end, ticks included
         assert portal.run(rows_of(embedded.store, topic)) == expected

@@ -40,8 +40,8 @@ async def write_history(book: Book, topic: str, *, ids: int = 20, steps: int = 3
 
 async def write_garbage(book: Book, topic: str, id: str = "o-1", *, value: bytes = b"garbage") -> int:
     """A record that nobody can read; returns its offset."""
-    facts = await book.journal(topic).create()
-    partition = partition_of(id, facts.partitions)
+    config = await book.journal(topic).create()
+    partition = partition_of(id, config.partitions)
     return (await book.log.append(Outgoing(topic, partition, id.encode(), value))).offset
 
 
@@ -55,8 +55,8 @@ def newer_record() -> bytes:
 
 async def rows_of(store: StoreWriter, topic: str) -> dict[str, Any]:
     """All that replication writes, in a form that compares: pointers, heads, graves, events, tags, parked records."""
-    facts = await store.facts(topic)
-    assert facts is not None
+    config = await store.topic_config(topic)
+    assert config is not None
     heads: dict[str, Head] = {}
     events: dict[str, list[EventRow]] = {}
     async for id in store.ids(topic):
@@ -64,7 +64,7 @@ async def rows_of(store: StoreWriter, topic: str) -> dict[str, Any]:
         page = await store.events(Key(topic, id), head, after=0, to=head.seq_nr, limit=100_000)
         events[id] = [msgspec.structs.replace(row, time_ms=0) for row in page]
     return {
-        "pointers": [await store.pointer(topic, number) for number in range(facts.partitions)],
+        "pointers": [await store.pointer(topic, number) for number in range(config.partitions)],
         "heads": heads,
         "graves": await _graves(store, topic),
         "events": events,
@@ -99,30 +99,30 @@ async def _head(store: StoreWriter, key: Key) -> Head:
 
 async def expected_rows(book: Book, fresh: Book, topic: str) -> Mapping[str, Any]:
     """The rows as one pass over the log in this process makes them, in another book's store."""
-    facts = await book.store.facts(topic)
-    assert facts is not None
-    await fresh.store.set_facts(topic, facts, expected=None)
+    config = await book.store.topic_config(topic)
+    assert config is not None
+    await fresh.store.set_topic_config(topic, config, expected=None)
     await replicate_here(book, fresh.store, topic)
     return await rows_of(fresh.store, topic)
 
 
 async def replicate_here(book: Book, store: StoreWriter, topic: str) -> None:
     """Replicate all of the log in this process, without Spark."""
-    facts = await book.store.facts(topic)
-    assert facts is not None
-    for number in range(facts.partitions):
+    config = await book.store.topic_config(topic)
+    assert config is not None
+    for number in range(config.partitions):
         pointer = await store.pointer(topic, number)
         start = 0 if pointer is None else pointer.position.offset + 1
         end = await book.log.end(topic, number)
         records = await read_all(book.log, topic, number, start=start, stop=end)
-        await replicate_slice(store, topic, number, records, facts, start=start, stop=end)
+        await replicate_slice(store, topic, number, records, config, start=start, stop=end)
 
 
 async def lose_log(book: Book, topic: str) -> None:
     """The log is lost, and an empty one takes its place; nobody has adopted it yet."""
-    facts = await book.store.facts(topic)
-    assert facts is not None
+    config = await book.store.topic_config(topic)
+    assert config is not None
     await book.log.delete_topic(topic)
-    await book.log.create_topic(topic, facts.partitions)
+    await book.log.create_topic(topic, config.partitions)
     await book.__aexit__(None, None, None)
     await book.__aenter__()

@@ -110,7 +110,7 @@ class RepairedRun(Run):
         repair = repair_of(folded, found, pointer, self.config, rev=1)
         for _ in range(20):
             try:
-                return await store.mend(repair)
+                return await store.repair(repair)
             except (Unavailable, OutcomeUnknown):
                 continue
         raise Wrong("the repair did not finish")

@@ -121,7 +121,7 @@ class Run:
             parsed = parse(ddl)
             assert isinstance(parsed, CreateTable | DropTable | AddColumn), ddl
             self.cluster.define(parsed)
-        await self.clients.store().set_facts(TOPIC, self.config, expected=None)
+        await self.clients.store().set_topic_config(TOPIC, self.config, expected=None)
         dice = self.dice
         self.cluster.faults = Faults(
             late=dice.choice((0.0, 0.1)),

@@ -76,7 +76,7 @@ def _finish(done: VerifyResult) -> None:
     differing = sum(done.differences.values())
     text = f"{done.journals:,} journals with {done.events:,} events compared, {differing:,} differences"
     if differing:
-        text += f", {done.mended:,} repaired, {done.left:,} left"
+        text += f", {done.repaired:,} repaired, {done.left:,} left"
     if done.partial:
         topics = ", ".join(done.partial)
         text += f"; the log of {topics} no longer contains its first records: earlier events were not compared"

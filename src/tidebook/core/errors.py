@@ -1,4 +1,4 @@
-"""All errors that Tidebook raises to its users. Each carries its facts as attributes and says what to do."""
+"""All errors that Tidebook raises to its users. Each carries its details as attributes and says what to do."""
 
 from __future__ import annotations
 

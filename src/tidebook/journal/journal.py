@@ -81,9 +81,9 @@ class Journal:
         if self._open is None:
             async with self._opening:
                 if self._open is None:
-                    config = await self._store.facts(self.topic)
+                    config = await self._store.topic_config(self.topic)
                     if check is not None:
-                        check(config or self._settings.facts("", self._settings.partitions))
+                        check(config or self._settings.topic_config("", self._settings.partitions))
                     if config is not None or create:
                         self._open = await open_topic(
                             self._log, self._store, self.topic, config, self._settings, self._metrics
@@ -107,7 +107,7 @@ class Journal:
             topic.check_epoch()
         return key, topic.partition(key.id)
 
-    async def facts(self) -> TopicConfig:
+    async def topic_config(self) -> TopicConfig:
         """Return the frozen configuration of the topic; raise NotFound if the topic does not exist."""
         topic = await self._open_topic()
         if topic is None:
@@ -388,7 +388,7 @@ class Journal:
             raise InvalidInput(
                 f"{key}: a snapshot at {seq_nr} is beyond the end of the journal, which is at {head.seq_nr}"
             )
-        limit = (await self.facts()).limit_bytes
+        limit = (await self.topic_config()).limit_bytes
         if len(data) > limit:
             raise TooLarge("the snapshot", size_bytes=len(data), limit_bytes=limit)
         await self._store.save_snapshot(

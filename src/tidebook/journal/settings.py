@@ -36,7 +36,7 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     #: A partition is followed for this long after its last use.
     follow_s: Seconds = 60.0
 
-    def facts(self, topic_id: str, partitions: int) -> TopicConfig:
+    def topic_config(self, topic_id: str, partitions: int) -> TopicConfig:
         """Return the configuration of a topic that is created now."""
         return TopicConfig(
             topic_id=topic_id,

@@ -24,8 +24,8 @@ class SyncJournal:
         self._journal = journal
         self.topic = journal.topic
 
-    def facts(self) -> TopicConfig:
-        return self._portal.run(self._journal.facts())
+    def topic_config(self) -> TopicConfig:
+        return self._portal.run(self._journal.topic_config())
 
     def exists(self) -> bool:
         return self._portal.run(self._journal.exists())

@@ -71,15 +71,15 @@ class JournalTail:
         self.appended = False
         #: The action of the last record.
         self.action: Action | Damaged | None = None
-        self._facts = config
+        self._config = config
         self._bytes = 0
         self._bytes_max = bytes_max
 
     def take(self, record: Record) -> Change:
         """Fold the next record and return its change."""
-        self.action = action = read_action(record, self._facts)
-        position = Position(self._facts.epoch, record.offset)
-        self.head, change = fold(self.head, action, position, record.timestamp_ms, self._facts)
+        self.action = action = read_action(record, self._config)
+        position = Position(self._config.epoch, record.offset)
+        self.head, change = fold(self.head, action, position, record.timestamp_ms, self._config)
         if type(change) is AppendApplied:
             assert type(action) is Append
             self.appended = True

@@ -141,7 +141,7 @@ class OpenTopic:
             self._timer = self.loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
 
     async def _find_change(self) -> TidebookError | None:
-        config = await self._store.facts(self._topic)
+        config = await self._store.topic_config(self._topic)
         if config is not None and config.epoch > self.config.epoch:
             return Fenced(
                 f"topic {self._topic} has moved on from epoch {self.config.epoch} to {config.epoch}: "
@@ -171,7 +171,9 @@ async def open_topic(
             state = await log.create_topic(topic, settings.partitions, limit_bytes=settings.limit_bytes)
         else:
             await _refuse_messages(log, state)
-        config = await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
+        config = await store.set_topic_config(
+            topic, settings.topic_config(state.topic_id, state.partitions), expected=None
+        )
     ends = await check_topic(log, store, topic, config)
     if not config.admitted:
         config = await _admit(log, store, topic, config)
@@ -212,7 +214,7 @@ async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) 
                 f"topic {topic}: the log's clock says {now_ms} ms and the book's time is {book_ms} ms: set the clock "
                 "that is wrong and open the topic again"
             )
-    return await store.set_facts(topic, msgspec.structs.replace(config, admitted=True), expected=config)
+    return await store.set_topic_config(topic, msgspec.structs.replace(config, admitted=True), expected=config)
 
 
 async def check_topic(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> list[int]:
@@ -242,14 +244,16 @@ async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: Journa
 
     If the log matches the configuration nothing is adopted, because a new epoch would void unreplicated records.
     """
-    config = await store.facts(topic)
+    config = await store.topic_config(topic)
     state = await log.topic(topic)
     if state is None:
         partitions = config.partitions if config is not None else settings.partitions
         limit_bytes = config.limit_bytes if config is not None else settings.limit_bytes
         state = await log.create_topic(topic, partitions, limit_bytes=limit_bytes)
     if config is None:
-        return await store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
+        return await store.set_topic_config(
+            topic, settings.topic_config(state.topic_id, state.partitions), expected=None
+        )
     if state.partitions < config.partitions:
         raise Corrupt(f"topic {topic}: {config.partitions} partitions are needed and the log has {state.partitions}")
     if not await _matches_log(log, store, topic, config):
@@ -275,7 +279,7 @@ async def _start_epoch(log: Log, store: StoreWriter, topic: str, config: TopicCo
     marks = await asyncio.gather(*(log.append(Outgoing(topic, number, None, value)) for number in numbers))
     began = tuple((mark.offset, max(mark.timestamp_ms, tick_ms)) for mark in marks)
     proposed = msgspec.structs.replace(config, topic_id=topic_id, epoch=epoch, began=began)
-    return await store.set_facts(topic, proposed, expected=config)
+    return await store.set_topic_config(topic, proposed, expected=config)
 
 
 async def _matches_log(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> bool:

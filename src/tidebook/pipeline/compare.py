@@ -37,8 +37,8 @@ from tidebook.replication.journal_state import (
 from tidebook.store.port import StoreWriter
 
 RESULT = (
-    "what string, topic string, id string, partition int, seq_nr long, expected string, found string, mended boolean, "
-    "journals long, events long"
+    "what string, topic string, id string, partition int, seq_nr long, expected string, found string, "
+    "repaired boolean, journals long, events long"
 )
 _RESULT_ARROW = pa.schema(
     [
@@ -49,7 +49,7 @@ _RESULT_ARROW = pa.schema(
         ("seq_nr", pa.int64()),
         ("expected", pa.string()),
         ("found", pa.string()),
-        ("mended", pa.bool_()),
+        ("repaired", pa.bool_()),
         ("journals", pa.int64()),
         ("events", pa.int64()),
     ]
@@ -161,10 +161,10 @@ class JournalComparer:
             if not differing or not self._comparison.rev or not is_certain(folded, found):
                 return differing
             try:
-                await store.mend(repair_of(folded, found, pointer, subject.config, self._comparison.rev))
+                await store.repair(repair_of(folded, found, pointer, subject.config, self._comparison.rev))
             except Fenced:
                 continue
-            return [msgspec.structs.replace(each, mended=is_repairable(each, folded, found)) for each in differing]
+            return [msgspec.structs.replace(each, repaired=is_repairable(each, folded, found)) for each in differing]
         return [Difference("moving", *subject.key, subject.partition)]
 
     async def _add_later(self, subject: ComparedJournal, upto: int) -> None:

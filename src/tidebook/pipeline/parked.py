@@ -63,7 +63,7 @@ async def _whole_record(book: Book, parked: Parked) -> Parked:
     """Return the complete record; read it from the log if the store holds only its first bytes."""
     if parked.whole_bytes is None:
         return parked
-    config, offset = await book.store.facts(parked.topic), parked.position.offset
+    config, offset = await book.store.topic_config(parked.topic), parked.position.offset
     if config is not None and config.epoch == parked.position.epoch:
         with suppress(LogLost, NotFound):
             page = await book.log.read(parked.topic, parked.partition, start=offset, stop=offset + 1, limit=1)
@@ -121,7 +121,7 @@ _Started = dict[str, tuple[int, int]]
 
 async def _replay_start(book: Book, parked: Parked, id: str) -> tuple[int, int]:
     """Return the epoch and the log's end at the first attempt of this replay; record them if this is the first."""
-    config = await book.journal(parked.topic).facts()
+    config = await book.journal(parked.topic).topic_config()
     for _ in range(TRIES_MAX):
         before, started = await _read_started(book)
         if _position_text(parked) in started:

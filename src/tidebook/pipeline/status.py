@@ -32,7 +32,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
 
 async def topic_configs(book: Book, topics: tuple[str, ...] = ()) -> dict[str, TopicConfig]:
     """Return the configurations of these topics, or of all; topics that were never written are left out."""
-    found = {topic: await book.store.facts(topic) for topic in topics or await book.topics()}
+    found = {topic: await book.store.topic_config(topic) for topic in topics or await book.topics()}
     return {topic: config for topic, config in found.items() if config is not None}
 
 

@@ -94,7 +94,7 @@ class Difference(msgspec.Struct, frozen=True):
     seq_nr: int | None = None
     expected: str | None = None
     found: str | None = None
-    mended: bool = False
+    repaired: bool = False
 
 
 class FoldedJournal(msgspec.Struct, frozen=True):

@@ -187,7 +187,7 @@ _Pointers = Mapping[str, Mapping[int, Pointer]]
 
 
 async def _read_progress(store: StoreWriter, topics: Iterable[str] | None) -> tuple[_Configs, _Pointers]:
-    found = await gather_by_topic(store.facts, list(topics or await store.topics()))
+    found = await gather_by_topic(store.topic_config, list(topics or await store.topics()))
     configs = {topic: config for topic, config in found.items() if config is not None}
     return configs, await gather_by_topic(store.pointers, list(configs))
 

@@ -59,11 +59,11 @@ class SharedFile:
         self._identity = identity
         self.database = Database(path, schema)
         try:
-            self.pings = _wakeups.take((*identity[:2], ""), lambda: Wakeups(path.parent))
+            self.wakeups = _wakeups.take((*identity[:2], ""), lambda: Wakeups(path.parent))
         except BaseException:
             self.database.close()
             raise
-        self.writer = Writer(self.database, self.pings, metrics=metrics)
+        self.writer = Writer(self.database, self.wakeups, metrics=metrics)
 
     @staticmethod
     def open(folder: str | Path, name: str, schema: Schema, *, metrics: Metrics | None = None) -> SharedFile:
@@ -84,7 +84,7 @@ class SharedFile:
     def close(self) -> None:
         """Close the file. Only the last `release` calls this."""
         self.writer.close()
-        _wakeups.give_back((*self._identity[:2], ""), self.pings)
+        _wakeups.give_back((*self._identity[:2], ""), self.wakeups)
         self.database.close()
 
 

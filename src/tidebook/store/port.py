@@ -71,7 +71,7 @@ class StoreReader(Protocol):
         """Return the snapshots of one incarnation of a journal, in descending order of seq_nr."""
         ...
 
-    async def facts(self, topic: str) -> TopicConfig | None:
+    async def topic_config(self, topic: str) -> TopicConfig | None:
         """Return the configuration of a topic, or None if it was never set."""
         ...
 
@@ -178,11 +178,11 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         """
         ...
 
-    async def mend(self, mend: Repair) -> None:
+    async def repair(self, repair: Repair) -> None:
         """Repair one journal: delete its extra rows, write the missing and damaged ones, then the head.
 
-        Nothing that was replicated after `mend.pointer` is overwritten: a store without timestamps per row raises
-        Fenced if the partition's pointer is not `mend.pointer`. Raise NotFound as `apply` does.
+        Nothing that was replicated after `repair.pointer` is overwritten: a store without timestamps per row raises
+        Fenced if the partition's pointer is not `repair.pointer`. Raise NotFound as `apply` does.
         """
         ...
 
@@ -197,12 +197,12 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
         """Delete the snapshots of this incarnation with seq_nr ≤ `to`."""
         ...
 
-    async def set_facts(self, topic: str, facts: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
+    async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
         """Set a topic's configuration if it equals `expected` (None: is not set); return the one in force afterwards.
 
-        If another process has set it meanwhile, that is its configuration and not `facts`: compare the result. Raise
+        If another process has set it meanwhile, that is its configuration and not `config`: compare the result. Raise
         NotFound if `expected` is not None and there is no configuration, and InvalidInput or TooLarge if the adapter
-        cannot support `facts`.
+        cannot support `config`.
         """
         ...
 

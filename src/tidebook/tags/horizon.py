@@ -82,7 +82,7 @@ class Horizons:
                 self._partitions.pop(topic, None)
         self._pointers |= pointers
         new = [topic for topic in registered if topic not in self._partitions]
-        for topic, config in (await gather_by_topic(self._store.facts, new)).items():
+        for topic, config in (await gather_by_topic(self._store.topic_config, new)).items():
             if config is not None:
                 self._partitions[topic] = config.partitions
         counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}

@@ -40,7 +40,7 @@ async def rebuild_tag(store: StoreWriter, tag: str, topics: Iterable[str] | None
     check_tag(tag)
     journals = written = removed = 0
     for topic in sorted(topics) if topics is not None else await store.topics():
-        config = await store.facts(topic)
+        config = await store.topic_config(topic)
         if config is None:
             raise NotFound(f"topic {topic}: the store has nothing of it")
         work = _Topic(store, tag, topic, config, await next_repair_revision(store, [topic]), clear=clear)
@@ -52,7 +52,7 @@ async def rebuild_tag(store: StoreWriter, tag: str, topics: Iterable[str] | None
 
 async def remove_stale_rows(store: StoreWriter, tag: str, topic: str, *, rev: int, clear: bool) -> int:
     """Remove the rows of a tag in a topic that have no event; return their number. See `rebuild_tag`."""
-    config = await store.facts(topic)
+    config = await store.topic_config(topic)
     if config is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
     return await _Topic(store, tag, topic, config, rev, clear=clear).remove_stale()
@@ -129,7 +129,7 @@ class _Journals:
         partition = partition_of(key.id, self._config.partitions)
         repair = Repair(key=key, partition=partition, pointer=pointer, rev=self._rev, head=head, **what)  # type: ignore[arg-type]
         try:
-            await self._store.mend(repair)
+            await self._store.repair(repair)
         except Fenced:
             return False  # replication was faster: read again
         return True

@@ -80,7 +80,7 @@ async def lagging_partitions(
     """
     names = list(topics)
     pointers = await gather_by_topic(store.pointers, names)
-    configs = await gather_by_topic(store.facts, names)
+    configs = await gather_by_topic(store.topic_config, names)
 
     async def records(topic: str, partition: int) -> int:
         pointer, config = pointers[topic].get(partition), configs[topic]

@@ -19,7 +19,7 @@ async def replicate(
     clear_tags: bool = True,
 ) -> None:
     """Replicate every partition of a topic from its pointer to the end of the log, or at most `batches_max` batches."""
-    config = await store.facts(topic)
+    config = await store.topic_config(topic)
     if config is None:
         return  # the topic was never written to
     for partition in range(config.partitions):

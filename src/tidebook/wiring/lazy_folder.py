@@ -192,9 +192,9 @@ class LazyStore(_LazyAdapter[SqliteStore]):
         store = self.open_existing()
         return () if store is None else await store.snapshots(key, incarnation)
 
-    async def facts(self, topic: str) -> TopicConfig | None:
+    async def topic_config(self, topic: str) -> TopicConfig | None:
         store = self.open_existing()
-        return None if store is None else await store.facts(topic)
+        return None if store is None else await store.topic_config(topic)
 
     async def topics(self) -> Sequence[str]:
         store = self.open_existing()
@@ -259,8 +259,8 @@ class LazyStore(_LazyAdapter[SqliteStore]):
     async def apply(self, writes: SliceWrites) -> None:
         await self.open_or_create().apply(writes)
 
-    async def mend(self, mend: Repair) -> None:
-        await self.open_or_create().mend(mend)
+    async def repair(self, repair: Repair) -> None:
+        await self.open_or_create().repair(repair)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         await self.open_or_create().save_snapshot(key, incarnation, snapshot, slots=slots)
@@ -270,8 +270,8 @@ class LazyStore(_LazyAdapter[SqliteStore]):
         if store is not None:
             await store.delete_snapshots(key, incarnation, to=to)
 
-    async def set_facts(self, topic: str, facts: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
-        return await self.open_or_create().set_facts(topic, facts, expected=expected)
+    async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
+        return await self.open_or_create().set_topic_config(topic, config, expected=expected)
 
     async def delete_topic(self, topic: str) -> None:
         store = self.open_existing()

@@ -35,12 +35,12 @@ class BookJournals:
 
     async def holds(self, topic: str) -> bool:
         """Return whether the store has the topic as a topic of journals."""
-        return await (await self._open_book()).store.facts(topic) is not None
+        return await (await self._open_book()).store.topic_config(topic) is not None
 
     async def ends(self, topic: str) -> dict[int, int]:
         """Return the end offset of each partition of the topic."""
         book = await self._open_book()
-        config = await book.journal(topic).facts()
+        config = await book.journal(topic).topic_config()
         return {partition: await book.log.end(topic, partition) for partition in range(config.partitions)}
 
     async def append(

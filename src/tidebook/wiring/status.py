@@ -40,7 +40,7 @@ async def topic_statuses(book: Book) -> list[JournalTopicStatus]:
 
 async def topic_status(book: Book, topic: str) -> JournalTopicStatus:
     """Return the current status of one journal topic."""
-    config = await book.journal(topic).facts()
+    config = await book.journal(topic).topic_config()
     records = lag = 0
     for partition in range(config.partitions):
         start, end = await book.log.start(topic, partition), await book.log.end(topic, partition)

@@ -42,7 +42,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescription:
     """Describe a topic; raise `NotFound` if it does not exist, `Corrupt` if only the store has it."""
-    config = await store.facts(topic_name(topic))
+    config = await store.topic_config(topic_name(topic))
     state = await log.topic(topic)
     if state is None:
         if config is None:
@@ -95,7 +95,7 @@ async def delete_topic(log: Log, store: StoreWriter, topic: str) -> None:
             f"topic {topic} is part of a write-ahead log: "
             f"delete its region with 'tidebook wal delete {wal[1]} {wal[2]}'"
         )
-    config = await store.facts(topic)
+    config = await store.topic_config(topic)
     if config is not None and not store.deletes_topics:
         raise InvalidInput(
             f"topic {topic} holds journals, and this store cannot delete them together: purge each with "

@@ -45,8 +45,8 @@ class History:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._hand = hand
 
-    def note(self, what: str, **facts: Any) -> None:
-        line = json.dumps({"at": time.monotonic_ns(), "hand": self._hand, "what": what, **facts})
+    def note(self, what: str, **config: Any) -> None:
+        line = json.dumps({"at": time.monotonic_ns(), "hand": self._hand, "what": what, **config})
         os.write(self._file, line.encode() + b"\n")
 
 
@@ -75,9 +75,9 @@ async def put_all(queue: Queue, clock: CountingClock, history: History, hand: st
     chance = random.Random(seed)
     for serial in range(1, count + 1):
         key = None if chance.random() < 0.3 else f"{hand}-{chance.randrange(KEYS)}"
-        facts = put_facts(key, serial, chance)
+        config = put_facts(key, serial, chance)
         for _ in range(2 if chance.random() < 0.1 else 1):  # a client that is not sure, and puts again
-            await put_until_told(queue, clock, history, hand, facts)
+            await put_until_told(queue, clock, history, hand, config)
         await asyncio.sleep(chance.random() * 0.02)
 
 
@@ -96,24 +96,24 @@ def put_facts(key: str | None, serial: int, chance: random.Random) -> dict[str, 
 
 
 async def put_until_told(
-    queue: Queue, clock: CountingClock, history: History, hand: str, facts: dict[str, Any]
+    queue: Queue, clock: CountingClock, history: History, hand: str, config: dict[str, Any]
 ) -> None:
     while True:
         # The next date that the clock tells is the one that the put takes.
-        history.note("putting", inserted_at=clock.now_ms() + 1, **facts)
+        history.note("putting", inserted_at=clock.now_ms() + 1, **config)
         try:
             await queue.put(
-                {"hand": hand, "serial": facts["serial"]},
-                key=facts["key"],
-                priority=facts["priority"],
-                process_at=facts["process_at"],
-                expires_at=facts["expires_at"],
+                {"hand": hand, "serial": config["serial"]},
+                key=config["key"],
+                priority=config["priority"],
+                process_at=config["process_at"],
+                expires_at=config["expires_at"],
             )
         except (Unavailable, OutcomeUnknown) as error:
             history.note("not told", error=str(error))
             await asyncio.sleep(0.05)
         else:
-            history.note("put", **facts)
+            history.note("put", **config)
             return
 
 

@@ -10,20 +10,20 @@ from tests.faults.queue.history import faults_in, of
 def putting(
     serial: int, at: int, key: str | None = "k", priority: int = 100, told: bool = True
 ) -> list[dict[str, Any]]:
-    facts = {"hand": "p", "serial": serial, "key": key, "priority": priority, "process_at": None, "expires_at": None}
-    put = [{"at": at, "what": "putting", "inserted_at": serial, **facts}]
-    return [*put, {"at": at + 1, "what": "put", **facts}] if told else put
+    config = {"hand": "p", "serial": serial, "key": key, "priority": priority, "process_at": None, "expires_at": None}
+    put = [{"at": at, "what": "putting", "inserted_at": serial, **config}]
+    return [*put, {"at": at + 1, "what": "put", **config}] if told else put
 
 
-def claimed(hold: str, at: int, serial: int = 1, **facts: Any) -> dict[str, Any]:
+def claimed(hold: str, at: int, serial: int = 1, **config: Any) -> dict[str, Any]:
     claim = {"at": at, "hand": "w", "what": "claimed", "hold": hold, "asked": at - 1, "id": 1, "key": "k"}
     entry = {"data": {"hand": "p", "serial": serial}, "priority": 100, "timeouts": 0, "inserted_at": 1}
     dates = {"process_at": 0, "expires_at": None, "started_at": at, "lease_until": at + 100}
-    return {**claim, **entry, **dates, **facts}
+    return {**claim, **entry, **dates, **config}
 
 
-def step(hold: str, at: int, what: str, **facts: Any) -> dict[str, Any]:
-    return {"at": at, "hand": "w", "what": what, "hold": hold, **facts}
+def step(hold: str, at: int, what: str, **config: Any) -> dict[str, Any]:
+    return {"at": at, "hand": "w", "what": what, "hold": hold, **config}
 
 
 def finished(hold: str, at: int) -> list[dict[str, Any]]:

@@ -38,8 +38,8 @@ import tidebook
 import tidebook.queue
 from tidebook.core.errors import TidebookError
 
-def tell(**facts):
-    print(json.dumps(facts), flush=True)
+def tell(**config):
+    print(json.dumps(config), flush=True)
 
 async def main():
     async with tidebook.open(book) as opened:

@@ -62,10 +62,10 @@ class Held:
 
 
 @pytest.fixture
-async def facts(open_store: OpenStore) -> tuple[str, TopicConfig]:
+async def topic_config(open_store: OpenStore) -> tuple[str, TopicConfig]:
     topic = f"t-{uuid4().hex}"
     wanted = TopicConfig(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
-    return topic, await (await open_store()).set_facts(topic, wanted, expected=None)
+    return topic, await (await open_store()).set_topic_config(topic, wanted, expected=None)
 
 
 async def apply_through(store: CassandraStore, writes: SliceWrites, write: Callable[[Batch], Awaitable[None]]) -> None:
@@ -81,15 +81,15 @@ class Stage(NamedTuple):
     store: CassandraStore
     zombie: CassandraStore
     topic: str
-    facts: TopicConfig
+    config: TopicConfig
 
     async def hold(self, trial: Trial, id: str, steps: Sequence[Step]) -> bool:
         """Run one trial; False where the held replicator had not that many writes."""
-        store, zombie, topic, facts = self
+        store, zombie, topic, config = self
         partition, records = partition_of(id, PARTITIONS), records_of(steps)
         for record in records[: trial.start]:
-            await replicate_slice(store, topic, partition, [record], facts)
-        plan = await plan_slice(zombie, topic, partition, records[trial.start : trial.stop], facts)
+            await replicate_slice(store, topic, partition, [record], config)
+        plan = await plan_slice(zombie, topic, partition, records[trial.start : trial.stop], config)
         assert plan.writes is not None
         held = Held(zombie, trial.held_at)
         applying = asyncio.create_task(apply_through(zombie, plan.writes, held))
@@ -97,7 +97,7 @@ class Stage(NamedTuple):
         await asyncio.wait([applying, reaching], return_when=asyncio.FIRST_COMPLETED)
         reaching.cancel()
         for part in [records] if trial.whole else [[record] for record in records]:
-            await replicate_slice(store, topic, partition, part, facts)
+            await replicate_slice(store, topic, partition, part, config)
         held.let_go.set()
         await applying
         return held.reached.is_set()

@@ -92,7 +92,7 @@ async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_deadline_s=1.0, write_timeout_s=0.5, partitions_together_max=2)
-    facts = await store.set_facts(topic, topic_config(topic, segments=16), expected=None)
+    config = await store.set_topic_config(topic, topic_config(topic, segments=16), expected=None)
     steps = history(12)
     records = records_of(steps)
     pass_on, count = store.write, 0
@@ -106,21 +106,21 @@ async def test_a_slice_that_a_kill_cut_in_two_is_whole_after_the_next_run(
 
     store.write = killing
     with pytest.raises((Unavailable, OutcomeUnknown)):
-        await replicate_slice(store, topic, 0, records, facts)
+        await replicate_slice(store, topic, 0, records, config)
     await asyncio.to_thread(server.restart)
     again = await until_it_answers(opened)
     assert await until_it_answers(lambda: again.pointer(topic, 0)) is None
-    await replicate_slice(again, topic, 0, records, facts)
-    await assert_shows(again, topic, facts, steps)
+    await replicate_slice(again, topic, 0, records, config)
+    await assert_shows(again, topic, config, steps)
 
 
 async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_back(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    facts = await store.set_facts(topic, topic_config(topic), expected=None)
+    config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     steps: list[Step] = [("a", append(3))]
-    await replicate_slice(store, topic, 0, records_of(steps), facts)
+    await replicate_slice(store, topic, 0, records_of(steps), config)
     key, life = Key(topic, "a"), Position(1, 0)
     head = await store.head(key)
     assert head is not None
@@ -131,7 +131,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
         lambda: store.pointer(topic, 0),
         lambda: store.heads(topic, ["a", "b"]),
         lambda: store.events(key, head, after=0, to=3, limit=9),
-        lambda: store.facts(topic),
+        lambda: store.topic_config(topic),
         lambda: store.snapshots(key, life),
         lambda: store.set_setting(topic, "1", expected=None),
         lambda: store.wait(topic, 0, beyond=Position(1, 5), timeout_s=60),
@@ -151,7 +151,7 @@ async def test_reads_fail_soon_while_the_node_is_down_and_succeed_when_it_is_bac
 
     await asyncio.to_thread(server.restart)
     assert await until_it_answers(lambda: store.head(key)) == head
-    await assert_shows(store, topic, facts, steps)
+    await assert_shows(store, topic, config, steps)
 
 
 async def _listed(store: CassandraStore, topic: str) -> list[str]:
@@ -193,7 +193,7 @@ async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    facts = await store.set_facts(topic, topic_config(topic), expected=None)
+    config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     server.pause()
     try:
         for _ in range(2):
@@ -204,7 +204,7 @@ async def test_a_frozen_node_is_unavailable_soon_and_serves_again_when_it_thaws(
     finally:
         server.resume()
     await until_it_answers(lambda: store.pointer(topic, 0))
-    await replicate_slice(store, topic, 0, records_of([("a", append())]), facts)
+    await replicate_slice(store, topic, 0, records_of([("a", append())]), config)
 
 
 async def test_a_page_of_a_tag_is_asked_of_a_frozen_node_once_and_comes_when_it_thaws(
@@ -235,10 +235,10 @@ async def test_writes_of_a_slice_are_sent_again_until_a_frozen_node_acknowledges
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_timeout_s=0.5)
-    facts = await store.set_facts(topic, topic_config(topic), expected=None)
+    config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     steps = history(3)
     records = records_of(steps)
-    await replicate_slice(store, topic, 0, records[:-9], facts)  # every statement is prepared now
+    await replicate_slice(store, topic, 0, records[:-9], config)  # every statement is prepared now
     pass_on, frozen = store.write, asyncio.Event()
 
     async def freezing(batch: Batch) -> None:
@@ -248,21 +248,21 @@ async def test_writes_of_a_slice_are_sent_again_until_a_frozen_node_acknowledges
         await pass_on(batch)
 
     store.write = freezing
-    applying = asyncio.create_task(replicate_slice(store, topic, 0, records[-9:], facts))
+    applying = asyncio.create_task(replicate_slice(store, topic, 0, records[-9:], config))
     await frozen.wait()
     done, _ = await asyncio.wait([applying], timeout=2.0)
     server.resume()
     assert not done
     await applying
     assert store._metrics.counted("cassandra_write_retries") > 0
-    await assert_shows(store, topic, facts, steps)
+    await assert_shows(store, topic, config, steps)
 
 
 async def test_a_slice_is_given_up_at_its_deadline(
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened(write_timeout_s=0.4, write_deadline_s=1.0)
-    facts = await store.set_facts(topic, topic_config(topic), expected=None)
+    config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     pass_on = store.write
 
     async def freezing(batch: Batch) -> None:
@@ -274,13 +274,13 @@ async def test_a_slice_is_given_up_at_its_deadline(
     began = time.monotonic()
     try:
         with pytest.raises((OutcomeUnknown, Unavailable)):
-            await replicate_slice(store, topic, 0, records, facts)
+            await replicate_slice(store, topic, 0, records, config)
         assert time.monotonic() - began < SOON_S
     finally:
         server.resume()
     store.write = pass_on
-    await until_it_answers(lambda: replicate_slice(store, topic, 0, records, facts))
-    await assert_shows(store, topic, facts, [("a", append())])
+    await until_it_answers(lambda: replicate_slice(store, topic, 0, records, config))
+    await assert_shows(store, topic, config, [("a", append())])
 
 
 async def test_a_port_without_a_server_is_unavailable_at_once() -> None:
@@ -303,12 +303,12 @@ async def test_a_call_that_was_cancelled_leaves_the_store_as_it_was(
     opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    facts = await store.set_facts(topic, topic_config(topic), expected=None)
+    config = await store.set_topic_config(topic, topic_config(topic), expected=None)
     for _ in range(20):
         call = asyncio.create_task(store.heads(topic, ["a", "b", "c"]))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    await replicate_slice(store, topic, 0, records_of([("a", append(2))]), facts)
-    await assert_shows(store, topic, facts, [("a", append(2))])
+    await replicate_slice(store, topic, 0, records_of([("a", append(2))]), config)
+    await assert_shows(store, topic, config, [("a", append(2))])

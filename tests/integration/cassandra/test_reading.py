@@ -27,15 +27,15 @@ async def made(
 ) -> tuple[str, TopicConfig]:
     topic = f"t-{uuid4().hex}"
     wanted = TopicConfig(topic_id=topic, partitions=1, segment_size=segment_size, segments=8, limit_bytes=limit_bytes)
-    return topic, await store.set_facts(topic, wanted, expected=None)
+    return topic, await store.set_topic_config(topic, wanted, expected=None)
 
 
 async def test_pages_of_large_events_are_cut_by_their_bytes(open_store: OpenStore) -> None:
     store = await open_store()
-    topic, facts = await made(store, limit_bytes=2 * EVENT_BYTES)
+    topic, config = await made(store, limit_bytes=2 * EVENT_BYTES)
     for offset in range(40):
         records = records_of([("a", append(payload=b"x" * EVENT_BYTES))], start=offset)
-        await replicate_slice(store, topic, 0, records, facts)
+        await replicate_slice(store, topic, 0, records, config)
     key = Key(topic, "a")
     head = await store.head(key)
     assert head is not None
@@ -50,9 +50,9 @@ async def test_pages_of_large_events_are_cut_by_their_bytes(open_store: OpenStor
 
 async def test_a_long_page_with_a_gap_in_it_is_read_whole(open_store: OpenStore) -> None:
     store = await open_store()
-    topic, facts = await made(store)
+    topic, config = await made(store)
     steps: list[Step] = [("a", append(450)), ("a", append(1, at=460)), ("a", append(539)), ("a", delete(7))]
-    await replicate_slice(store, topic, 0, records_of(steps), facts)
+    await replicate_slice(store, topic, 0, records_of(steps), config)
     key = Key(topic, "a")
     head = await store.head(key)
     assert head is not None
@@ -82,9 +82,9 @@ async def test_any_gaps_segments_and_page_sizes_give_the_folds_events(open_store
 
     collect()
     for steps, segment_size, limit in pending:
-        topic, facts = await made(store, segment_size)
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
-        truth = truth_of(steps, facts)["a"]
+        topic, config = await made(store, segment_size)
+        await replicate_slice(store, topic, 0, records_of(steps), config)
+        truth = truth_of(steps, config)["a"]
         key = Key(topic, "a")
         rows: list[EventRow] = []
         if truth.head is not None:

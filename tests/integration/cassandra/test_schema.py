@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
 
 EXTRA = "CREATE TABLE IF NOT EXISTS extra (id text PRIMARY KEY)"
 BROKEN = Migration("broken", (EXTRA, "ALTER TABLE nowhere ADD x text"))
-MENDED = Migration("mended", (EXTRA,))
+REPAIRED = Migration("repaired", (EXTRA,))
 BEFORE, AFTER = str(len(MIGRATIONS)), str(len(MIGRATIONS) + 1)
 
 
@@ -70,8 +70,8 @@ async def main():
     sys.stdin.readline()
     stores = await asyncio.gather(*(open_cassandra_store(settings, metrics=Metrics()) for _ in range(2)))
     for store in stores:
-        facts = TopicConfig(topic_id=sys.argv[2], partitions=1)
-        print((await store.set_facts("orders", facts, expected=None)).topic_id, flush=True)
+        config = TopicConfig(topic_id=sys.argv[2], partitions=1)
+        print((await store.set_topic_config("orders", config, expected=None)).topic_id, flush=True)
         await store.close()
 
 asyncio.run(main())
@@ -128,10 +128,10 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
     assert f"migration {AFTER} (broken) failed" in told.value.__notes__[0]
     assert await version(session) == BEFORE
 
-    # The lock was let go, so the mended one runs at once, over what the broken one left.
-    await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED)), 20)
+    # The lock was let go, so the repaired one runs at once, over what the broken one left.
+    await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED)), 20)
     assert await version(session) == AFTER
-    await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
+    await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
 
 
 async def test_the_progress_of_tags_moves_to_the_partitions_of_heads(
@@ -150,7 +150,7 @@ async def test_the_progress_of_tags_moves_to_the_partitions_of_heads(
 
 
 async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: CassandraSession) -> None:
-    await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
+    await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
     with pytest.raises(UnknownVersion) as told:
         await open_cassandra_store(fresh, metrics=Metrics())
     assert (told.value.version, told.value.known) == (len(MIGRATIONS) + 1, len(MIGRATIONS))
@@ -161,7 +161,7 @@ async def test_the_lock_of_a_process_that_died_runs_out(
 ) -> None:
     await migrate(session, fresh.keyspace)
     assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "the dead", 2]))["[applied]"]
-    await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED)), 20)
+    await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED)), 20)
     assert await version(session) == AFTER
 
 
@@ -172,7 +172,7 @@ async def test_whoever_waits_too_long_for_the_lock_is_told(
     assert (await session.compare_and_set(cql.LOCK, [SCHEMA, "another", 60]))["[applied]"]
     monkeypatch.setattr(migrations, "LOCK_WAIT_S_MAX", 0.3)
     with pytest.raises(Unavailable):
-        await migrate(session, fresh.keyspace, (*MIGRATIONS, MENDED))
+        await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
     assert await version(session) == BEFORE
 
 

@@ -66,13 +66,15 @@ async def test_what_is_far_apart_costs_as_many_statements_as_there_are_events(
 ) -> None:
     store = await open_store()
     topic = f"t-{uuid4().hex}"
-    facts = await store.set_facts(topic, TopicConfig(topic_id=topic, partitions=1, segment_size=1000), expected=None)
+    config = await store.set_topic_config(
+        topic, TopicConfig(topic_id=topic, partitions=1, segment_size=1000), expected=None
+    )
     numbers = [apart * i for i in range(1, count + 1)]
     steps: list[Step] = [("a", append(at=number)) for number in numbers]
     key = Key(topic, "a")
     counted = Counted(store, monkeypatch)
     async with asyncio.timeout(LONG_S):
-        await replicate_slice(store, topic, 0, records_of(steps), facts)
+        await replicate_slice(store, topic, 0, records_of(steps), config)
         written = counted.take()
         assert written[cql.PUT_EVENT] == count
         assert written[cql.PUT_SEGMENT] == count - 1
@@ -89,7 +91,7 @@ async def test_what_is_far_apart_costs_as_many_statements_as_there_are_events(
 
         half = numbers[count // 2]
         records = records_of([("a", delete(half))], start=count)
-        await replicate_slice(store, topic, 0, records, facts)
+        await replicate_slice(store, topic, 0, records, config)
         deleted = counted.take()
         assert deleted[cql.CLEAR_SEGMENT] + deleted[cql.CLEAR_EVENTS] <= count // 2 + 1
         head = await store.head(key)
@@ -97,24 +99,26 @@ async def test_what_is_far_apart_costs_as_many_statements_as_there_are_events(
         assert (await store.events(key, head, after=half, to=head.seq_nr, limit=1))[0].seq_nr == numbers[count // 2 + 1]
 
         counted.take()
-        await replicate_slice(store, topic, 0, records_of([("a", purge())], start=count + 1), facts)
+        await replicate_slice(store, topic, 0, records_of([("a", purge())], start=count + 1), config)
         # What was deleted is no longer listed.
         purged = counted.take()
         assert purged[cql.CLEAR_SEGMENT] <= count - count // 2
-        listed = await store._session.read(cql.SEGMENTS, [key.id, topic, facts.epoch, 0, 0, 2**53, 10])
+        listed = await store._session.read(cql.SEGMENTS, [key.id, topic, config.epoch, 0, 0, 2**53, 10])
         assert list(listed.all()) == []
 
 
 async def replicated(store: CassandraStore, numbers: Sequence[int]) -> tuple[Key, TopicConfig, Pointer, Head]:
     """A journal of events with these numbers."""
     topic = f"t-{uuid4().hex}"
-    facts = await store.set_facts(topic, TopicConfig(topic_id=topic, partitions=1, segment_size=1000), expected=None)
-    await replicate_slice(store, topic, 0, records_of([("a", append(at=number)) for number in numbers]), facts)
+    config = await store.set_topic_config(
+        topic, TopicConfig(topic_id=topic, partitions=1, segment_size=1000), expected=None
+    )
+    await replicate_slice(store, topic, 0, records_of([("a", append(at=number)) for number in numbers]), config)
     key = Key(topic, "a")
     pointer, head = await store.pointer(topic, 0), await store.head(key)
     assert pointer is not None
     assert head is not None
-    return key, facts, pointer, head
+    return key, config, pointer, head
 
 
 def of_before(head: Head, numbers: Sequence[int]) -> Head:
@@ -126,17 +130,17 @@ async def test_a_mend_of_a_head_of_before_lists_the_segments_of_all_events(open_
     """It differs from what the fold makes of the log today; its rows do not, and nothing lists them."""
     store = await open_store()
     numbers = [1, 10**6, 10**9, 10**12]
-    key, facts, pointer, head = await replicated(store, numbers)
+    key, config, pointer, head = await replicated(store, numbers)
     assert await found(store, key, head) == numbers
     earlier = of_before(head, numbers)
-    await store.mend(Repair(key=key, partition=0, pointer=pointer, rev=1, head=earlier))
+    await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=earlier))
     unlist = [write_stamp(head.incarnation), key.id, key.topic, *head.incarnation]
     await store.write([CqlStatement(cql.CLEAR_ALL_SEGMENTS, unlist)])
     assert await found(store, key, head) == numbers[-1:]
     assert await found(store, key, earlier) == numbers
 
     journal = JournalState(head, {number: row async for number, row in rows(store, key, earlier)})
-    await store.mend(repair_of(FoldedJournal(key, 0, journal, Position(1, 0), False), journal, pointer, facts, 2))
+    await store.repair(repair_of(FoldedJournal(key, 0, journal, Position(1, 0), False), journal, pointer, config, 2))
     assert await store.head(key) == head
     assert await found(store, key, head) == numbers
 
@@ -144,9 +148,9 @@ async def test_a_mend_of_a_head_of_before_lists_the_segments_of_all_events(open_
 async def test_the_next_jump_of_a_head_of_before_lists_what_lies_around_its_gaps(open_store: OpenCassandra) -> None:
     store = await open_store()
     numbers = [1, 10**6, 10**9]
-    key, facts, pointer, head = await replicated(store, numbers)
-    await store.mend(Repair(key=key, partition=0, pointer=pointer, rev=1, head=of_before(head, numbers)))
-    plan = await plan_slice(store, key.topic, 0, records_of([("a", append(at=10**12))], start=3), facts)
+    key, config, pointer, head = await replicated(store, numbers)
+    await store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=of_before(head, numbers)))
+    plan = await plan_slice(store, key.topic, 0, records_of([("a", append(at=10**12))], start=3), config)
     assert plan.writes is not None
     [of_key] = plan.writes.keys
     listed = [[*each] for write in of_key if isinstance(write, PutSegments) for each in write.segments]

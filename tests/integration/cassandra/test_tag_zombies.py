@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.cassandra.held import PARTITIONS, OpenStore, Stage, Trial, run_trials
-from tests.integration.cassandra.held import facts as facts
 from tests.integration.cassandra.held import settings as settings
 from tests.integration.cassandra.test_zombies import CHOSEN, histories, steps_of
 from tidebook.core.action import Action, Append
@@ -40,7 +39,7 @@ def with_tag(action: Append, tag: str, *, every: int) -> Action:
     return Append(action.epoch, b"", action.count, body, action.expected, action.at, tagged=count_tags(events))
 
 
-def truth(steps: list[Step], facts: TopicConfig, key: Key, tag: str) -> list[TagRow]:
+def truth(steps: list[Step], config: TopicConfig, key: Key, tag: str) -> list[TagRow]:
     """The rows that must be there, counted in the plainest way there is."""
     head: Head | None = None
     rows: list[TagRow] = []
@@ -51,9 +50,9 @@ def truth(steps: list[Step], facts: TopicConfig, key: Key, tag: str) -> list[Tag
                 action.epoch, record.offset.to_bytes(16, "big"), action.count, action.body, action.expected, action.at,
                 tagged=action.tagged,
             )  # fmt: skip
-        at = Position(facts.epoch, record.offset)
+        at = Position(config.epoch, record.offset)
         before = head
-        head, change = fold(head, action, at, record.timestamp_ms, facts)
+        head, change = fold(head, action, at, record.timestamp_ms, config)
         match change:
             case PurgeApplied():
                 rows, count = [], 0
@@ -75,9 +74,9 @@ def truth(steps: list[Step], facts: TopicConfig, key: Key, tag: str) -> list[Tag
 
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_no_tag_row(
-    open_store: OpenStore, facts: tuple[str, TopicConfig], long_form: bool
+    open_store: OpenStore, config: tuple[str, TopicConfig], long_form: bool
 ) -> None:
-    topic, of_topic = facts
+    topic, of_topic = config
     stage = Stage(await open_store(), await open_store(), topic, of_topic)
     chosen = [*histories((1, 2, 3)), *CHOSEN] if long_form else ["3 del2", "3 purge", "1 3", *CHOSEN[:2]]
 

@@ -18,7 +18,6 @@ from tests.integration.cassandra.held import (
     apply_through,
     run_trials,
 )
-from tests.integration.cassandra.held import facts as facts
 from tests.integration.cassandra.held import settings as settings
 from tidebook.core.action import Action
 from tidebook.core.head import Head
@@ -65,13 +64,13 @@ def steps_of(history: str, id: str) -> list[Step]:
 
 
 async def assert_rows(
-    store: CassandraStore, topic: str, facts: TopicConfig, id: str, steps: list[Step], why: object
+    store: CassandraStore, topic: str, config: TopicConfig, id: str, steps: list[Step], why: object
 ) -> None:
     """What lies in the tables is the fold's result: nothing is missing, and nothing came back."""
-    truth = truth_of(steps, facts)[id]
+    truth = truth_of(steps, config)[id]
     key = Key(topic, id)
     assert await store.head(key) == truth.head, why
-    end = Position(facts.epoch, len(steps) - 1)
+    end = Position(config.epoch, len(steps) - 1)
     assert await store.pointer(topic, partition_of(id, PARTITIONS)) == Pointer(end, FIRST_MS + end.offset * 1000), why
     everything = Head(True, NUMBERS_MAX, 0, end, end, SEGMENT_SIZE, None, 0, (), None, ())
     assert await all_rows(store, key, everything) == truth.rows, why
@@ -88,9 +87,9 @@ async def all_rows(store: CassandraStore, key: Key, head: Head) -> tuple[EventRo
 
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
-    open_store: OpenStore, facts: tuple[str, TopicConfig], long_form: bool
+    open_store: OpenStore, config: tuple[str, TopicConfig], long_form: bool
 ) -> None:
-    topic, of_topic = facts
+    topic, of_topic = config
     stage = Stage(await open_store(), await open_store(), topic, of_topic)
     chosen = [*histories((1, 2, 3, 4) if long_form else (1, 2)), *CHOSEN, *JUMPS[: None if long_form else 2]]
 
@@ -104,9 +103,9 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
 
 
 async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
-    open_store: OpenStore, facts: tuple[str, TopicConfig]
+    open_store: OpenStore, config: tuple[str, TopicConfig]
 ) -> None:
-    topic, of_topic = facts
+    topic, of_topic = config
     store, id = await open_store(), "ahead"
     steps = steps_of("3 del2", id)
     partition, records, key = partition_of(id, PARTITIONS), records_of(steps), Key(topic, id)
@@ -126,9 +125,9 @@ async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_spe
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_fold_says(
-    open_store: OpenStore, facts: tuple[str, TopicConfig], seed: int, long_form: bool
+    open_store: OpenStore, config: tuple[str, TopicConfig], seed: int, long_form: bool
 ) -> None:
-    topic, of_topic = facts
+    topic, of_topic = config
     stores = [await open_store() for _ in range(3)]
     for number in range(60 if long_form else 12):
         chance = random.Random(f"{seed}/{number}")
@@ -137,7 +136,7 @@ async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_f
 
 
 async def interleave(
-    stores: list[CassandraStore], topic: str, facts: TopicConfig, id: str, history: str, chance: random.Random
+    stores: list[CassandraStore], topic: str, config: TopicConfig, id: str, history: str, chance: random.Random
 ) -> None:
     """Some replicators advance by single writes, in an order that chance decides; some never finish."""
     steps = steps_of(history, id)
@@ -145,28 +144,28 @@ async def interleave(
     running: list[Stepwise] = []
     for _ in range(40):
         if len(running) < 4 and chance.random() < 0.4:
-            writes = await plan_some(stores[0], topic, partition, records, facts, chance)
+            writes = await plan_some(stores[0], topic, partition, records, config, chance)
             if writes is not None:
                 running.append(Stepwise(chance.choice(stores), writes))
         if running:
             await chance.choice(running).advance()
     abandoned = [each for each in running if chance.random() < 0.3]
-    await replicate_slice(stores[1], topic, partition, records, facts)
+    await replicate_slice(stores[1], topic, partition, records, config)
     for each in running:
         if each in abandoned:
             await each.abandon()
         else:
             await each.finish()
-    await assert_rows(stores[2], topic, facts, id, steps, (id, history))
+    await assert_rows(stores[2], topic, config, id, steps, (id, history))
 
 
 async def plan_some(
-    store: CassandraStore, topic: str, partition: int, records: list[Record], facts: TopicConfig, chance: random.Random
+    store: CassandraStore, topic: str, partition: int, records: list[Record], config: TopicConfig, chance: random.Random
 ) -> SliceWrites | None:
     pointer = await store.pointer(topic, partition)
     start = 0 if pointer is None else pointer.position.offset + 1
     stop = chance.randint(start, len(records))
-    return (await plan_slice(store, topic, partition, records[:stop], facts)).writes
+    return (await plan_slice(store, topic, partition, records[:stop], config)).writes
 
 
 class Stepwise:

@@ -155,13 +155,13 @@ async def test_progress_rows_say_how_far_each_journal_and_tag_has_come(
     await replicate(book.log, book.store, topic)
     await book.journal(topic).purge("gone")
     await replicate(book.log, book.store, topic)
-    facts = await book.journal(topic).create()
+    config = await book.journal(topic).create()
     host, port = cassandra_address.split(":")
     cluster = acsylla.create_cluster([host], port=int(port), log_level="disabled")
     session = await cluster.create_session(keyspace=KEYSPACE)
     found = {}
     for id in ("a", "gone"):
-        where = f"topic = '{topic}' AND segment = {head_segment(id, facts.segments)} AND id = '{id}'"
+        where = f"topic = '{topic}' AND segment = {head_segment(id, config.segments)} AND id = '{id}'"
         query = f"SELECT tag, tag_seq_nr, seq_nr, epoch FROM tag_views_progress WHERE {where}"
         found[id] = [row.as_tuple() for row in await session.execute(acsylla.create_statement(query))]
     await session.close()

@@ -61,10 +61,10 @@ async def test_a_stream_goes_on_behind_more_deleted_events_than_cassandra_reads_
     assert pointer is not None
     assert head is not None
     gone = tuple(TagPosition(tag, begin_ms + n // 100, topic, 0, 1000 + n, 0, 1) for n in range(TOMBSTONES))
-    await book.store.mend(Repair(key=key, partition=0, pointer=pointer, rev=1, head=head, extra_tags=gone))
-    facts = await book.store.facts(topic)
-    assert facts is not None
-    later = encode_record(Mark(facts.epoch, gone[-1].time_ms + 1), limit_bytes=facts.limit_bytes)
+    await book.store.repair(Repair(key=key, partition=0, pointer=pointer, rev=1, head=head, extra_tags=gone))
+    config = await book.store.topic_config(topic)
+    assert config is not None
+    later = encode_record(Mark(config.epoch, gone[-1].time_ms + 1), limit_bytes=config.limit_bytes)
     await book.log.append(Outgoing(topic, 0, None, later))
     await book.journal(topic).append("a", [Event("behind", tags={tag})])
     await settle(book, topic)

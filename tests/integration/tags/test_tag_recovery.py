@@ -26,16 +26,16 @@ REPLICATOR = textwrap.dedent(
 
     async def main(folder, moment):
         async with tidebook.open(folder) as book:
-            facts = await book.store.facts("t")
+            config = await book.store.topic_config("t")
             for number in range(2):
-                for partition in range(facts.partitions):
+                for partition in range(config.partitions):
                     pointer = await book.store.pointer("t", partition)
                     start = 0 if pointer is None else pointer.position.offset + 1
                     end = await book.log.end("t", partition)
                     if start >= end:
                         continue
                     page = await book.log.read("t", partition, start=start, stop=end, limit=3)
-                    plan = await plan_slice(book.store, "t", partition, page.records, facts)
+                    plan = await plan_slice(book.store, "t", partition, page.records, config)
                     if number == 1 and moment == "before":
                         os.kill(os.getpid(), signal.SIGKILL)
                     applying = asyncio.ensure_future(book.store.apply(plan.writes))

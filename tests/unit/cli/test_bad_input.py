@@ -206,9 +206,9 @@ def test_a_benchmark_that_is_not_there_is_refused(cli: Cli) -> None:
 def test_a_damaged_topic_configuration_is_reported_in_one_line(cli: Cli, book: Path) -> None:
     cli("journal", "append", "orders", "o-1", "1")
     connection = apsw.Connection(str(book / "store.db"))
-    connection.execute("UPDATE facts SET facts = 'nonsense'")
+    connection.execute("UPDATE topic_config SET config = 'nonsense'")
     connection.close()
-    refused(cli("journal", "read", "orders", "o-1"), 5, "facts of a topic are damaged")
+    refused(cli("journal", "read", "orders", "o-1"), 5, "configuration of a topic is damaged")
 
 
 def test_an_outbox_without_tables_names_the_remedy(cli: Cli, tmp_path: Path) -> None:

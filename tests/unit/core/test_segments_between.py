@@ -28,7 +28,7 @@ steps = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), min_size=1, m
 
 def build(reset: int, skips: list[tuple[int, int]], size: int, cut: int = 0) -> tuple[Head, set[int], set[int]]:
     """Replicate in two slices; return the head, the numbers of all events, and the listed segments."""
-    facts = TopicConfig(topic_id="t", partitions=1, segment_size=size)
+    config = TopicConfig(topic_id="t", partitions=1, segment_size=size)
     actions: list[Action] = [delete(reset)] if reset else []
     there: set[int] = set()
     last = reset
@@ -41,7 +41,7 @@ def build(reset: int, skips: list[tuple[int, int]], size: int, cut: int = 0) -> 
     head: Head | None = None
     listed: set[int] = set()
     for part in (placed[:cut], placed[cut:]):
-        for write in plan_key(Key("t", "a"), head, part, facts):
+        for write in plan_key(Key("t", "a"), head, part, config):
             if isinstance(write, PutSegments):
                 listed |= {segment for each in write.segments for segment in each}
             elif isinstance(write, PutHead):

@@ -22,15 +22,15 @@ OLD_MS = (7_000, 9_000)
 async def test_an_adopted_epoch_begins_above_every_time_of_the_old_one(tmp_path: Path) -> None:
     """The log's clock may be late: tags are ordered by these times, and offsets start again."""
     log, store = SqliteLog(tmp_path, clock=ManualClock(1_000)), SqliteStore(tmp_path)
-    facts = TopicConfig(topic_id="lost", partitions=2)
-    await store.set_facts(TOPIC, facts, expected=None)
+    config = TopicConfig(topic_id="lost", partitions=2)
+    await store.set_topic_config(TOPIC, config, expected=None)
     for number, time_ms in enumerate(OLD_MS):
         await store.apply(SliceWrites(TOPIC, number, None, Pointer(Position(1, 5), time_ms), ()))
     adopted = await adopt_topic(log, store, TOPIC, JournalSettings())
     assert adopted.epoch == 2
     for number in range(2):
         [record] = (await log.read(TOPIC, number, start=0, stop=9)).records
-        mark = read_record(record.value, limit_bytes=facts.limit_bytes)
+        mark = read_record(record.value, limit_bytes=config.limit_bytes)
         assert isinstance(mark, Mark)
         assert (mark.epoch, mark.time_ms) == (2, max(OLD_MS) + 1)
         assert adopted.began[number] == (0, max(OLD_MS) + 1)

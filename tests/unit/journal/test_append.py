@@ -224,5 +224,5 @@ async def test_nothing_is_remembered_of_unconfirmed_ones_where_only_some_partiti
 
 async def test_the_facts_of_the_topic_are_asked_for_once(rig: Rig) -> None:
     await asyncio.gather(*(rig.append("a", i) for i in range(5)))
-    assert rig.store_faults.calls["facts"] == 1
+    assert rig.store_faults.calls["topic_config"] == 1
     assert (await rig.store.topics()) == [TOPIC]

@@ -101,7 +101,7 @@ async def test_a_delete_that_was_sent_and_not_answered_stays_unknown(rig: Rig) -
 
 async def test_a_topic_is_unavailable_where_its_first_mark_has_no_answer(rig: Rig) -> None:
     await rig.store.apply(SliceWrites("older", 0, None, Pointer(Position(1, 0), 77), ()))
-    await rig.store.set_facts("older", rig.settings.facts("id", 1), expected=None)
+    await rig.store.set_topic_config("older", rig.settings.topic_config("id", 1), expected=None)
     rig.log_faults.fail("append", OutcomeUnknown("no answer"), after=True)
     with pytest.raises(Unavailable, match="no answer"):
         await rig.append("a", 1)

@@ -27,7 +27,7 @@ Seen = list[tuple[int, Any]]
 class Truth:
     """The whole log, folded: each journal after every offset, and what came of every append."""
 
-    def __init__(self, records: list[Record], facts: Any) -> None:
+    def __init__(self, records: list[Record], config: Any) -> None:
         self.outcomes: dict[int, Any] = {}
         heads: dict[str, Head | None] = dict.fromkeys(IDS)
         events: dict[str, dict[int, Any]] = {id: {} for id in IDS}
@@ -36,9 +36,9 @@ class Truth:
             assert record.offset == offset
             if record.key is not None:
                 id = record.key.decode()
-                action = read_record(record.value, limit_bytes=facts.limit_bytes)
-                at = Position(facts.epoch, offset)
-                heads[id], change = fold(heads[id], action, at, record.timestamp_ms, facts)
+                action = read_record(record.value, limit_bytes=config.limit_bytes)
+                at = Position(config.epoch, offset)
+                heads[id], change = fold(heads[id], action, at, record.timestamp_ms, config)
                 self.outcomes[offset] = change
                 if isinstance(change, PurgeApplied):
                     events[id] = {}
@@ -143,8 +143,8 @@ async def test_every_answer_is_what_the_folded_log_says(open_rig: OpenRig, seed:
     await asyncio.wait_for(day.run(), 100)
     for rig in rigs:
         rig.log_faults.heal()
-    facts, end = await rigs[0].journal.create(), await day.end()
-    truth = Truth(list(await read_all(rigs[0].log, TOPIC, 0, start=0, stop=end)), facts)
+    config, end = await rigs[0].journal.create(), await day.end()
+    truth = Truth(list(await read_all(rigs[0].log, TOPIC, 0, start=0, stop=end)), config)
 
     for offset, first, last in day.appends:
         change = truth.outcomes[offset]

@@ -368,8 +368,8 @@ async def test_a_misplaced_record_is_void_for_everybody(open_rig: OpenRig) -> No
     """Its key belongs to another partition: no reader reads it there, and no replicator applies it."""
     rig = open_rig(partitions=2)
     await rig.append("a", 1)
-    facts = await rig.journal.create()
-    stranger = next(f"k{i}" for i in range(100) if crc32(f"k{i}".encode()) % facts.partitions == 1)
+    config = await rig.journal.create()
+    stranger = next(f"k{i}" for i in range(100) if crc32(f"k{i}".encode()) % config.partitions == 1)
     await rig.write(stranger, placed_at(append(), 1))
     assert await rig.journal.pointer(stranger) is None
     await rig.replicate()

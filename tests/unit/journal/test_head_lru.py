@@ -14,7 +14,7 @@ from tidebook.core.position import Position
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.head_lru import HeadLru, _memory_bytes
 
-FACTS = TopicConfig(topic_id="id", partitions=1, segment_size=10)
+CONFIG = TopicConfig(topic_id="id", partitions=1, segment_size=10)
 MANY = 10**9
 
 
@@ -79,7 +79,7 @@ def test_what_they_weigh_is_right_whatever_was_folded(seed: int) -> None:
             epoch=1, count=1, append_id=dice.randbytes(16), tagged=tuple(dict(tagged).items()), body=b"", at=at
         )
         actions: list[Action] = [*[append] * 8, Purge(epoch=1), Delete(epoch=1, to=5)]
-        after, _ = fold(heads.get(id), dice.choice(actions), Position(1, offset), offset, FACTS)
+        after, _ = fold(heads.get(id), dice.choice(actions), Position(1, offset), offset, CONFIG)
         heads.keep(id, after)
         assert heads.bytes_held == sum(len(each) + _memory_bytes(kept) for each, kept in heads.items())
     heads.clear()

@@ -66,10 +66,10 @@ async def test_hole_3_a_zombie_writer_that_believes_an_old_number(rig: Rig) -> N
 async def test_hole_4_two_replicators_at_once_one_of_them_a_zombie(rig: Rig) -> None:
     """There, nothing fences the late one. A store with cell timestamps is modelled in tests/model."""
     await rig.append("a", 1, 2, 3)
-    facts = await rig.journal.create()
+    config = await rig.journal.create()
     end = await rig.log.end(TOPIC, 0)
     records = await read_all(rig.log, TOPIC, 0, start=0, stop=end)
-    zombie = await plan_slice(rig.store, TOPIC, 0, records, facts)
+    zombie = await plan_slice(rig.store, TOPIC, 0, records, config)
     assert zombie.writes is not None
     await rig.journal.delete("a", to=2)
     await rig.journal.purge("a")

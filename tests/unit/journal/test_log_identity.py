@@ -70,7 +70,7 @@ async def test_a_process_that_wrote_nothing_knows_the_end_of_the_log_at_opening(
     rig, late = open_rig(), open_rig()
     for number in range(3):
         await rig.append("a", number)
-    await late.journal.facts()
+    await late.journal.topic_config()
     await remake(rig)
     with pytest.raises(Corrupt, match="made again"):
         await late.append("a", "void", confirm=False)

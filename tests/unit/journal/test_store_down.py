@@ -23,7 +23,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def take_down(rig: Rig) -> None:
-    for call in ("pointer", "head", "heads", "events", "facts"):
+    for call in ("pointer", "head", "heads", "events", "topic_config"):
         rig.store_faults.fail(call, Unavailable("the store is down"), times=None)
 
 

@@ -1,4 +1,4 @@
-"""Opening a topic: its facts are frozen, checked against the log, and a mismatch stops loudly (rules 1 and 2)."""
+"""Opening a topic: its configuration is frozen, checked against the log, and a mismatch raises (rules 1 and 2)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ async def re_make(rig: Rig) -> None:
 
 
 async def test_the_facts_are_those_of_the_settings_when_the_topic_is_made(rig: Rig) -> None:
-    facts = await rig.journal.create()
+    config = await rig.journal.create()
     state = await rig.log.topic(TOPIC)
     assert state is not None
-    assert (facts.topic_id, facts.partitions, facts.epoch, facts.segment_size) == (state.topic_id, 1, 1, 5)
+    assert (config.topic_id, config.partitions, config.epoch, config.segment_size) == (state.topic_id, 1, 1, 5)
 
 
 async def test_a_topic_that_the_log_has_already_keeps_its_partitions(open_rig: OpenRig) -> None:
@@ -81,8 +81,8 @@ async def test_a_log_that_ends_below_the_pointer_stops_loudly(open_rig: OpenRig)
 
 async def test_a_topic_with_fewer_partitions_than_its_facts_stops_loudly(open_rig: OpenRig) -> None:
     rig = open_rig()
-    facts = await rig.journal.create()
-    await rig.store.set_facts(TOPIC, msgspec.structs.replace(facts, partitions=3), expected=facts)
+    config = await rig.journal.create()
+    await rig.store.set_topic_config(TOPIC, msgspec.structs.replace(config, partitions=3), expected=config)
     with pytest.raises(Corrupt, match="partitions"):
         await open_rig().read("a")
 
@@ -96,8 +96,8 @@ async def test_an_adopted_topic_continues_from_what_the_store_has(open_rig: Open
     await rig.replicate()
     await re_make(rig)
     fresh = open_rig()
-    facts = await fresh.journal.adopt()
-    assert facts.epoch == 2
+    config = await fresh.journal.adopt()
+    assert config.epoch == 2
     assert await fresh.read("a") == [1, 2]
     assert (await fresh.append("a", 3, expected=2)).last == 3
     assert await fresh.read("a") == [1, 2, 3]
@@ -206,7 +206,7 @@ async def test_an_unconfirmed_appender_continues_while_the_store_is_unavailable(
     monkeypatch.setattr("tidebook.journal.topic.CHECK_INTERVAL_S", 0.0)
     rig = open_rig()
     await rig.append("a", 0, confirm=False)
-    rig.store_faults.fail("facts", Unavailable("the store is down"), times=None)
+    rig.store_faults.fail("topic_config", Unavailable("the store is down"), times=None)
     for number in range(1, 4):
         await rig.append("a", number, confirm=False)
     rig.store_faults.heal()
@@ -239,10 +239,10 @@ async def test_concurrent_adoptions_lose_no_acknowledged_append(open_rig: OpenRi
     held = other.log_faults.hold("append")
     adopting = asyncio.create_task(other.journal.adopt())
     await held.reached()
-    facts = await one.journal.adopt()
+    config = await one.journal.adopt()
     assert (await one.append("a", 2, expected=1)).last == 2
     held.release()
-    assert await adopting == facts
+    assert await adopting == config
     await one.replicate()
     assert await open_rig().read("a") == [1, 2]
 
@@ -273,7 +273,7 @@ async def test_an_epoch_begins_above_the_time_that_a_replicator_reached_meanwhil
     await rig.replicate()
     await re_make(rig)
     fresh = open_rig()
-    held = fresh.store_faults.hold("set_facts")
+    held = fresh.store_faults.hold("set_topic_config")
     adopting = asyncio.create_task(fresh.journal.adopt())
     await held.reached()
     late = Pointer(Position(1, 99), rig.clock.now_ms() + 5_000)
@@ -293,10 +293,10 @@ async def test_the_tick_of_a_new_epoch_is_above_all_times_of_the_old_one(open_ri
     late = Pointer(Position(1, 99), rig.clock.now_ms() + 5_000)
     await rig.store.apply(SliceWrites(TOPIC, 0, await rig.store.pointer(TOPIC, 0), late, ()))
     await re_make(rig)
-    facts = await open_rig().journal.adopt()
-    assert facts.began == ((0, late.time_ms + 1),)
+    config = await open_rig().journal.adopt()
+    assert config.began == ((0, late.time_ms + 1),)
     [mark] = (await rig.log.read(TOPIC, 0, start=0, stop=1)).records
-    action = read_record(mark.value, limit_bytes=facts.limit_bytes)
+    action = read_record(mark.value, limit_bytes=config.limit_bytes)
     assert isinstance(action, Mark)
     assert action.time_ms == late.time_ms + 1
 
@@ -355,8 +355,8 @@ def test_settings_that_would_hide_events_or_make_no_sense_are_refused(bad: dict[
 
 async def test_concurrent_processes_agree_on_the_configuration_of_a_new_topic(open_rig: OpenRig) -> None:
     one, other = open_rig(segment_size=3), open_rig(segment_size=7)
-    facts: list[TopicConfig] = list(await asyncio.gather(one.journal.create(), other.journal.create()))
-    assert facts[0] == facts[1]
+    config: list[TopicConfig] = list(await asyncio.gather(one.journal.create(), other.journal.create()))
+    assert config[0] == config[1]
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ async def test_a_topic_whose_log_is_days_behind_the_time_of_the_book_is_not_open
     """Nobody follows a tick that is so far ahead: what is appended would lie below what tag queries have delivered."""
     rig = open_rig()
     ahead_ms = rig.clock.now_ms() + 2 * TICK_AHEAD_MS_MAX
-    await rig.store.set_facts("other", TopicConfig(topic_id="t", partitions=1), expected=None)
+    await rig.store.set_topic_config("other", TopicConfig(topic_id="t", partitions=1), expected=None)
     await rig.store.apply(SliceWrites("other", 0, None, Pointer(Position(1, 0), ahead_ms), ()))
     with pytest.raises(Unavailable, match="clock"):
         await rig.append("a", 1)

@@ -16,7 +16,7 @@ from tidebook.pipeline import task
 from tidebook.pipeline.task import ConcurrentPartitions
 from tidebook.runtime.blocking_portal import BlockingPortal
 
-FACTS = {"t": TopicConfig(topic_id="t", partitions=4, segment_size=10, segments=4)}
+CONFIG = {"t": TopicConfig(topic_id="t", partitions=4, segment_size=10, segments=4)}
 
 
 class Stage:
@@ -28,7 +28,7 @@ class Stage:
         self.held = threading.Event()
         self.fails: int | None = None
 
-    def partition(self, worker: Any, topic: str, partition: int, facts: Any, *, wait_s: float) -> Partition:
+    def partition(self, worker: Any, topic: str, partition: int, config: Any, *, wait_s: float) -> Partition:
         return Partition(self, partition)
 
 
@@ -61,7 +61,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 @pytest.fixture
 def partitions(stage: Stage) -> Iterator[ConcurrentPartitions]:
     portal = BlockingPortal()
-    yield ConcurrentPartitions(portal, FACTS, wait_s=1)  # type: ignore[arg-type]
+    yield ConcurrentPartitions(portal, CONFIG, wait_s=1)  # type: ignore[arg-type]
     stage.held.set()
     portal.close()
 

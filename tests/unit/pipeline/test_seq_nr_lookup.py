@@ -16,7 +16,7 @@ from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.conformance.journal_records import append, delete, purge, records_of, topic_config, truth_of
 
 TOPIC = "t"
-FACTS = topic_config()
+CONFIG = topic_config()
 
 ACTIONS = st.one_of(
     st.builds(append, st.integers(1, 3)),
@@ -36,16 +36,16 @@ async def test_every_event_that_is_there_is_numbered_once_in_the_logs_order(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(folder)
-        await store.set_facts(TOPIC, FACTS, expected=None)
+        await store.set_topic_config(TOPIC, CONFIG, expected=None)
         records = records_of(steps)
-        await replicate_slice(store, TOPIC, 0, records, FACTS)
+        await replicate_slice(store, TOPIC, 0, records, CONFIG)
         found = []
         for start in range(0, len(records), size):
-            found += await number_events(store, TOPIC, 0, records[start : start + size], FACTS)
+            found += await number_events(store, TOPIC, 0, records[start : start + size], CONFIG)
         await store.close()
     truth = {
         (id, row.seq_nr, row.position.offset, row.kept)
-        for id, each in truth_of(steps, FACTS).items()
+        for id, each in truth_of(steps, CONFIG).items()
         for row in each.rows
     }
     offsets = [row.position.offset for _, row in found]
@@ -57,24 +57,24 @@ async def test_every_event_that_is_there_is_numbered_once_in_the_logs_order(
 @pytest.mark.parametrize("appends", [10, 100])
 async def test_appends_that_the_head_no_longer_lists_are_looked_up(appends: int, tmp_path: object) -> None:
     store = SqliteStore(str(tmp_path))
-    await store.set_facts(TOPIC, FACTS, expected=None)
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
     records = records_of([("a", append(3)) for _ in range(appends)])
-    await replicate_slice(store, TOPIC, 0, records, FACTS)
-    found = await number_events(store, TOPIC, 0, records[4:6], FACTS)
+    await replicate_slice(store, TOPIC, 0, records, CONFIG)
+    found = await number_events(store, TOPIC, 0, records[4:6], CONFIG)
     await store.close()
     assert [row.seq_nr for _, row in found] == [13, 14, 15, 16, 17, 18]
 
 
 async def test_records_in_a_partition_that_is_not_their_journals_are_not_numbered(tmp_path: object) -> None:
     """They are void. Their offsets may be those of good appends in the journal's own partition."""
-    facts = topic_config(partitions=4)
+    config = topic_config(partitions=4)
     store = SqliteStore(str(tmp_path))
-    await store.set_facts(TOPIC, facts, expected=None)
-    home = partition_of("a", facts.partitions)
+    await store.set_topic_config(TOPIC, config, expected=None)
+    home = partition_of("a", config.partitions)
     records = records_of([("a", append(2)), ("a", append(1))])
-    await replicate_slice(store, TOPIC, home, records, facts)
+    await replicate_slice(store, TOPIC, home, records, config)
     strays = records_of([("a", append(2, payload=b"stray")), ("a", append(1, payload=b"stray"))])
-    assert await number_events(store, TOPIC, (home + 1) % facts.partitions, strays, facts) == []
-    found = await number_events(store, TOPIC, home, records, facts)
+    assert await number_events(store, TOPIC, (home + 1) % config.partitions, strays, config) == []
+    found = await number_events(store, TOPIC, home, records, config)
     await store.close()
     assert [row.seq_nr for _, row in found] == [1, 2, 3]

@@ -151,7 +151,7 @@ def test_marks_and_records_that_were_not_asked_for_are_no_lag(
     with caplog.at_level(logging.WARNING, LOGGER):
         portal.run(read())  # its barrier is a mark
         numbers(book)
-        partitions = portal.run(book.journal("orders").facts()).partitions
+        partitions = portal.run(book.journal("orders").topic_config()).partitions
         portal.run(book.journal("orders").append("a", [Event({"step": 1})]))
         home = partition_of("a", partitions)
         other = next(id for id in map(str, range(100)) if partition_of(id, partitions) != home)

@@ -81,12 +81,12 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 @pytest.fixture
-async def facts(bench: Bench) -> TopicConfig:
-    return await bench.opened_store.set_facts(TOPIC, topic_config(TOPIC), expected=None)
+async def config(bench: Bench) -> TopicConfig:
+    return await bench.opened_store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
 
 
-def partition_task(bench: Any, facts: TopicConfig, *, wait_s: float = 30.0) -> PartitionTask:
-    return PartitionTask(bench, TOPIC, 0, facts, wait_s=wait_s)
+def partition_task(bench: Any, config: TopicConfig, *, wait_s: float = 30.0) -> PartitionTask:
+    return PartitionTask(bench, TOPIC, 0, config, wait_s=wait_s)
 
 
 def appends(n: int, start: int = 0) -> list[Record]:
@@ -94,43 +94,45 @@ def appends(n: int, start: int = 0) -> list[Record]:
 
 
 async def test_a_gap_between_two_batches_of_a_task_is_a_hole_that_the_pointer_passes(
-    bench: Bench, facts: TopicConfig
+    bench: Bench, config: TopicConfig
 ) -> None:
     """Offsets are sparse. The log is not asked: Spark has read it in one go."""
-    task = partition_task(bench, facts)
+    task = partition_task(bench, config)
     await task.replicate(appends(2))
     await task.replicate(appends(2, start=7))
     assert await bench.numbers() == [(1, 0), (2, 1), (3, 7), (4, 8)]
     assert task.done().offset == 8
 
 
-async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, facts: TopicConfig) -> None:
+async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, config: TopicConfig) -> None:
     await bench.opened_log.create_topic(TOPIC, 1)
     records = appends(5)
     for record in records:
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    task = partition_task(bench, facts)
+    task = partition_task(bench, config)
     await task.replicate(records[3:])
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
 
 
-async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(bench: Bench, facts: TopicConfig) -> None:
+async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
+    bench: Bench, config: TopicConfig
+) -> None:
     await bench.opened_log.create_topic(TOPIC, 1)
     records = appends(5)
     for record in records:
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
     await bench.opened_log.truncate(TOPIC, 0, before=3)
     with pytest.raises(LogLost):
-        await partition_task(bench, facts).replicate(records[3:])
+        await partition_task(bench, config).replicate(records[3:])
     assert await bench.numbers() == []
 
 
-async def test_a_log_that_became_shorter_stops_the_partition(bench: Bench, facts: TopicConfig) -> None:
+async def test_a_log_that_became_shorter_stops_the_partition(bench: Bench, config: TopicConfig) -> None:
     """It is another log by now: reading on for what it does not have would never end."""
     await bench.opened_log.create_topic(TOPIC, 1)
     for record in appends(2):
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    task = partition_task(bench, facts)
+    task = partition_task(bench, config)
     async with asyncio.timeout(20):
         await task.replicate(appends(2, start=5))
     done = task.done()
@@ -142,11 +144,11 @@ async def test_a_log_that_became_shorter_stops_the_partition(bench: Bench, facts
 @pytest.mark.parametrize("error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("away")])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
-    bench: Bench, facts: TopicConfig, error: TidebookError, when: str
+    bench: Bench, config: TopicConfig, error: TidebookError, when: str
 ) -> None:
     """Whether or not the write took effect that failed, each event is there once."""
     getattr(bench, when).extend([error, error])
-    task = partition_task(bench, facts)
+    task = partition_task(bench, config)
     await task.replicate(appends(3))
     await task.replicate(appends(1, start=3))
     assert await bench.numbers() == [(n + 1, n) for n in range(4)]
@@ -154,18 +156,18 @@ async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
 
 
 async def test_a_task_gives_up_when_a_faster_replicator_or_a_silent_store_does_not_end(
-    bench: Bench, facts: TopicConfig
+    bench: Bench, config: TopicConfig
 ) -> None:
     bench.before = [Fenced("another was faster") for _ in range(tasks.FENCED_MAX + 1)]
     with pytest.raises(Fenced):
-        await partition_task(bench, facts).replicate(appends(1))
+        await partition_task(bench, config).replicate(appends(1))
     bench.before = [OutcomeUnknown("no answer")]
     with pytest.raises(OutcomeUnknown):
-        await partition_task(bench, facts, wait_s=-1.0).replicate(appends(1))
+        await partition_task(bench, config, wait_s=-1.0).replicate(appends(1))
 
 
 async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retries_it(
-    bench: Bench, facts: TopicConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     poison = appends(2)[1].value
 
@@ -176,7 +178,7 @@ async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retrie
 
     monkeypatch.setattr(slices, "read_record", failing)
     records = appends(3)
-    task = partition_task(bench, facts)
+    task = partition_task(bench, config)
     await task.replicate(records[:1])
     await task.replicate(records[1:])
     await task.replicate(appends(1, start=3))
@@ -185,13 +187,13 @@ async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retrie
     assert (done.offset, done.records) == (0, 4)
     assert "orders/0 is stopped" in caplog.text
     monkeypatch.setattr(slices, "read_record", read_record)
-    again = partition_task(bench, facts)
+    again = partition_task(bench, config)
     await again.replicate(records[1:])
     assert (again.done().stopped, await bench.numbers()) == (None, [(1, 0), (2, 1), (3, 2)])
 
 
 async def test_an_unexpected_error_does_not_stop_other_partitions(
-    bench: Bench, facts: TopicConfig, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(store: Any, topic: str, partition: int, *more: Any, **named: Any) -> Any:
         if partition == 1:
@@ -203,7 +205,7 @@ async def test_an_unexpected_error_does_not_stop_other_partitions(
     try:
         worker: Any = bench
         worker.submit = portal.submit
-        partitions = ConcurrentPartitions(worker, {TOPIC: facts}, wait_s=1)
+        partitions = ConcurrentPartitions(worker, {TOPIC: config}, wait_s=1)
 
         def run() -> list[Any]:
             for partition in (1, 0):

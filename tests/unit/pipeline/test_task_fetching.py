@@ -47,12 +47,12 @@ async def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 async def test_a_log_that_became_shorter_stops_the_partition_and_is_not_read_for_ever(worker: Any, there: int) -> None:
     """Spark brought offsets 5 and 6; what lies between the pointer and those is no longer in the log."""
     log, store = await worker.log(), await worker.store()
-    facts = await store.set_facts(TOPIC, topic_config(TOPIC), expected=None)
-    await log.create_topic(TOPIC, facts.partitions)
+    config = await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
+    await log.create_topic(TOPIC, config.partitions)
     for record in records_of([("a", append())] * there):
         await log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
     brought = records_of([("a", append()), ("a", append())], start=5)
-    running = task.PartitionTask(worker, TOPIC, 0, facts, wait_s=1)
+    running = task.PartitionTask(worker, TOPIC, 0, config, wait_s=1)
     await running.replicate(brought)
     stopped = running.done().stopped
     assert stopped is not None

@@ -15,7 +15,7 @@ from tidebook.core.replication_plan import Pointer, PositionedAction
 from tidebook.replication.journal_state import JournalState, differences, fold_journal, repair_of
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config, truth_of
 
-FACTS = topic_config()
+CONFIG = topic_config()
 KEY = Key("t", "a")
 
 ACTIONS = st.one_of(
@@ -31,7 +31,7 @@ def placed(actions: list[Action]) -> list[PositionedAction]:
     steps: list[Step] = [("a", action) for action in actions]
     return [
         PositionedAction(
-            Position(FACTS.epoch, record.offset),
+            Position(CONFIG.epoch, record.offset),
             record.timestamp_ms,
             read_record(record.value, limit_bytes=10**6),
             record.timestamp_ms,
@@ -41,14 +41,14 @@ def placed(actions: list[Action]) -> list[PositionedAction]:
 
 
 def store_of(actions: list[Action]) -> JournalState:
-    truth = truth_of([("a", action) for action in actions], FACTS).get("a")
+    truth = truth_of([("a", action) for action in actions], CONFIG).get("a")
     return JournalState() if truth is None else JournalState(truth.head, {row.seq_nr: row for row in truth.rows})
 
 
 @given(st.lists(ACTIONS, max_size=12))
 def test_a_store_that_holds_what_the_fold_says_does_not_differ(actions: list[Action]) -> None:
     found = store_of(actions)
-    folded = fold_journal(KEY, 0, found, placed(actions), FACTS, Position(FACTS.epoch, 0))
+    folded = fold_journal(KEY, 0, found, placed(actions), CONFIG, Position(CONFIG.epoch, 0))
     assert differences(folded, found) == []
 
 
@@ -58,7 +58,7 @@ def test_without_the_first_records_what_the_store_says_of_them_is_taken(
 ) -> None:
     start = data.draw(st.integers(0, len(actions)))
     found = store_of(actions)
-    folded = fold_journal(KEY, 0, found, placed(actions)[start:], FACTS, Position(FACTS.epoch, start))
+    folded = fold_journal(KEY, 0, found, placed(actions)[start:], CONFIG, Position(CONFIG.epoch, start))
     assert differences(folded, found) == []
 
 
@@ -78,15 +78,17 @@ def test_a_mend_puts_right_whatever_was_damaged(actions: list[Action], data: st.
     found = JournalState(head, rows)
     records = placed(actions)
     pointer = Pointer(records[-1].position, 0)
-    folded = fold_journal(KEY, 0, found, records, FACTS, Position(FACTS.epoch, 0))
-    mend = repair_of(folded, found, pointer, FACTS, 1)
-    mended = {n: row for n, row in rows.items() if n not in mend.extra_rows} | {row.seq_nr: row for row in mend.rows}
-    after = JournalState(mend.head, mended)
-    assert differences(fold_journal(KEY, 0, after, records, FACTS, Position(FACTS.epoch, 0)), after) == []
+    folded = fold_journal(KEY, 0, found, records, CONFIG, Position(CONFIG.epoch, 0))
+    repair = repair_of(folded, found, pointer, CONFIG, 1)
+    repaired = {n: row for n, row in rows.items() if n not in repair.extra_rows} | {
+        row.seq_nr: row for row in repair.rows
+    }
+    after = JournalState(repair.head, repaired)
+    assert differences(fold_journal(KEY, 0, after, records, CONFIG, Position(CONFIG.epoch, 0)), after) == []
 
 
 @pytest.mark.parametrize("what", ["head extra", "event extra"])
 def test_a_journal_that_the_log_knows_nothing_of_is_extra(what: str) -> None:
     found = store_of([append(2)])
-    folded = fold_journal(KEY, 0, found, [], FACTS, Position(FACTS.epoch, 0))
+    folded = fold_journal(KEY, 0, found, [], CONFIG, Position(CONFIG.epoch, 0))
     assert what in {each.what for each in differences(folded, found)}

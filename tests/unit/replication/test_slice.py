@@ -37,63 +37,63 @@ async def store(tmp_path: Path) -> AsyncIterator[StoreWriter]:
 
 
 @pytest.fixture
-async def facts(store: StoreWriter) -> TopicConfig:
-    return await store.set_facts(TOPIC, topic_config(TOPIC), expected=None)
+async def config(store: StoreWriter) -> TopicConfig:
+    return await store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
 
 
 async def parked(store: StoreWriter) -> list[tuple[int, str | None]]:
     return [(each.position.offset, each.id) async for each in store.parked(TOPIC)]
 
 
-async def test_a_slice_of_nothing_writes_nothing(store: StoreWriter, facts: TopicConfig) -> None:
-    assert await replicate_slice(store, TOPIC, 0, [], facts) is None
+async def test_a_slice_of_nothing_writes_nothing(store: StoreWriter, config: TopicConfig) -> None:
+    assert await replicate_slice(store, TOPIC, 0, [], config) is None
     assert await store.pointer(TOPIC, 0) is None
 
 
-async def test_a_range_without_records_moves_the_pointer_over_a_hole(store: StoreWriter, facts: TopicConfig) -> None:
-    pointer = await replicate_slice(store, TOPIC, 0, [], facts, start=0, stop=7)
+async def test_a_range_without_records_moves_the_pointer_over_a_hole(store: StoreWriter, config: TopicConfig) -> None:
+    pointer = await replicate_slice(store, TOPIC, 0, [], config, start=0, stop=7)
     assert pointer == Pointer(Position(FIRST_EPOCH, 6), 0)
 
 
-async def test_holes_within_a_known_range_are_no_loss(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_holes_within_a_known_range_are_no_loss(store: StoreWriter, config: TopicConfig) -> None:
     records = records_of([("a", append()), ("a", append())], start=3)
-    await replicate_slice(store, TOPIC, 0, records, facts, start=0, stop=9)
+    await replicate_slice(store, TOPIC, 0, records, config, start=0, stop=9)
     assert (await store.pointer(TOPIC, 0)) == Pointer(Position(FIRST_EPOCH, 8), FIRST_MS + 4000)
 
 
 async def test_a_first_slice_that_does_not_begin_at_the_beginning_is_refused(
-    store: StoreWriter, facts: TopicConfig
+    store: StoreWriter, config: TopicConfig
 ) -> None:
     with pytest.raises(LogLost) as told:
-        await replicate_slice(store, TOPIC, 0, records_of([("a", append())], start=4), facts)
+        await replicate_slice(store, TOPIC, 0, records_of([("a", append())], start=4), config)
     assert (told.value.first, told.value.last) == (0, 3)
 
 
 async def test_a_slice_begins_at_the_pointers_next_record_and_not_one_later(
-    store: StoreWriter, facts: TopicConfig
+    store: StoreWriter, config: TopicConfig
 ) -> None:
     records = records_of([("a", append()) for _ in range(3)])
-    await replicate_slice(store, TOPIC, 0, records[:1], facts)
+    await replicate_slice(store, TOPIC, 0, records[:1], config)
     with pytest.raises(LogLost) as told:
-        await replicate_slice(store, TOPIC, 0, records[2:], facts)
+        await replicate_slice(store, TOPIC, 0, records[2:], config)
     assert (told.value.first, told.value.last) == (1, 1)
-    await replicate_slice(store, TOPIC, 0, records[1:], facts)
+    await replicate_slice(store, TOPIC, 0, records[1:], config)
     assert await numbers(store) == [(1, 0), (2, 1), (3, 2)]
 
 
 class Overtaken:
     """A store in which another replicator has done its slice right after the first question of a plan."""
 
-    def __init__(self, store: StoreWriter, records: list[Record], facts: TopicConfig) -> None:
+    def __init__(self, store: StoreWriter, records: list[Record], config: TopicConfig) -> None:
         self._store = store
         self._records = records
-        self._facts = facts
+        self._config = config
         self._asked = False
 
     async def _overtake(self) -> None:
         if not self._asked:
             self._asked = True
-            await replicate_slice(self._store, TOPIC, 0, self._records, self._facts)
+            await replicate_slice(self._store, TOPIC, 0, self._records, self._config)
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         found = await self._store.pointer(topic, partition)
@@ -106,11 +106,11 @@ class Overtaken:
         return found
 
 
-async def test_the_pointer_is_read_before_the_heads(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_the_pointer_is_read_before_the_heads(store: StoreWriter, config: TopicConfig) -> None:
     """A head of before and a pointer of after would fold the rest onto nothing: event 3 would become event 1."""
     records = records_of([("a", append()) for _ in range(3)])
-    overtaken: Any = Overtaken(store, records[:2], facts)
-    plan = await plan_slice(overtaken, TOPIC, 0, records, facts)
+    overtaken: Any = Overtaken(store, records[:2], config)
+    plan = await plan_slice(overtaken, TOPIC, 0, records, config)
     assert plan.writes is not None
     rows = [
         row.seq_nr for of_key in plan.writes.keys for put in of_key if isinstance(put, PutEvents) for row in put.rows
@@ -128,74 +128,74 @@ async def numbers(store: StoreWriter) -> list[tuple[int, int]]:
     return [(row.seq_nr, row.position.offset) for row in rows]
 
 
-async def test_what_lies_at_or_below_the_pointer_is_left_out(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_what_lies_at_or_below_the_pointer_is_left_out(store: StoreWriter, config: TopicConfig) -> None:
     records = records_of([("a", append()), ("a", append()), ("a", append())])
-    await replicate_slice(store, TOPIC, 0, records[:2], facts)
-    assert (await plan_slice(store, TOPIC, 0, records[:2], facts)).writes is None
-    plan = await plan_slice(store, TOPIC, 0, records, facts)
+    await replicate_slice(store, TOPIC, 0, records[:2], config)
+    assert (await plan_slice(store, TOPIC, 0, records[:2], config)).writes is None
+    plan = await plan_slice(store, TOPIC, 0, records, config)
     assert plan.writes is not None
     [[events, _]] = plan.writes.keys
     assert [row.seq_nr for row in events.rows] == [3]  # type: ignore[union-attr]
 
 
-async def test_records_out_of_order_are_refused(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_records_out_of_order_are_refused(store: StoreWriter, config: TopicConfig) -> None:
     one, two = records_of([("a", append()), ("a", append())])
     with pytest.raises(InvalidInput):
-        await replicate_slice(store, TOPIC, 0, [two, one], facts, start=0, stop=2)
+        await replicate_slice(store, TOPIC, 0, [two, one], config, start=0, stop=2)
 
 
-async def test_records_outside_their_range_are_refused(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_records_outside_their_range_are_refused(store: StoreWriter, config: TopicConfig) -> None:
     with pytest.raises(InvalidInput):
-        await replicate_slice(store, TOPIC, 0, records_of([("a", append())], start=5), facts, start=0, stop=5)
+        await replicate_slice(store, TOPIC, 0, records_of([("a", append())], start=5), config, start=0, stop=5)
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\xff\xfe", b"x" * 1001, b"nul\x00"])
 async def test_a_record_whose_key_names_no_journal_is_parked(
-    store: StoreWriter, facts: TopicConfig, key: bytes | None
+    store: StoreWriter, config: TopicConfig, key: bytes | None
 ) -> None:
     [record] = records_of([("a", append())])
-    await replicate_slice(store, TOPIC, 0, [msgspec.structs.replace(record, key=key)], facts)
+    await replicate_slice(store, TOPIC, 0, [msgspec.structs.replace(record, key=key)], config)
     assert await parked(store) == [(0, None)]
 
 
 async def test_a_record_in_a_partition_that_its_journal_does_not_live_in_is_parked(store: StoreWriter) -> None:
-    facts = await store.set_facts(TOPIC, topic_config(TOPIC, partitions=4), expected=None)
+    config = await store.set_topic_config(TOPIC, topic_config(TOPIC, partitions=4), expected=None)
     home = partition_of("a", 4)
     records = records_of([("a", append())])
     for partition in range(4):
-        await replicate_slice(store, TOPIC, partition, records, facts)
+        await replicate_slice(store, TOPIC, partition, records, config)
     assert {each.partition async for each in store.parked(TOPIC)} == set(range(4)) - {home}
     head = await store.head(Key(TOPIC, "a"))
     assert head is not None
     assert head.seq_nr == 1
 
 
-async def test_a_mark_needs_no_key_and_moves_the_time(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_a_mark_needs_no_key_and_moves_the_time(store: StoreWriter, config: TopicConfig) -> None:
     [record] = records_of([("a", Mark(FIRST_EPOCH, time_ms=FIRST_MS + 99_000))])
-    pointer = await replicate_slice(store, TOPIC, 0, [msgspec.structs.replace(record, key=None)], facts)
+    pointer = await replicate_slice(store, TOPIC, 0, [msgspec.structs.replace(record, key=None)], config)
     assert pointer == Pointer(Position(FIRST_EPOCH, 0), FIRST_MS + 99_000)
     assert await parked(store) == []
 
 
-async def test_a_record_over_the_topics_limit_is_parked(store: StoreWriter, facts: TopicConfig) -> None:
+async def test_a_record_over_the_topics_limit_is_parked(store: StoreWriter, config: TopicConfig) -> None:
     records = records_of([("a", append(payload=b"x" * 2000)), ("a", append())])
-    small = msgspec.structs.replace(facts, limit_bytes=1000)
+    small = msgspec.structs.replace(config, limit_bytes=1000)
     await replicate_slice(store, TOPIC, 0, records, small)
     assert await parked(store) == [(0, "a")]
 
 
 async def test_an_unknown_version_at_the_very_next_record_stops_without_a_write(
-    store: StoreWriter, facts: TopicConfig
+    store: StoreWriter, config: TopicConfig
 ) -> None:
     with pytest.raises(UnknownVersion) as told:
-        await replicate_slice(store, TOPIC, 0, [Record(0, FIRST_MS, b"a", newer_version())], facts)
+        await replicate_slice(store, TOPIC, 0, [Record(0, FIRST_MS, b"a", newer_version())], config)
     assert told.value.__notes__ == ["at orders/0, offset 0"]
     assert await store.pointer(TOPIC, 0) is None
 
 
-async def test_a_new_epoch_starts_over(store: StoreWriter, facts: TopicConfig) -> None:
-    await replicate_slice(store, TOPIC, 0, records_of([("a", append()), ("a", append())]), facts)
-    later = msgspec.structs.replace(facts, epoch=FIRST_EPOCH + 1)
+async def test_a_new_epoch_starts_over(store: StoreWriter, config: TopicConfig) -> None:
+    await replicate_slice(store, TOPIC, 0, records_of([("a", append()), ("a", append())]), config)
+    later = msgspec.structs.replace(config, epoch=FIRST_EPOCH + 1)
     await replicate_slice(store, TOPIC, 0, records_of([("a", append(epoch=later.epoch, append_id=b"n" * 16))]), later)
     head = await store.head(Key(TOPIC, "a"))
     assert head is not None
@@ -203,16 +203,16 @@ async def test_a_new_epoch_starts_over(store: StoreWriter, facts: TopicConfig) -
 
 
 async def test_a_replicator_that_holds_the_facts_of_an_older_epoch_is_fenced(
-    store: StoreWriter, facts: TopicConfig
+    store: StoreWriter, config: TopicConfig
 ) -> None:
     ahead = Pointer(Position(FIRST_EPOCH + 1, 0), FIRST_MS)
     await store.apply(SliceWrites(TOPIC, 0, None, ahead, ()))
     with pytest.raises(Fenced):
-        await replicate_slice(store, TOPIC, 0, records_of([("a", append())]), facts)
+        await replicate_slice(store, TOPIC, 0, records_of([("a", append())]), config)
 
 
 async def test_while_a_long_slice_is_planned_others_have_their_turns(
-    store: StoreWriter, facts: TopicConfig, monkeypatch: pytest.MonkeyPatch
+    store: StoreWriter, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another slice has under way is sent and answered meanwhile."""
     monkeypatch.setattr(slices, "RECORDS_PER_YIELD", 10)
@@ -227,6 +227,6 @@ async def test_while_a_long_slice_is_planned_others_have_their_turns(
     task = asyncio.create_task(other())
     await asyncio.sleep(0)
     began = turns
-    await plan_slice(store, TOPIC, 0, records_of([(f"j-{n % 20}", append()) for n in range(40)]), facts)
+    await plan_slice(store, TOPIC, 0, records_of([(f"j-{n % 20}", append()) for n in range(40)]), config)
     task.cancel()
     assert turns - began >= 4 + 3  # while they are read, and while their journals are planned

@@ -11,7 +11,7 @@ from tidebook.log.port import Record
 from tidebook.replication.slice import plan_slice
 from tidebook.store.sqlite import SqliteStore
 
-FACTS = TopicConfig(topic_id="t", partitions=1)
+CONFIG = TopicConfig(topic_id="t", partitions=1)
 
 
 async def test_a_damaged_record_moves_the_logs_time(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ async def test_a_damaged_record_moves_the_logs_time(tmp_path: Path) -> None:
         Record(1, 7_000, None, b"", ()),
         Record(2, 6_000, b"\xff", b"nor this one", ()),
     ]
-    plan = await plan_slice(store, "orders", 0, records, FACTS)
+    plan = await plan_slice(store, "orders", 0, records, CONFIG)
     assert plan.writes is not None
     assert [parked.position.offset for parked in plan.writes.parked] == [0, 1, 2]
     assert plan.pointer == Pointer(Position(1, 2), 7_000)

@@ -42,9 +42,9 @@ async def book(tmp_path: Path) -> AsyncIterator[Book]:
 
 
 async def records(book: Book) -> int:
-    facts = await book.store.facts("orders")
-    assert facts is not None
-    return sum([await book.log.end("orders", partition) for partition in range(facts.partitions)])
+    config = await book.store.topic_config("orders")
+    assert config is not None
+    return sum([await book.log.end("orders", partition) for partition in range(config.partitions)])
 
 
 async def payloads(book: Book) -> list[object]:
@@ -212,10 +212,10 @@ async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book
         await replicate(book.log, book.store, "orders")
         found = [event.payload async for event in book.tags.read("paid", topics=["orders"])]
         assert found == list(range(n + 1))
-    facts = await book.store.facts("stuck")
-    assert facts is not None
-    ends = [await book.log.end("stuck", partition) for partition in range(facts.partitions)]
-    assert sum(ends) <= 1 + 2 * facts.partitions, "its ticks do not pile up"
+    config = await book.store.topic_config("stuck")
+    assert config is not None
+    ends = [await book.log.end("stuck", partition) for partition in range(config.partitions)]
+    assert sum(ends) <= 1 + 2 * config.partitions, "its ticks do not pile up"
 
 
 async def test_a_book_that_rests_is_old_and_not_behind(book: Book) -> None:
@@ -305,9 +305,9 @@ def test_ticks_go_on_after_an_error_that_nobody_expected(
 async def test_a_mark_of_the_far_future_does_not_carry_the_time_of_the_book_away(book: Book, year: int) -> None:
     orders = book.journal("orders")
     await orders.append("o-1", [Event(1, tags={"paid"})])
-    facts = await orders.facts()
-    far = encode_record(Mark(facts.epoch, (year - 1970) * 365 * 86_400_000), limit_bytes=facts.limit_bytes)
-    for partition in range(facts.partitions):
+    config = await orders.topic_config()
+    far = encode_record(Mark(config.epoch, (year - 1970) * 365 * 86_400_000), limit_bytes=config.limit_bytes)
+    for partition in range(config.partitions):
         await book.log.append(Outgoing("orders", partition, None, far))
     await orders.append("o-2", [Event(2, tags={"paid"})])
     await replicate(book.log, book.store, "orders")

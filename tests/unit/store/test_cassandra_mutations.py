@@ -56,7 +56,7 @@ from tidebook.store.cassandra.tag_writes import tag_row as read_tag_row
 
 KEY = Key("orders", "o-1")
 AT = Position(2, 77)
-FACTS = TopicConfig(topic_id="t", partitions=1, segment_size=10)
+CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=10)
 
 
 def head_of(seq_nr: int, *, delete_to: int = 0, live: bool = True, size: int = 10, run_start: int = 0) -> Head:
@@ -210,10 +210,10 @@ def test_segments_are_listed_under_the_stamp_of_their_incarnation_and_unlisted_a
 def test_a_repair_lists_the_segments_of_all_rows_before_the_last_run() -> None:
     rows = [EventRow(number, b"", 5, AT, 0) for number in (3, 75, 901)]
     for run_start, listed in ((90, (range(1), range(3, 4), range(7, 8))), (0, ())):
-        mend = Repair(
+        repair = Repair(
             key=KEY, partition=0, pointer=Pointer(AT, 5), rev=1, head=head_of(905, run_start=run_start), segments=(0, 3)
         )
-        assert repair_segments(mend, rows).segments == listed
+        assert repair_segments(repair, rows).segments == listed
 
 
 def test_a_grave_is_removed_with_all_that_was_written_of_it_and_nothing_that_comes_later() -> None:
@@ -263,7 +263,7 @@ def test_an_empty_slice_still_moves_the_pointer() -> None:
 
 
 def test_a_key_without_records_writes_nothing() -> None:
-    assert plan_key(KEY, None, [], FACTS) == ()
+    assert plan_key(KEY, None, [], CONFIG) == ()
 
 
 @pytest.mark.parametrize("text", [value for name, value in vars(cql).items() if name.isupper()])

@@ -16,12 +16,12 @@ from tidebook.store.cassandra.rows import decode_rows
 from tidebook.testing.conformance.journal_records import append, delete, truth_of
 
 KEY = Key("orders", "o-1")
-FACTS = TopicConfig(topic_id="t", partitions=1, segment_size=10)
+CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=10)
 
 
 def test_the_rest_of_a_packed_row_is_stamped_above_the_tombstones_of_the_delete() -> None:
     """A tombstone at the same stamp would win over the row."""
-    truth = truth_of([(KEY.id, append(5)), (KEY.id, delete(2))], FACTS)[KEY.id]
+    truth = truth_of([(KEY.id, append(5)), (KEY.id, delete(2))], CONFIG)[KEY.id]
     assert truth.head is not None
     # The events of a record share its position object, by which rows of one record are recognized.
     position = Position(1, 0)

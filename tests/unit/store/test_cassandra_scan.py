@@ -173,14 +173,14 @@ jumps = st.lists(st.tuples(st.sampled_from([0, 1, 9, 25, 10**9]), st.integers(1,
 
 def replicated(appends: Sequence[tuple[int, int]]) -> tuple[Head, list[EventRow], Table]:
     """Return a journal as a replicator writes it, one append per slice."""
-    facts = TopicConfig(topic_id="t", partitions=1, segment_size=10)
+    config = TopicConfig(topic_id="t", partitions=1, segment_size=10)
     head: Head | None = None
     rows: list[EventRow] = []
     listed: set[int] = set()
     for offset, (skipped, count) in enumerate(appends):
         first = (head.seq_nr if head is not None else 0) + 1 + skipped
         action = placed_at(append(count, at=first), offset)
-        for write in plan_key(SMALL, head, [PositionedAction(Position(1, offset), 5, action)], facts):
+        for write in plan_key(SMALL, head, [PositionedAction(Position(1, offset), 5, action)], config):
             match write:
                 case PutEvents():
                     rows += write.rows

@@ -188,7 +188,7 @@ class LiveStore:
     async def pointers(self, topic: str) -> dict[int, Pointer]:
         return {0: Pointer(Position(1, 0), 2**50)}
 
-    async def facts(self, topic: str) -> TopicConfig:
+    async def topic_config(self, topic: str) -> TopicConfig:
         return TopicConfig(topic_id="id", partitions=1)
 
     async def setting(self, name: str) -> str | None:

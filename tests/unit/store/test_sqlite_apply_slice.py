@@ -22,7 +22,7 @@ from tidebook.store.sqlite import apply_slice as slices
 from tidebook.testing.histories import append, delete, placed_at, purge
 
 KEY = Key("orders", "o-1")
-FACTS = TopicConfig(topic_id="t", partitions=1)
+CONFIG = TopicConfig(topic_id="t", partitions=1)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def pointer(offset: int) -> Pointer:
 async def apply(store: SqliteStore, began: Pointer | None, offset: int) -> None:
     """Apply one append at `offset`, planned from the current head."""
     record = PositionedAction(Position(1, offset), 0, placed_at(append(1), offset))
-    writes = plan_key(KEY, await store.head(KEY), [record], FACTS)
+    writes = plan_key(KEY, await store.head(KEY), [record], CONFIG)
     await store.apply(SliceWrites(KEY.topic, 0, began, pointer(offset), (writes,)))
 
 
@@ -84,7 +84,7 @@ async def test_tag_rows_of_many_journals_are_written_in_the_order_of_their_strea
             )
             for at in offsets
         ]
-        keys.append(plan_key(Key(KEY.topic, id), None, tagged, FACTS))
+        keys.append(plan_key(Key(KEY.topic, id), None, tagged, CONFIG))
     await store.apply(SliceWrites(KEY.topic, 0, None, pointer(4), tuple(keys)))
     assert put == [0, 1, 2, 3, 4]
 
@@ -118,7 +118,7 @@ async def test_tags_that_a_delete_or_purge_finds_unwritten_are_never_written(
     began = None
     for part in [records] if at_once else [records[:3], records[3:]]:
         until = pointer(part[-1].position.offset)
-        writes = plan_key(KEY, await store.head(KEY), part, FACTS)
+        writes = plan_key(KEY, await store.head(KEY), part, CONFIG)
         await store.apply(SliceWrites(KEY.topic, 0, began, until, (writes,)))
         began = until
     assert await tag_offsets(store) == left
@@ -126,9 +126,9 @@ async def test_tags_that_a_delete_or_purge_finds_unwritten_are_never_written(
 
 async def test_a_purge_removes_the_tags_that_its_own_slice_wrote_before_it(store: SqliteStore) -> None:
     """Rows that a plan writes before a purge are removed by it, as if they had been written by another slice."""
-    before = plan_key(KEY, None, [tagged_at(0)], FACTS)
+    before = plan_key(KEY, None, [tagged_at(0)], CONFIG)
     head = next(write.head for write in before if isinstance(write, PutHead))
-    after = plan_key(KEY, head, [PositionedAction(Position(1, 1), 0, purge(), time_ms=1)], FACTS)
+    after = plan_key(KEY, head, [PositionedAction(Position(1, 1), 0, purge(), time_ms=1)], CONFIG)
     await store.apply(SliceWrites(KEY.topic, 0, None, pointer(1), ((*before, *after),)))
     assert await tag_offsets(store) == []
     assert list(await store.events(KEY, head, after=0, to=10, limit=10)) == []

@@ -58,8 +58,8 @@ class Registry:
         self._note(f"pointers {topic}")
         return found
 
-    async def facts(self, topic: str) -> TopicConfig:
-        self._note(f"facts {topic}")
+    async def topic_config(self, topic: str) -> TopicConfig:
+        self._note(f"config {topic}")
         return TopicConfig(topic_id="x", partitions=1)
 
 
@@ -114,8 +114,8 @@ async def test_the_partitions_of_a_recreated_topic_are_read_again(tmp_path: Path
 
 
 async def replicate_partition(book: Book, topic: str, number: int) -> None:
-    facts = await book.store.facts(topic)
-    assert facts is not None
+    config = await book.store.topic_config(topic)
+    assert config is not None
     end = await book.log.end(topic, number)
     records = (await book.log.read(topic, number, start=0, stop=end)).records
-    await replicate_slice(book.store, topic, number, records, facts, start=0, stop=end)
+    await replicate_slice(book.store, topic, number, records, config, start=0, stop=end)

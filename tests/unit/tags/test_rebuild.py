@@ -23,14 +23,14 @@ class RecordingStore:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.mends: list[Repair] = []
+        self.repairs: list[Repair] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def mend(self, mend: Repair) -> None:
-        self.mends.append(mend)
-        await self._store.mend(mend)
+    async def repair(self, repair: Repair) -> None:
+        self.repairs.append(repair)
+        await self._store.repair(repair)
 
 
 async def test_no_repair_holds_a_whole_journal_and_rows_are_as_before(
@@ -48,13 +48,13 @@ async def test_no_repair_holds_a_whole_journal_and_rows_are_as_before(
         await replicate(book.log, book.store, "t")
         tags = [tag async for tag in book.tags.list()]
         before = {tag: [event async for event in book.tags.read(tag)] for tag in tags}
-        facts, store = await book.store.facts("t"), RecordingStore(book.store)
-        assert facts is not None
+        config, store = await book.store.topic_config("t"), RecordingStore(book.store)
+        assert config is not None
         rev = await next_repair_revision(book.store, ["t"])
-        written = await write_journal(store, Key("t", "a"), facts, rev=rev)
+        written = await write_journal(store, Key("t", "a"), config, rev=rev)
         assert written == sum(map(len, before.values())) > 0
-        assert len(store.mends) == 4
-        assert max(len(mend.tags) for mend in store.mends) <= 14
-        rows = {row for mend in store.mends for row in mend.tags}
+        assert len(store.repairs) == 4
+        assert max(len(repair.tags) for repair in store.repairs) <= 14
+        rows = {row for repair in store.repairs for row in repair.tags}
         assert rows == {event.row for events in before.values() for event in events}
         assert {tag: [event async for event in book.tags.read(tag)] for tag in tags} == before

@@ -167,7 +167,7 @@ async def test_without_a_callback_a_warning_is_logged(
 ) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     tags, logged = streams(book, clock), asyncio.Queue[str]()
-    monkeypatch.setattr(stall.LOGGER, "warning", lambda text, *facts: logged.put_nowait(text % facts))
+    monkeypatch.setattr(stall.LOGGER, "warning", lambda text, *config: logged.put_nowait(text % config))
     first = asyncio.ensure_future(anext(tags.read("paid", follow=True)))
     await passes(clock, tags, 7_000)
     async with asyncio.timeout(30):

@@ -111,14 +111,14 @@ class World:
 
     async def plan(self, partition: int, limit: int) -> None:
         """Plan a slice as a replicator that is then paused, or dies."""
-        facts = await self.book.store.facts(self.topic)
-        assert facts is not None
+        config = await self.book.store.topic_config(self.topic)
+        assert config is not None
         pointer = await self.book.store.pointer(self.topic, partition)
         start = 0 if pointer is None else pointer.position.offset + 1
         end = await self.book.log.end(self.topic, partition)
         if start < end:
             page = await self.book.log.read(self.topic, partition, start=start, stop=end, limit=limit)
-            self.plans.append(await plan_slice(self.book.store, self.topic, partition, page.records, facts))
+            self.plans.append(await plan_slice(self.book.store, self.topic, partition, page.records, config))
 
     async def apply(self, number: int) -> None:
         """Apply a planned slice, perhaps late, perhaps a second time."""
@@ -153,9 +153,9 @@ class World:
         await self.move_on([partition], time_ms + 1)
 
     async def move_on(self, partitions: Iterable[int], time_ms: int) -> None:
-        facts = await self.book.store.facts(self.topic)
-        assert facts is not None
-        value = encode_record(Mark(facts.epoch, time_ms), limit_bytes=facts.limit_bytes)
+        config = await self.book.store.topic_config(self.topic)
+        assert config is not None
+        value = encode_record(Mark(config.epoch, time_ms), limit_bytes=config.limit_bytes)
         for each in partitions:
             await self.book.log.append(Outgoing(self.topic, each, None, value))
 

@@ -32,7 +32,7 @@ async def test_reading_a_missing_book_returns_nothing_and_creates_nothing(missin
         assert file_damage(book) == {}
         assert await topic_statuses(book) == []
         await orders.purge("a")  # a purge of a missing journal does nothing
-        for missing_part in (orders.facts(), orders.delete_snapshots("a"), book.describe_topic("orders")):
+        for missing_part in (orders.topic_config(), orders.delete_snapshots("a"), book.describe_topic("orders")):
             with pytest.raises(NotFound):
                 await missing_part
         with pytest.raises(NotFound):

@@ -161,7 +161,7 @@ class SqliteLog:
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
         """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        channel, wakeups = channel_of(topic, partition), self._file.pings
+        channel, wakeups = channel_of(topic, partition), self._file.wakeups
         while True:
             seen = wakeups.count(channel)
             if self._bounds(topic, partition).end > offset:

@@ -51,7 +51,7 @@ async def purge_expired(
 
 async def sweep_graves(book: Book, topic: str) -> int:
     """Remove the graves of a topic whose earlier records can no longer be replicated; return their number."""
-    config = await book.store.facts(topic)
+    config = await book.store.topic_config(topic)
     if config is None:
         return 0
     # The log's starts are read before the pointers, which only advance.

@@ -38,7 +38,7 @@ def rebuild(
     Raise `LogLost` if the log does not begin at offset 0, and `Corrupt` if it was adopted.
     """
     ends = portal.run(_complete_log(book, topic))
-    config = portal.run(book.store.facts(topic))
+    config = portal.run(book.store.topic_config(topic))
     if config is None:
         _refuse_adopted(topic, _last_epoch(spark, book, topic, ends))
         config = portal.run(_create_config(book, topic))
@@ -48,7 +48,7 @@ def rebuild(
     done = verify(spark, book, portal, [topic], repair=True, tell=tell) if began else VerifyResult()
     Replication(spark, book, portal, topics=[topic]).run(once=True)
     last = verify(spark, book, portal, [topic])
-    return msgspec.structs.replace(last, differences=done.differences, mended=done.mended)
+    return msgspec.structs.replace(last, differences=done.differences, repaired=done.repaired)
 
 
 async def _complete_log(book: Book, topic: str) -> dict[int, int]:
@@ -85,7 +85,9 @@ async def _create_config(book: Book, topic: str) -> TopicConfig:
     state = await book.log.topic(topic)
     assert state is not None
     settings: JournalSettings = options_as(book.settings.section("journal"), "journal", JournalSettings)
-    return await book.store.set_facts(topic, settings.facts(state.topic_id, state.partitions), expected=None)
+    return await book.store.set_topic_config(
+        topic, settings.topic_config(state.topic_id, state.partitions), expected=None
+    )
 
 
 async def _replicated(book: Book, topic: str, config: TopicConfig) -> bool:
@@ -127,7 +129,7 @@ def rebuild_tags(spark: SparkSession, book: Book, portal: BlockingPortal, topic:
 
     As in `book.tags.rebuild`, rows of deleted and purged events stay if the settings keep them.
     """
-    config = portal.run(book.store.facts(topic))
+    config = portal.run(book.store.topic_config(topic))
     if config is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
     rev = portal.run(next_repair_revision(book.store, [topic]))

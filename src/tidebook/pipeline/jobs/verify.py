@@ -38,7 +38,7 @@ class VerifyResult(msgspec.Struct, frozen=True):
     events: int = 0
     #: The differences of the first comparison by kind, and how many of them were repaired.
     differences: dict[str, int] = {}
-    mended: int = 0
+    repaired: int = 0
     #: The number of remaining differences.
     left: int = 0
     #: Topics whose log begins after offset 0: the store's older rows could not be compared.
@@ -71,7 +71,7 @@ def verify(
         left = _compare(spark, book, portal, configs, lambda difference: None)
         if not left.left:
             break
-    return msgspec.structs.replace(first, mended=first.left - left.left, left=left.left)
+    return msgspec.structs.replace(first, repaired=first.left - left.left, left=left.left)
 
 
 async def _configs(book: Book, topics: Sequence[str]) -> dict[str, TopicConfig]:
@@ -110,7 +110,7 @@ def _compare(
     rows = _rows(spark, book, portal, comparison)
     parts = spark.sparkContext.defaultParallelism * SPLITS_PER_CORE
     together = rows.repartition(parts, "topic", "key").sortWithinPartitions("topic", "key", "kind", "n")
-    journals = events = left = mended = 0
+    journals = events = left = repaired = 0
     kinds: dict[str, int] = {}
     for row in together.mapInArrow(compare_task(comparison), RESULT).toLocalIterator():
         if row["what"] == TOTALS:
@@ -118,10 +118,10 @@ def _compare(
             continue
         found = Difference(**{name: row[name] for name in Difference.__struct_fields__})
         kinds[found.what] = kinds.get(found.what, 0) + 1
-        mended, left = mended + found.mended, left + (not found.mended)
+        repaired, left = repaired + found.repaired, left + (not found.repaired)
         tell(found)
     partial = tuple(topic for topic, each in bounds.items() if any(one.start > 0 for one in each.values()))
-    return VerifyResult(journals, events, kinds, mended, left, partial)
+    return VerifyResult(journals, events, kinds, repaired, left, partial)
 
 
 def _rows(spark: SparkSession, book: Book, portal: BlockingPortal, comparison: Comparison) -> DataFrame:

@@ -155,7 +155,7 @@ async def _events(
 
 
 async def _config_of(worker: SparkWorker, topic: str) -> TopicConfig:
-    config = await (await worker.store()).facts(topic)
+    config = await (await worker.store()).topic_config(topic)
     if config is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
     return config

@@ -98,7 +98,7 @@ class JournalsReader(DataSourceReader):
         for topic in sorted(self._selection.topics or ()):
             if topic not in existing:
                 raise NotFound(f"topic {topic}: the store has nothing of it; there are {', '.join(existing) or 'none'}")
-        found = {topic: await store.facts(topic) for topic in self._selection.of_topics(existing)}
+        found = {topic: await store.topic_config(topic) for topic in self._selection.of_topics(existing)}
         return {topic: config for topic, config in found.items() if config is not None}
 
     async def _warn_of_lag(

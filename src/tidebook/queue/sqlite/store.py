@@ -208,11 +208,11 @@ class SqliteQueues:
         await asyncio.to_thread(self._file.release)
 
     async def _listen(self, queue: int) -> None:
-        pings, channel = self._file.pings, channel_of(queue)
+        wakeups, channel = self._file.wakeups, channel_of(queue)
         while True:
-            count = pings.count(channel)
-            await pings.wait(channel, since=count)
-            if pings.count(channel) != count:
+            count = wakeups.count(channel)
+            await wakeups.wait(channel, since=count)
+            if wakeups.count(channel) != count:
                 self._wake_requests.put_nowait(WakeRequest(queue, None))
 
     def _read(self, query: Any, *arguments: Any) -> Any:

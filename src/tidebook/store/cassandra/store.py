@@ -42,7 +42,7 @@ from tidebook.store.cassandra.tag_views import TagViews
 from tidebook.store.cassandra.token_ranges import events_in, heads_in, inspect_rows, token_ranges
 from tidebook.store.port import ScanSplit, StoredSnapshot
 
-FACTS: Final = "facts"
+CONFIG: Final = "topic_config"
 SETTINGS: Final = "setting"
 IDS_PAGE: Final = 2000
 PARKED_PAGE: Final = 5
@@ -60,7 +60,7 @@ def _decode_config(text: str) -> TopicConfig:
     try:
         return _config_decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"the facts of a topic are damaged: {error}: repair the row in `setting`") from error
+        raise Corrupt(f"the configuration of a topic is damaged: {error}: repair the row in `setting`") from error
 
 
 async def open_cassandra_store(settings: CassandraSettings, *, metrics: Metrics) -> CassandraStore:
@@ -142,8 +142,8 @@ class CassandraStore:
             found += (StoredSnapshot(*row.as_tuple()) for row in page)
         return found
 
-    async def facts(self, topic: str) -> TopicConfig | None:
-        value = await self._value(FACTS, topic)
+    async def topic_config(self, topic: str) -> TopicConfig | None:
+        value = await self._value(CONFIG, topic)
         if value is None:
             return None
         config = _decode_config(value)
@@ -153,7 +153,7 @@ class CassandraStore:
     async def topics(self) -> Sequence[str]:
         found: list[str] = []
         async for page in self._session.pages(cql.SETTING_NAMES, [], page_size=IDS_PAGE):
-            found += (name for section, name in (row.as_tuple() for row in page) if section == FACTS)
+            found += (name for section, name in (row.as_tuple() for row in page) if section == CONFIG)
         return sorted(found)
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
@@ -210,7 +210,7 @@ class CassandraStore:
     async def apply(self, writes: SliceWrites) -> None:
         segments = await self._segments_of(writes.topic)
         if segments is None:
-            raise NotFound(f"topic {writes.topic} has no facts in the store: open it as a journal first")
+            raise NotFound(f"topic {writes.topic} has no configuration in the store: open it as a journal first")
         began = asyncio.get_running_loop().time()
         at_once = self._settings.in_flight_max * SINGLES_PER_BATCH
         together_max = self._settings.partitions_together_max
@@ -229,12 +229,12 @@ class CassandraStore:
             await run_bounded(self.write, chain(tags, coalesce_batches(batches, together_max)), at_once=at_once)
         self._metrics.time("cassandra_slice", asyncio.get_running_loop().time() - began)
 
-    async def mend(self, mend: Repair) -> None:
-        segments = await self._segments_of(mend.key.topic)
+    async def repair(self, repair: Repair) -> None:
+        segments = await self._segments_of(repair.key.topic)
         if segments is None:
-            raise NotFound(f"topic {mend.key.topic} has no facts in the store: open it as a journal first")
-        cut = await self._buckets.fixed_at(mend.pointer.time_ms)
-        for batches in repair_rounds(mend, segments, cut, await split_packed_rows(self._pages, mend)):
+            raise NotFound(f"topic {repair.key.topic} has no configuration in the store: open it as a journal first")
+        cut = await self._buckets.fixed_at(repair.pointer.time_ms)
+        for batches in repair_rounds(repair, segments, cut, await split_packed_rows(self._pages, repair)):
             await run_bounded(self.write, batches, at_once=self._settings.in_flight_max)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
@@ -253,26 +253,32 @@ class CassandraStore:
         values = [key.topic, key.id, incarnation.epoch, incarnation.offset, to]
         await self._session.write_once(CqlStatement(cql.DELETE_SNAPSHOTS, values))
 
-    async def set_facts(self, topic: str, facts: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
-        if facts.limit_bytes > LIMIT_BYTES_MAX:
-            raise TooLarge(f"a record of topic {topic}", size_bytes=facts.limit_bytes, limit_bytes=LIMIT_BYTES_MAX)
-        if expected is not None and expected.segments != facts.segments:
+    async def set_topic_config(
+        self, topic: str, topic_config: TopicConfig, *, expected: TopicConfig | None
+    ) -> TopicConfig:
+        if topic_config.limit_bytes > LIMIT_BYTES_MAX:
+            raise TooLarge(
+                f"a record of topic {topic}", size_bytes=topic_config.limit_bytes, limit_bytes=LIMIT_BYTES_MAX
+            )
+        if expected is not None and expected.segments != topic_config.segments:
             raise InvalidInput(f"topic {topic}: the number of segments decides where its heads are and cannot change")
         for _ in range(SERIAL_ATTEMPTS):
-            text = await self._value(FACTS, topic)
+            text = await self._value(CONFIG, topic)
             found = None if text is None else _decode_config(text)
             if found == expected:
                 # Compared as values but swapped as the stored text, which an older Tidebook may have written.
                 try:
-                    await self._swap(FACTS, topic, _encode_config(facts).decode(), text)
+                    await self._swap(CONFIG, topic, _encode_config(topic_config).decode(), text)
                 except OutcomeUnknown:
                     pass  # the current value is read below
-                found = await self.facts(topic)
+                found = await self.topic_config(topic)
             if found is not None:
                 return found
             if expected is not None:
-                raise NotFound(f"topic {topic} has no facts that could be changed")
-        raise Unavailable(f"the facts of topic {topic} could not be set because of concurrent changes: try again")
+                raise NotFound(f"topic {topic} has no configuration that could be changed")
+        raise Unavailable(
+            f"the configuration of topic {topic} could not be set because of concurrent changes: try again"
+        )
 
     async def delete_topic(self, topic: str) -> None:
         raise InvalidInput(f"topic {topic}: rows on Cassandra are stamped by epoch, so purge its journals instead")
@@ -325,14 +331,14 @@ class CassandraStore:
     async def _parked_queries(self, topic: str | None) -> list[tuple[str, list[object]]]:
         if topic is None:
             return [(cql.ALL_PARKED, [])]
-        config = await self.facts(topic)
+        config = await self.topic_config(topic)
         return [(cql.PARKED, [topic, partition]) for partition in range(config.partitions if config else 0)]
 
     async def _segments_of(self, topic: str) -> int | None:
         """Return the number of head segments, which never changes, so it is read once."""
         segments = self._segments.get(topic)
         if segments is None:
-            config = await self.facts(topic)
+            config = await self.topic_config(topic)
             segments = None if config is None else config.segments
         return segments
 

@@ -14,7 +14,7 @@ _EXTRA_TAG = """DELETE FROM tag_views WHERE tag = ? AND log_ms = ? AND topic = ?
     AND "index" = ? AND epoch = ?"""
 
 
-def repair(transaction: WriteTransaction, repairs: Sequence[Repair]) -> list[Fenced | None]:
+def repair_journals(transaction: WriteTransaction, repairs: Sequence[Repair]) -> list[Fenced | None]:
     """Apply repairs in order; return Fenced for each that is outdated, and otherwise None."""
     return [_repair(transaction, each) for each in repairs]
 

@@ -28,7 +28,7 @@ from tidebook.store.port import ScanSplit, StoredSnapshot
 from tidebook.store.sqlite import id_ranges
 from tidebook.store.sqlite import writes as operations
 from tidebook.store.sqlite.apply_slice import ANY_POINTER, POINTER, apply, channel_of, pointer_of
-from tidebook.store.sqlite.repair import repair
+from tidebook.store.sqlite.repair import repair_journals
 from tidebook.store.sqlite.tables import FILE, SCHEMA
 
 PAGE_MAX = 1_000
@@ -127,19 +127,19 @@ class SqliteStore:
         """Return the snapshots of one incarnation of a journal, in descending order of seq_nr."""
         return [StoredSnapshot(*row) for row in self._select(_SNAPSHOTS, (*key, *incarnation))]
 
-    async def facts(self, topic: str) -> TopicConfig | None:
+    async def topic_config(self, topic: str) -> TopicConfig | None:
         """Return the configuration of a topic, or None if it was never set."""
-        rows = self._select("SELECT facts FROM facts WHERE topic = ?", (topic,))
+        rows = self._select("SELECT config FROM topic_config WHERE topic = ?", (topic,))
         return operations.decode_config(rows[0][0]) if rows else None
 
     async def topics(self) -> Sequence[str]:
         """Return the names of the topics that have a configuration, in order."""
-        return [topic for (topic,) in self._select("SELECT topic FROM facts ORDER BY topic", ())]
+        return [topic for (topic,) in self._select("SELECT topic FROM topic_config ORDER BY topic", ())]
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
         """Return True as soon as the partition's pointer is after `beyond`, or False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        channel, wakeups = channel_of(topic, partition), self._file.pings
+        channel, wakeups = channel_of(topic, partition), self._file.wakeups
         while True:
             seen = wakeups.count(channel)
             pointer = self._pointer(topic, partition)
@@ -193,7 +193,7 @@ class SqliteStore:
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
         """Return once any pointer may have moved since `since`, or after `timeout_s`; return the next `since`."""
         self._database.refuse()
-        wakeups = self._file.pings
+        wakeups = self._file.wakeups
         await wakeups.wait(ANY_POINTER, since=since, timeout_s=timeout_s)
         return wakeups.count(ANY_POINTER)
 
@@ -250,9 +250,9 @@ class SqliteStore:
         """
         await self._run(apply, writes)
 
-    async def mend(self, mend: Repair) -> None:
-        """Repair one journal in one transaction; raise Fenced if the partition's pointer is not `mend.pointer`."""
-        await self._run(repair, mend)
+    async def repair(self, repair: Repair) -> None:
+        """Repair one journal in one transaction; raise Fenced if the partition's pointer is not `repair.pointer`."""
+        await self._run(repair_journals, repair)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation."""
@@ -262,9 +262,9 @@ class SqliteStore:
         """Delete the snapshots of this incarnation with seq_nr ≤ `to`."""
         await self._run(operations.delete_snapshots, operations.DeleteSnapshots(key, incarnation, to))
 
-    async def set_facts(self, topic: str, facts: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
+    async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
         """Set a topic's configuration if it equals `expected`; return the one in force afterwards."""
-        current: TopicConfig = await self._run(operations.set_configs, operations.NewConfig(topic, facts, expected))
+        current: TopicConfig = await self._run(operations.set_configs, operations.NewConfig(topic, config, expected))
         return current
 
     async def delete_topic(self, topic: str) -> None:

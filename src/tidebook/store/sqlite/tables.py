@@ -90,9 +90,9 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, id, epoch, "offset", seq_nr)
         ) WITHOUT ROWID;
 
-        CREATE TABLE facts (
+        CREATE TABLE topic_config (
             topic TEXT NOT NULL PRIMARY KEY,
-            facts BLOB NOT NULL
+            config BLOB NOT NULL
         ) WITHOUT ROWID;
 
         CREATE TABLE setting (

@@ -63,7 +63,7 @@ def decode_config(data: bytes) -> TopicConfig:
     try:
         return _decode_config(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
-        raise Corrupt(f"the facts of a topic are damaged ({error}): restore a copy of store.db") from error
+        raise Corrupt(f"the configuration of a topic is damaged ({error}): restore a copy of store.db") from error
 
 
 def save_snapshots(transaction: WriteTransaction, saves: Sequence[SaveSnapshot]) -> list[None]:
@@ -99,10 +99,10 @@ def set_configs(transaction: WriteTransaction, wanted: Sequence[NewConfig]) -> l
 
 def _set_config(transaction: WriteTransaction, new: NewConfig) -> TopicConfig | NotFound:
     execute = transaction.connection.execute
-    row = execute("SELECT facts FROM facts WHERE topic = ?", (new.topic,)).fetchone()
+    row = execute("SELECT config FROM topic_config WHERE topic = ?", (new.topic,)).fetchone()
     current = None if row is None else decode_config(row[0])
     if current == new.expected:
-        execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (new.topic, encode_config(new.config)))
+        execute("INSERT OR REPLACE INTO topic_config VALUES (?, ?)", (new.topic, encode_config(new.config)))
         return new.config
     if current is None:
         return NotFound(f"the store has no configuration of topic {new.topic!r}: set it with expected=None")
@@ -110,7 +110,16 @@ def _set_config(transaction: WriteTransaction, new: NewConfig) -> TopicConfig | 
 
 
 #: All tables with a `topic` column.
-_TOPIC_TABLES = ("metajournal", "journal", "tag_views", "tag_views_progress", "pointer", "snapshot", "facts", "parked")
+_TOPIC_TABLES = (
+    "metajournal",
+    "journal",
+    "tag_views",
+    "tag_views_progress",
+    "pointer",
+    "snapshot",
+    "topic_config",
+    "parked",
+)
 
 
 def delete_topics(transaction: WriteTransaction, topics: Sequence[str]) -> list[None]:

@@ -31,14 +31,14 @@ class StoreContract(SliceCases, ReadingCases, ScanningCases):
     """Subclass it, provide the fixture `open_store`, and declare by `last_write_wins` how late slices are rejected."""
 
     async def test_a_topic_without_a_configuration_has_none(self, store: StoreWriter, topic: str) -> None:
-        assert await store.facts(topic) is None
+        assert await store.topic_config(topic) is None
         assert topic not in await store.topics()
         assert await store.head(Key(topic, "a")) is None
         assert await store.pointer(topic, 0) is None
         assert [id async for id in store.ids(topic)] == []
 
     async def test_a_deleted_topic_leaves_no_row_or_is_refused_untouched(self, store: StoreWriter, topic: str) -> None:
-        config = await store.set_facts(topic, topic_config("x"), expected=None)
+        config = await store.set_topic_config(topic, topic_config("x"), expected=None)
         records = records_of([("a", append(2)), ("b", append())])
         await replicate_slice(store, topic, 0, records, config)
         head = await store.head(Key(topic, "a"))
@@ -51,7 +51,7 @@ class StoreContract(SliceCases, ReadingCases, ScanningCases):
             return
         await store.delete_topic(topic)
         await store.delete_topic(topic)  # harmless to repeat
-        assert await store.facts(topic) is None
+        assert await store.topic_config(topic) is None
         assert topic not in await store.topics()
         assert await store.pointers(topic) == {}
         assert await store.heads(topic, ["a", "b"]) == {}
@@ -60,34 +60,34 @@ class StoreContract(SliceCases, ReadingCases, ScanningCases):
 
     async def test_a_configuration_is_set_once(self, store: StoreWriter, open_store: OpenStore, topic: str) -> None:
         mine, other = topic_config("mine"), topic_config("other")
-        assert await store.set_facts(topic, mine, expected=None) == mine
-        assert await store.set_facts(topic, other, expected=None) == mine
+        assert await store.set_topic_config(topic, mine, expected=None) == mine
+        assert await store.set_topic_config(topic, other, expected=None) == mine
         second = await open_store()
-        assert await second.facts(topic) == mine
+        assert await second.topic_config(topic) == mine
         assert topic in await second.topics()
 
     async def test_a_configuration_changes_only_from_the_expected_one(self, store: StoreWriter, topic: str) -> None:
-        first = await store.set_facts(topic, topic_config("1"), expected=None)
+        first = await store.set_topic_config(topic, topic_config("1"), expected=None)
         second = topic_config("2", partitions=4)
-        assert await store.set_facts(topic, topic_config("3"), expected=second) == first
-        assert await store.set_facts(topic, second, expected=first) == second
-        assert await store.facts(topic) == second
-        assert await store.set_facts(topic, topic_config("3"), expected=first) == second
+        assert await store.set_topic_config(topic, topic_config("3"), expected=second) == first
+        assert await store.set_topic_config(topic, second, expected=first) == second
+        assert await store.topic_config(topic) == second
+        assert await store.set_topic_config(topic, topic_config("3"), expected=first) == second
 
     async def test_an_expectation_creates_no_configuration(self, store: StoreWriter, topic: str) -> None:
         with pytest.raises(NotFound):
-            await store.set_facts(topic, topic_config("1"), expected=topic_config("2"))
-        assert await store.facts(topic) is None
+            await store.set_topic_config(topic, topic_config("1"), expected=topic_config("2"))
+        assert await store.topic_config(topic) is None
 
     async def test_one_of_two_concurrent_configurations_wins(
         self, store: StoreWriter, open_store: OpenStore, topic: str
     ) -> None:
         second = await open_store()
         results = await asyncio.gather(
-            store.set_facts(topic, topic_config("1"), expected=None),
-            second.set_facts(topic, topic_config("2"), expected=None),
+            store.set_topic_config(topic, topic_config("1"), expected=None),
+            second.set_topic_config(topic, topic_config("2"), expected=None),
         )
-        assert results[0] == results[1] == await store.facts(topic)
+        assert results[0] == results[1] == await store.topic_config(topic)
 
     async def test_a_setting_changes_only_from_the_expected_value(
         self, store: StoreWriter, open_store: OpenStore, topic: str

@@ -74,8 +74,8 @@ class ScanningCases(StoreSuite):
             key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=truth.head,
             rows=truth.rows[1:3], extra_rows=(7, 9),
         )  # fmt: skip
-        await store.mend(repair)
-        await store.mend(repair)
+        await store.repair(repair)
+        await store.repair(repair)
         await assert_shows(store, topic, config, steps)
         beyond = await self._all(store, topic)
         assert sorted(row.seq_nr for _, row in beyond) == [1, 2, 3, 4, 5, 6]
@@ -92,10 +92,10 @@ class ScanningCases(StoreSuite):
             key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=truth.head,
             rows=(EventRow(2, b"wrong", 1, truth.rows[1].position, 1, 1),), extra_rows=(4, 6, 9, 11),
         )  # fmt: skip
-        await store.mend(spoil)
+        await store.repair(spoil)
         assert sorted(row.seq_nr for _, row in await self._all(store, topic)) == [1, 2, 3, 5, 7, 8, 10]
         rows = tuple(row for row in truth.rows if row.seq_nr in {2, 4, 6, 9, 11})
-        await store.mend(Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
+        await store.repair(Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=2, head=truth.head, rows=rows))
         await assert_shows(store, topic, config, steps)
         # Deleted events are removed, however their rows are packed now.
         more: list[Step] = [*steps, ("a", delete(6))]
@@ -111,7 +111,7 @@ class ScanningCases(StoreSuite):
         pointer, [truth] = await store.pointer(topic, 0), truth_of(steps[:1], config).values()
         assert pointer is not None
         assert truth.head is not None
-        await store.mend(
+        await store.repair(
             Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=7, head=truth.head, rows=truth.rows)
         )
         await replicate_slice(store, topic, 0, records_of(steps)[1:], config)
@@ -128,10 +128,10 @@ class ScanningCases(StoreSuite):
         assert old.head is not None
         repair = Repair(key=Key(topic, "a"), partition=0, pointer=pointer, rev=1, head=old.head, rows=old.rows)
         if self.last_write_wins:
-            await store.mend(repair)
+            await store.repair(repair)
         else:
             with pytest.raises(Fenced):
-                await store.mend(repair)
+                await store.repair(repair)
         await assert_shows(store, topic, config, steps)
 
     async def _damage(self, store: StoreWriter, topic: str, head: Head, pointer: Pointer) -> None:

@@ -239,7 +239,7 @@ class SliceCases(StoreSuite):
 
     async def test_topics_do_not_see_one_another(self, store: StoreWriter, topic: str, config: TopicConfig) -> None:
         other = f"{topic}.other"
-        await store.set_facts(other, config, expected=None)
+        await store.set_topic_config(other, config, expected=None)
         await replicate_slice(store, topic, 0, records_of([("a", append(2))]), config)
         await replicate_slice(store, other, 0, records_of([("a", append(1)), ("b", append(1))]), config)
         await assert_shows(store, topic, config, [("a", append(2))])

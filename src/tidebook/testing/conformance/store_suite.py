@@ -36,7 +36,7 @@ class StoreSuite:
 
     @pytest.fixture
     async def config(self, store: StoreWriter, topic: str) -> TopicConfig:
-        return await store.set_facts(topic, topic_config(topic), expected=None)
+        return await store.set_topic_config(topic, topic_config(topic), expected=None)
 
     def late(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a late slice may be rejected, unless the store ignores it silently."""

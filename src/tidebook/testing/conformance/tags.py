@@ -270,7 +270,7 @@ class TagsContract(TagsLate, TagsSizes):
                 key=key, partition=row.partition, pointer=pointer, rev=0, head=head,
                 extra_tags=() if number % 2 else (row.place,), tags=tuple(wrong),
             )  # fmt: skip
-            await book.store.mend(repair)
+            await book.store.repair(repair)
 
     async def test_a_tag_is_rebuilt_while_the_replication_goes_on(self, book: Book, topic: str, tag: str) -> None:
         journal = book.journal(topic)

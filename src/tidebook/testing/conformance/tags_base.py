@@ -55,7 +55,7 @@ class TagsBase:
 
     async def advance(self, book: Book, topic: str, time_ms: int, *partitions: int) -> None:
         """Advance the log's time to at least `time_ms`, as a tick of another topic would."""
-        config = await book.store.facts(topic)
+        config = await book.store.topic_config(topic)
         assert config is not None
         value = encode_record(Mark(config.epoch, time_ms), limit_bytes=config.limit_bytes)
         for partition in partitions or range(config.partitions):

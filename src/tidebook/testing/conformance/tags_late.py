@@ -53,7 +53,7 @@ class TagsLate(TagsBase):
         repair = Repair(
             key=key, partition=like.partition, pointer=pointer, rev=self.revs, head=head, tags=put, extra_tags=places
         )
-        await book.store.mend(repair)
+        await book.store.repair(repair)
 
     async def test_events_of_a_clock_that_is_a_minute_behind_come_in_order_before_and_after_a_restart(
         self, book: Book, topic: str, tag: str
