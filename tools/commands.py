@@ -49,22 +49,34 @@ def setup(arguments: list[str]) -> int:
 
 
 def check(arguments: list[str]) -> int:
-    """Run every check that needs no server, and report all failures."""
+    """Run every check that needs no server, unit tests beside the static checks, and report all failures."""
     environment.ensure("dev")
-    steps = {
+    static = {
         "format": ["-m", "ruff", "format", "--check", "."],
         "lint": ["-m", "ruff", "check", "."],
-        "types": ["-m", "mypy"],
         "import contracts": ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
-        "unit tests": ["-m", "pytest", "-q", *(arguments or _existing("tests/unit", "tests/tidy"))],
+        "types": ["-m", "mypy"],
     }
-    failed = []
-    for name, step in steps.items():
-        say(name)
-        if _python(*step) != 0:
-            failed.append(name)
+    unit = ["-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *(arguments or ["tests/unit", "tests/tidy"])]
+    with ThreadPoolExecutor(1) as pool:
+        testing = pool.submit(_python, *unit)
+        results = {name: _captured(step) for name, step in static.items()}
+        unit_code = testing.result()
+    failed = [name for name, (code, _) in results.items() if code != 0]
+    for name in failed:
+        print(f"dev: {name}\n{results[name][1]}", flush=True)
+    if unit_code != 0:
+        failed.append("unit tests")
     say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
     return 1 if failed else 0
+
+
+def _captured(step: list[str]) -> tuple[int, str]:
+    """Run a step of .venv's Python and return its exit code and output, which must not mix with that of others."""
+    run = subprocess.run(
+        [str(PYTHON), *step], cwd=ROOT, env=environment.variables(), text=True, capture_output=True, check=False
+    )
+    return run.returncode, run.stdout + run.stderr
 
 
 def test(arguments: list[str]) -> int:
@@ -205,10 +217,6 @@ def _take_without(arguments: list[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(argument)
     return (list(SERVER_NAMES) if "all" in without else without), rest
-
-
-def _existing(*folders: str) -> list[str]:
-    return [folder for folder in folders if (ROOT / folder).exists()]
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
