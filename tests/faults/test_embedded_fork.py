@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 import tidebook
 
 DRIVER = Path(__file__).with_name("fork_driver.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def driven(kind: str, folder: Path) -> Any:
@@ -36,6 +41,42 @@ def test_workers_of_a_master_that_preloaded_the_application_are_refused_its_book
     assert len(report["refused"]) == 3
     assert {told for answers in report["refused"] for told in answers.values()} == {"InvalidInput"}
     assert report["pointers"] == [4, 5, 5, 5]
+
+
+def test_workers_of_gunicorn_with_preload_lose_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "3", "--bind", "127.0.0.1:0"]
+    command += ["--worker-tmp-dir", str(tmp_path), "--no-control-socket", "tests.faults.preloaded_app:application"]
+    variables = {**os.environ, "PRELOADED_FOLDER": str(tmp_path / "book")}
+    server = subprocess.Popen(command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        address = next(
+            found.group(1) for line in server.stderr if (found := re.search(r"Listening at: (http://\S+)", line))
+        )
+        draining = threading.Thread(target=server.stderr.read)  # so that the server never waits for its log's reader
+        draining.start()
+
+        def ask(path: str) -> Any:
+            with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:
+                return json.load(answer)
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda n: ask(f"/append/{n}"), range(150)))
+            refusals = list(pool.map(lambda _: ask("/inherited"), range(6)))
+    finally:
+        server.terminate()
+        server.wait(60)
+    draining.join(60)
+    server.stderr.close()
+    assert all("opened before this process forked" in answer["refused"] for answer in refusals)
+    acknowledged: dict[str, set[int]] = {}
+    for answer in answers:
+        acknowledged.setdefault(answer["worker"], set()).add(answer["n"])
+    with tidebook.open_sync(tmp_path / "book") as book:
+        journal = book.journal("t")
+        assert [event.payload["n"] for event in journal.read("master")] == [0]
+        for worker, numbers in acknowledged.items():
+            assert {event.payload["n"] for event in journal.read(worker)} == numbers
 
 
 def test_an_async_book_is_refused_in_the_child_at_once(tmp_path: Path) -> None:
