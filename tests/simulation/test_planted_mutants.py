@@ -19,7 +19,8 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH, START
 from tidebook.core.replication_plan import ClearEvents, ClearJournal, EventRow, PutEvents, SliceWrites
-from tidebook.store.cassandra import mutations, packed_rows, tag_views
+from tidebook.store.cassandra import mutations, tag_views
+from tidebook.store.cassandra import repair as packed_rows
 from tidebook.store.cassandra import store as stores
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.store.cassandra.scan import EventPages
