@@ -23,7 +23,7 @@ from tidebook.pipeline.compare import TOTALS, CompareBounds, Comparison, compare
 from tidebook.pipeline.compared_rows import record_rows, store_rows, tag_rows
 from tidebook.pipeline.records import to_arrow
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.store.repair_revision import next_repair_revision
+from tidebook.store.port import next_repair_revision
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 

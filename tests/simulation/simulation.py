@@ -31,7 +31,7 @@ from tidebook.log.port import RecordPage as LogBatch
 from tidebook.replication.slice import replicate_slice
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore
-from tidebook.store.cassandra.schema import BOOTSTRAP, MIGRATIONS
+from tidebook.store.cassandra.migrations import BOOTSTRAP, MIGRATIONS
 from tidebook.store.cassandra.session import CassandraSession
 from tidebook.store.port import StoredSnapshot
 

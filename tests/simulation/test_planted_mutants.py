@@ -19,7 +19,7 @@ from tidebook.core.errors import TidebookError
 from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH, START
 from tidebook.core.replication_plan import ClearEvents, ClearJournal, EventRow, PutEvents, SliceWrites
-from tidebook.store.cassandra import mutations, packed_rows, tag_views
+from tidebook.store.cassandra import mutations, repair, tag_views
 from tidebook.store.cassandra import store as stores
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.store.cassandra.scan import EventPages
@@ -54,12 +54,12 @@ def purge() -> Purge:
 
 def does_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed row that this slice already writes without its deleted part is not rewritten above others' writes."""
-    monkeypatch.setattr(packed_rows, "_is_cut", lambda first, to: first.seq_nr <= to)
+    monkeypatch.setattr(repair, "_is_cut", lambda first, to: first.seq_nr <= to)
 
 
 def cuts_rows_of_other_incarnations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a packed row is rewritten after a delete although the row belongs to a purged incarnation."""
-    rows_after_delete = packed_rows.rows_after_delete
+    rows_after_delete = repair.rows_after_delete
 
     async def of_any_incarnation(
         pages: EventPages, writes: SliceWrites, *, at_once: int

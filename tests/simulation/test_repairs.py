@@ -15,7 +15,7 @@ from tests.simulation.virtual_time import VirtualTimeLoop
 from tidebook.core.position import write_stamp
 from tidebook.store.cassandra import repair as repair
 from tidebook.store.cassandra import store as stores
-from tidebook.store.cassandra.packed_rows import SplitRows
+from tidebook.store.cassandra.repair import SplitRows
 
 RUNS, RUNS_LONG = 120, 10_000
 SEEDS_MAX = 200

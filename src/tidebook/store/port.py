@@ -18,7 +18,7 @@ import msgspec
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.repair import Damage, Repair
+from tidebook.core.repair import REV_MAX, Damage, Repair
 from tidebook.core.replication_plan import EventRow, Parked, Pointer, SliceWrites, TagPosition, TagRow
 from tidebook.core.topic_config import TopicConfig
 
@@ -244,3 +244,21 @@ class StoreWriter(StoreReader, TagReader, StoreScanner, StoreInspector, Protocol
     async def close(self) -> None:
         """Release all resources. A second call does nothing."""
         ...
+
+
+async def next_repair_revision(store: StoreWriter, topics: Iterable[str]) -> int:
+    """Reserve and return a revision above those of all earlier repairs of these topics.
+
+    After REV_MAX repairs of a topic every further one gets REV_MAX, and overrides an earlier one only at a later
+    position of the log.
+    """
+    revs = [1]
+    for topic in topics:
+        name = f"rev/{topic}"
+        while True:
+            current = await store.setting(name)
+            rev = min(int(current or 0) + 1, REV_MAX)
+            if await store.set_setting(name, str(rev), expected=current):
+                break
+        revs.append(rev)
+    return max(revs)

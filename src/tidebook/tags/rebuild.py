@@ -13,8 +13,7 @@ from tidebook.core.key import Key, partition_of
 from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import EventRow, Pointer, TagRow, tag_row
 from tidebook.core.topic_config import TopicConfig
-from tidebook.store.port import StoreWriter
-from tidebook.store.repair_revision import next_repair_revision
+from tidebook.store.port import StoreWriter, next_repair_revision
 from tidebook.tags.validation import check_tag
 
 PAGE_EVENTS = 1000

@@ -62,7 +62,7 @@ class Held:
 
 
 @pytest.fixture
-async def topic_config(open_store: OpenStore) -> tuple[str, TopicConfig]:
+async def new_topic(open_store: OpenStore) -> tuple[str, TopicConfig]:
     topic = f"t-{uuid4().hex}"
     wanted = TopicConfig(topic_id=topic, partitions=PARTITIONS, segment_size=SEGMENT_SIZE, segments=64)
     return topic, await (await open_store()).set_topic_config(topic, wanted, expected=None)

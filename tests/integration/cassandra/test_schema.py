@@ -14,9 +14,7 @@ from tidebook.core.errors import Corrupt, InvalidInput, TidebookError, Unavailab
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, migrations, open_cassandra_store
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.migrations import SCHEMA, VERSION, migrate, use_keyspace
-from tidebook.store.cassandra.mutations import CqlStatement
-from tidebook.store.cassandra.schema import MIGRATIONS, Migration
+from tidebook.store.cassandra.migrations import MIGRATIONS, SCHEMA, VERSION, Migration, migrate, use_keyspace
 from tidebook.store.cassandra.session import CassandraSession, connect
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]
@@ -132,21 +130,6 @@ async def test_a_migration_that_fails_says_which_and_leaves_the_version(
     await asyncio.wait_for(migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED)), 20)
     assert await version(session) == AFTER
     await migrate(session, fresh.keyspace, (*MIGRATIONS, REPAIRED))
-
-
-async def test_the_progress_of_tags_moves_to_the_partitions_of_heads(
-    fresh: CassandraSettings, session: CassandraSession
-) -> None:
-    await migrate(session, fresh.keyspace, MIGRATIONS[:2])
-    await session.define(
-        "CREATE TABLE tag_views_progress (topic text, id text, tag text, PRIMARY KEY ((topic, id), tag))"
-    )
-    await migrate(session, fresh.keyspace)
-    await session.write([CqlStatement(cql.PUT_TAG_PROGRESS, ["orders", 3, "o-1", "paid", 1, 1, 1, 7, 8])])
-    assert await session.query("SELECT topic, segment, id, tag, log_offset FROM tag_views_progress") == [
-        ("orders", 3, "o-1", "paid", 7)
-    ]
-    assert await version(session) == BEFORE
 
 
 async def test_a_keyspace_of_a_newer_tidebook_is_refused(fresh: CassandraSettings, session: CassandraSession) -> None:

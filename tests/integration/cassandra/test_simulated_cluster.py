@@ -18,8 +18,8 @@ from tests.simulation.cql import Bind, Condition, CreateTable, Delete, DropTable
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings
 from tidebook.store.cassandra import statements as cql
+from tidebook.store.cassandra.migrations import BOOTSTRAP, MIGRATIONS
 from tidebook.store.cassandra.mutations import CqlStatement
-from tidebook.store.cassandra.schema import BOOTSTRAP, MIGRATIONS
 from tidebook.store.cassandra.session import CassandraSession
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(300)]

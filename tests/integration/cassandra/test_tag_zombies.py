@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.cassandra.held import PARTITIONS, OpenStore, Stage, Trial, run_trials
+from tests.integration.cassandra.held import new_topic as new_topic
 from tests.integration.cassandra.held import settings as settings
 from tests.integration.cassandra.test_zombies import CHOSEN, histories, steps_of
 from tidebook.core.action import Action, Append
@@ -74,9 +75,9 @@ def truth(steps: list[Step], config: TopicConfig, key: Key, tag: str) -> list[Ta
 
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_no_tag_row(
-    open_store: OpenStore, config: tuple[str, TopicConfig], long_form: bool
+    open_store: OpenStore, new_topic: tuple[str, TopicConfig], long_form: bool
 ) -> None:
-    topic, of_topic = config
+    topic, of_topic = new_topic
     stage = Stage(await open_store(), await open_store(), topic, of_topic)
     chosen = [*histories((1, 2, 3)), *CHOSEN] if long_form else ["3 del2", "3 purge", "1 3", *CHOSEN[:2]]
 

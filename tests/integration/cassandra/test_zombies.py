@@ -18,6 +18,7 @@ from tests.integration.cassandra.held import (
     apply_through,
     run_trials,
 )
+from tests.integration.cassandra.held import new_topic as new_topic
 from tests.integration.cassandra.held import settings as settings
 from tidebook.core.action import Action
 from tidebook.core.head import Head
@@ -87,9 +88,9 @@ async def all_rows(store: CassandraStore, key: Key, head: Head) -> tuple[EventRo
 
 @pytest.mark.timeout(3600)
 async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
-    open_store: OpenStore, config: tuple[str, TopicConfig], long_form: bool
+    open_store: OpenStore, new_topic: tuple[str, TopicConfig], long_form: bool
 ) -> None:
-    topic, of_topic = config
+    topic, of_topic = new_topic
     stage = Stage(await open_store(), await open_store(), topic, of_topic)
     chosen = [*histories((1, 2, 3, 4) if long_form else (1, 2)), *CHOSEN, *JUMPS[: None if long_form else 2]]
 
@@ -103,9 +104,9 @@ async def test_a_replicator_held_at_any_write_and_resumed_late_changes_nothing(
 
 
 async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_speaks_of(
-    open_store: OpenStore, config: tuple[str, TopicConfig]
+    open_store: OpenStore, new_topic: tuple[str, TopicConfig]
 ) -> None:
-    topic, of_topic = config
+    topic, of_topic = new_topic
     store, id = await open_store(), "ahead"
     steps = steps_of("3 del2", id)
     partition, records, key = partition_of(id, PARTITIONS), records_of(steps), Key(topic, id)
@@ -125,9 +126,9 @@ async def test_rows_of_one_who_folded_a_delete_leave_what_the_head_of_before_spe
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 async def test_replicators_that_interleave_and_die_at_any_write_leave_what_the_fold_says(
-    open_store: OpenStore, config: tuple[str, TopicConfig], seed: int, long_form: bool
+    open_store: OpenStore, new_topic: tuple[str, TopicConfig], seed: int, long_form: bool
 ) -> None:
-    topic, of_topic = config
+    topic, of_topic = new_topic
     stores = [await open_store() for _ in range(3)]
     for number in range(60 if long_form else 12):
         chance = random.Random(f"{seed}/{number}")

@@ -17,7 +17,7 @@ from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import TagPosition
 from tidebook.log.port import Outgoing
 from tidebook.replication.ticks import tick
-from tidebook.store.cassandra.page_size import PAGE_BYTES
+from tidebook.store.cassandra.scan import PAGE_BYTES
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings

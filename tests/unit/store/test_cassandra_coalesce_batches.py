@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from tidebook.core.segments import head_segment
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.coalesce_batches import (
+from tidebook.store.cassandra.mutations import (
     BYTES_TOGETHER_MAX,
     HEADS_PER_QUERY_MAX,
     HEADS_TOGETHER_MAX,
     ROWS_MAX,
+    Batch,
+    CqlStatement,
     coalesce_batches,
     head_queries,
 )
-from tidebook.store.cassandra.mutations import Batch, CqlStatement
 
 #: The default of `batch_size_warn_threshold`.
 WARNED_OF_BYTES = 5 * 1024

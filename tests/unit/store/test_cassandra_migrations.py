@@ -12,8 +12,7 @@ pytest.importorskip("acsylla")
 from tidebook.core.errors import Unavailable
 from tidebook.store.cassandra import migrations
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.migrations import LOCK_S, migrate, use_keyspace
-from tidebook.store.cassandra.schema import Migration
+from tidebook.store.cassandra.migrations import LOCK_S, Migration, migrate, use_keyspace
 from tidebook.store.cassandra.session import SCHEMA_TIMEOUT_S
 from tidebook.store.cassandra.settings import CassandraSettings
 

@@ -238,8 +238,6 @@ def test_the_size_of_a_parked_record_is_never_read_from_its_reason() -> None:
     first, _ = rounds_of(SliceWrites("orders", 0, None, Pointer(AT, 5), (), (parked,)), 1)
     [[statement]] = first
     assert parked_row(tuple(statement.values[:9])) == parked
-    from_before_the_column = (*statement.values[:8], None)
-    assert parked_row(from_before_the_column) == parked
 
 
 def test_rounds_keep_each_journals_order_and_end_with_the_pointer() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tidebook.store.cassandra.run_bounded import run_bounded
+from tidebook.store.cassandra.session import run_bounded
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 10])

@@ -34,9 +34,8 @@ from tidebook.core.replication_plan import (
 from tidebook.core.topic_config import TopicConfig
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import event_batches
-from tidebook.store.cassandra.page_size import PAGE_BYTES, PAGE_ROWS_MIN
 from tidebook.store.cassandra.rows import encode_row
-from tidebook.store.cassandra.scan import EventPages, listed_segments
+from tidebook.store.cassandra.scan import PAGE_BYTES, PAGE_ROWS_MIN, EventPages, listed_segments
 from tidebook.testing.histories import append, placed_at
 
 LARGE, SMALL = Key("t", "large"), Key("t", "small")

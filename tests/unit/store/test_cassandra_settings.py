@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidebook.core.errors import InvalidInput
-from tidebook.store.cassandra.consistency import reads_see_writes, replicas_of
-from tidebook.store.cassandra.page_size import PAGE_BYTES, PageSizes
-from tidebook.store.cassandra.settings import CassandraSettings
+from tidebook.store.cassandra.scan import PAGE_BYTES, PageSizes
+from tidebook.store.cassandra.settings import CassandraSettings, reads_see_writes, replicas_of
 
 ONE, THREE, TWICE = {"": 1}, {"dc1": 3}, {"dc1": 3, "dc2": 3}
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidebook.core.buckets import FIXED_AHEAD_MS, Buckets, decode_buckets, encode_buckets
 from tidebook.core.errors import OutcomeUnknown, Unavailable
-from tidebook.store.cassandra.tag_buckets import TagBuckets
+from tidebook.store.cassandra.tag_views import TagBuckets
 
 NOW_MS = 10**12
 

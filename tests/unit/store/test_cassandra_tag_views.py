@@ -19,8 +19,7 @@ from tidebook.core.replication_plan import ClearJournal, EventRow, Pointer, Slic
 from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.tag_buckets import TagBuckets
-from tidebook.store.cassandra.tag_views import TagViews
+from tidebook.store.cassandra.tag_views import TagBuckets, TagViews
 from tidebook.store.cassandra.tag_writes import TagCell, _encode
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock

@@ -13,7 +13,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, PutEvents
-from tidebook.store.cassandra import page_size as sizes
+from tidebook.store.cassandra import scan as sizes
 from tidebook.store.cassandra.mutations import event_batches
 from tidebook.store.cassandra.token_ranges import events_in
 from tidebook.store.port import ScanSplit

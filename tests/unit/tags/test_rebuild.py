@@ -11,7 +11,7 @@ from tidebook import Event
 from tidebook.core.key import Key
 from tidebook.core.repair import Repair
 from tidebook.replication.ticks import tick
-from tidebook.store.repair_revision import next_repair_revision
+from tidebook.store.port import next_repair_revision
 from tidebook.tags.rebuild import write_journal
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book

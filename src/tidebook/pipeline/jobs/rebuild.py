@@ -19,8 +19,7 @@ from tidebook.pipeline.jobs.verify import SPLITS_PER_CORE, Tell, VerifyResult, v
 from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.store.port import ScanSplit, StoreWriter
-from tidebook.store.repair_revision import next_repair_revision
+from tidebook.store.port import ScanSplit, StoreWriter, next_repair_revision
 from tidebook.tags.rebuild import remove_stale_rows, write_journal
 from tidebook.tags.settings import TagSettings
 from tidebook.wiring.book import Book

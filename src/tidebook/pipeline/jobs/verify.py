@@ -22,7 +22,7 @@ from tidebook.pipeline.source.stream import read_records
 from tidebook.pipeline.status import topic_configs
 from tidebook.replication.journal_state import Difference
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.store.repair_revision import next_repair_revision
+from tidebook.store.port import next_repair_revision
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 

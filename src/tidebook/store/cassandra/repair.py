@@ -6,12 +6,17 @@ passed, and over earlier repairs by its revision. Everything replicated later wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+import msgspec
 
 from tidebook.core.buckets import Buckets
+from tidebook.core.key import Key
 from tidebook.core.position import tombstone_stamp, write_stamp
 from tidebook.core.repair import Repair
-from tidebook.core.replication_plan import PutEvents, PutHead, PutTags
+from tidebook.core.replication_plan import ClearEvents, EventRow, PutEvents, PutHead, PutTags, SliceWrites
 from tidebook.core.segments import event_segment
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import (
@@ -22,8 +27,100 @@ from tidebook.store.cassandra.mutations import (
     repair_segments,
     segment_batches,
 )
-from tidebook.store.cassandra.packed_rows import SplitRows
+from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows, is_packed
+from tidebook.store.cassandra.scan import EventPages
+from tidebook.store.cassandra.session import run_bounded
 from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches
+
+#: Rows that a repair reads at once.
+PAGE_ROWS: Final = 100
+
+
+class SplitRows(msgspec.Struct, frozen=True, gc=False):
+    """The packed rows that a repair affects: their other events, and the numbers of the rows."""
+
+    others: tuple[EventRow, ...] = ()
+    row_numbers: frozenset[int] = frozenset()
+
+
+async def split_packed_rows(pages: EventPages, repair: Repair) -> SplitRows:
+    """Return what a repair must rewrite because it shares packed rows with the repaired events."""
+    numbers = {*repair.extra_rows, *(row.seq_nr for row in repair.rows)}
+    size = repair.head.segment_size
+    others: list[EventRow] = []
+    # A row that cannot be decoded may hold more than its last event, so it is replaced last too.
+    row_numbers: set[int] = numbers & repair.damaged_rows
+    for segment, of_segment in groupby(sorted(numbers), key=lambda number: event_segment(number, size)):
+        in_segment = list(of_segment)
+        for after, to in _around(repair.damaged_rows, in_segment[0] - 1, in_segment[-1]):
+            while cells := await pages.cells(repair.key, segment, after=after, to=to, limit=PAGE_ROWS):
+                for cell in cells:
+                    rows = decode_rows([cell])
+                    after = rows[-1].seq_nr
+                    if is_packed(cell) and not numbers.isdisjoint(row.seq_nr for row in rows):
+                        row_numbers.add(after)
+                        others += (row for row in rows if row.seq_nr not in numbers)
+    return SplitRows(tuple(others), frozenset(row_numbers))
+
+
+def _around(damaged: Iterable[int], after: int, to: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges to read between damaged rows, which cannot be decoded and are rewritten anyway.
+
+    `cells` also returns rows that extend beyond the end of a range, so each range ends well before the damaged row.
+    """
+    for number in sorted(damaged):
+        if after < number <= to + EVENTS_PER_ROW_MAX - 1:
+            yield after, number - EVENTS_PER_ROW_MAX
+            after = number
+    yield after, to
+
+
+async def rows_after_delete(
+    pages: EventPages, writes: SliceWrites, *, at_once: int
+) -> Mapping[Key, Sequence[EventRow]]:
+    """Return by journal what deletes leave of the packed rows that they cut."""
+    found: dict[Key, Sequence[EventRow]] = {}
+    deletes = [
+        (write, [put for put in of_key if isinstance(put, PutEvents)])
+        for of_key in writes.keys
+        for write in of_key
+        if isinstance(write, ClearEvents) and 0 < write.head.delete_to < write.head.seq_nr
+    ]
+
+    async def read_row(delete: tuple[ClearEvents, list[PutEvents]]) -> None:
+        write, puts = delete
+        head, to = write.head, write.head.delete_to
+        segment = event_segment(to, head.segment_size)
+        # The row is in the store or part of this slice; what another replicator wrote of it is the same.
+        cells = await pages.cells(write.key, segment, after=to, to=to, limit=1)
+        for rows in (decode_rows(cells), _of_slice(puts, to)):
+            if rows and _is_cut(rows[0], to) and head.incarnation <= rows[0].position <= head.position:
+                left = [row for row in rows if row.seq_nr > to]
+                if event_segment(left[0].seq_nr, head.segment_size) == segment:
+                    found[write.key] = left
+
+    await run_bounded(read_row, deletes, at_once=at_once)
+    return found
+
+
+def _of_slice(puts: Sequence[PutEvents], to: int) -> list[EventRow]:
+    """Return the rows of a slice after a delete that may share a packed row with what it deletes."""
+    if not puts:
+        return []
+    rows = [row for row in puts[-1].rows if to < row.seq_nr < to + EVENTS_PER_ROW_MAX]
+    return [row for row in rows if row.position == rows[0].position and _row_index(row) == _row_index(rows[0])]
+
+
+def _row_index(row: EventRow) -> int:
+    return row.index // EVENTS_PER_ROW_MAX
+
+
+def _is_cut(first: EventRow, to: int) -> bool:
+    """Return whether a packed row begins with deleted events, or did before an earlier delete.
+
+    A replicator that has folded less may still write the whole row, late.
+    """
+    return first.seq_nr <= to or (first.seq_nr == to + 1 and first.index % EVENTS_PER_ROW_MAX > 0)
 
 
 def repair_rounds(repair: Repair, segments: int, buckets: Buckets, split_rows: SplitRows) -> Iterator[Iterator[Batch]]:

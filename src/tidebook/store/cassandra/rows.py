@@ -86,7 +86,7 @@ def decode_rows(cells: Iterable[bytes]) -> list[EventRow]:
                 rows.append(_decode(cell))
                 continue
             packed = _decode_packed(cell)
-            # It replaces single rows of the same numbers, which an older Tidebook may have written.
+            # It replaces single rows of the same numbers, which an interrupted repair may have written.
             while rows and packed.seq_nr <= rows[-1].seq_nr <= packed.last:
                 rows.pop()
             rows += packed.rows()

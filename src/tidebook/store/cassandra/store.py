@@ -20,25 +20,23 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.coalesce_batches import coalesce_batches, head_queries
 from tidebook.store.cassandra.migrations import migrate, use_keyspace
 from tidebook.store.cassandra.mutations import (
     Batch,
     CqlStatement,
     clear_graves,
+    coalesce_batches,
+    head_queries,
     parked_row,
     rounds_of,
     segment_batches,
     unpark,
 )
-from tidebook.store.cassandra.packed_rows import rows_after_delete, split_packed_rows
-from tidebook.store.cassandra.repair import repair_rounds
-from tidebook.store.cassandra.run_bounded import run_bounded
+from tidebook.store.cassandra.repair import repair_rounds, rows_after_delete, split_packed_rows
 from tidebook.store.cassandra.scan import EventPages, listed_segments, scan_segments
-from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, CassandraSession, connect
+from tidebook.store.cassandra.session import SERIAL_ATTEMPTS, SINGLES_PER_BATCH, CassandraSession, connect, run_bounded
 from tidebook.store.cassandra.settings import CassandraSettings
-from tidebook.store.cassandra.tag_buckets import TagBuckets
-from tidebook.store.cassandra.tag_views import TagViews
+from tidebook.store.cassandra.tag_views import TagBuckets, TagViews
 from tidebook.store.cassandra.token_ranges import events_in, heads_in, inspect_rows, token_ranges
 from tidebook.store.port import ScanSplit, StoredSnapshot
 
@@ -266,7 +264,7 @@ class CassandraStore:
             text = await self._value(CONFIG, topic)
             found = None if text is None else _decode_config(text)
             if found == expected:
-                # Compared as values but swapped as the stored text, which an older Tidebook may have written.
+                # Compared as values but swapped as the stored text, which may be formatted differently.
                 try:
                     await self._swap(CONFIG, topic, _encode_config(topic_config).decode(), text)
                 except OutcomeUnknown:

@@ -11,8 +11,8 @@ from tidebook.core.head import Head, decode_head
 from tidebook.core.repair import Damage
 from tidebook.core.replication_plan import EventRow
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.page_size import PageSizes
 from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows, decode_rows_of, is_packed
+from tidebook.store.cassandra.scan import PageSizes
 from tidebook.store.cassandra.session import CassandraSession
 from tidebook.store.port import ScanSplit
 
