@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -32,6 +33,10 @@ BENCH_SERVERS = {
 #: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
 #: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
 SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+#: pytest's exit code for failed tests, and not for a run that was interrupted or could not start.
+TESTS_FAILED = 1
+#: A few failures of a full run may come from a busy machine: they are reported, and decided by a run of their own.
+RETRIED_TESTS_MAX = 5
 
 
 def up(arguments: list[str]) -> int:
@@ -90,7 +95,19 @@ def test(arguments: list[str]) -> int:
         server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
         # Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE each would compile every module again.
         _python("-m", "compileall", "-q", "src")
-        return _python("-m", "pytest", *SIDE_BY_SIDE, *rest, variables=environment.variables() | server_variables)
+        variables = environment.variables() | server_variables
+        code = _python("-m", "pytest", *SIDE_BY_SIDE, *(rest or ["--cache-clear"]), variables=variables)
+        failed = _failed_tests() if code == TESTS_FAILED and not rest else []
+        if not 0 < len(failed) <= RETRIED_TESTS_MAX:
+            return code
+        say(f"{len(failed)} failed beside other tests, and run once more alone: {', '.join(failed)}")
+        return _python("-m", "pytest", "-n", "0", *failed, variables=variables)
+
+
+def _failed_tests() -> list[str]:
+    """Return the tests that failed in the last run."""
+    file = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return [*json.loads(file.read_text())] if file.exists() else []
 
 
 @contextlib.contextmanager

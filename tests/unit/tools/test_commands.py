@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -61,6 +62,33 @@ def test_a_server_that_does_not_start_ends_the_run_loudly(
     assert "a server did not start" in capsys.readouterr().err
     assert asked == ["status", "start", "stop"]
     assert not list(tmp_path.iterdir())  # the servers that had started were removed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "failed", "runs"),
+    [([], ["a.py::b"], [["-n", "0", "a.py::b"]]), (["tests/unit"], ["a.py::b"], []), ([], [*"abcdef"], [])],
+)
+def test_a_few_failures_of_a_full_run_are_decided_by_a_run_of_their_own(
+    arguments: list[str], failed: list[str], runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def run_python(*words: str, **options: object) -> int:
+        if "pytest" not in words:
+            return 0
+        calls.append([*words[2:]])
+        file = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(dict.fromkeys(failed, True)))
+        return 1 if len(calls) == 1 else 0
+
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    monkeypatch.setattr(commands, "_python", run_python)
+    monkeypatch.setattr(commands, "_install_with_java", lambda: None)
+    monkeypatch.setattr(commands, "server_home", lambda names: contextlib.nullcontext(tmp_path))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert commands.test(arguments) == (0 if runs else 1)
+    assert calls[1:] == runs
 
 
 @pytest.mark.parametrize(
