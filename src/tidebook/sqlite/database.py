@@ -154,6 +154,11 @@ class Database:
                 raise Corrupt(f"{self.path} is not Tidebook's {self.schema.name}: it was not changed")
             if version > self.schema.version:
                 raise UnknownVersion(str(self.path), version=version, known=self.schema.version)
+            if version < self.schema.first_version:
+                raise Corrupt(
+                    f"{self.path} has version {version} of an earlier Tidebook, and this one reads versions from "
+                    f"{self.schema.first_version} on: it was not changed; move it away to start empty"
+                )
             if connection.pragma("journal_mode") != "wal":
                 raise Corrupt(f"{self.path} was changed by another program: it is no longer in WAL mode")
             page_bytes = connection.pragma("page_size")
@@ -193,7 +198,7 @@ def _create(path: Path, schema: Schema) -> None:
 def _upgrade(connection: apsw.Connection, schema: Schema, version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for step in schema.steps[version:]:
+        for step in schema.steps[max(0, version - schema.first_version + 1) :]:
             connection.execute(step)
         connection.pragma("application_id", schema.application_id)
         connection.pragma("user_version", schema.version)

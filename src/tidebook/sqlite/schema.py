@@ -6,13 +6,15 @@ import msgspec
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """The SQL steps of a schema: step i upgrades a file from version i to i + 1. Steps are appended, never changed."""
+    """The SQL steps of a schema: each upgrades a file by one version. Steps are appended, never changed."""
 
     name: str
     #: SQLite's `application_id`, which identifies the program that owns a file.
     application_id: int
     steps: tuple[str, ...]
+    #: The version that the first step creates; older files are refused.
+    first_version: int = 1
 
     @property
     def version(self) -> int:
-        return len(self.steps)
+        return self.first_version - 1 + len(self.steps)

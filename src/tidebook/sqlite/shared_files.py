@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import apsw
+
+from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.database import Database
 from tidebook.sqlite.durable_folder import make_folder
 from tidebook.sqlite.errors import from_os
 from tidebook.sqlite.schema import Schema
-from tidebook.sqlite.wakeups import Wakeups
-from tidebook.sqlite.writer import Writer
+from tidebook.sqlite.wakeups import POLL_S, Wakeups
+from tidebook.sqlite.writer import WriteOperation, Writer, nothing
 
 
 class _Closes(Protocol):
@@ -86,6 +91,70 @@ class SharedFile:
         self.writer.close()
         _wakeups.give_back((*self._identity[:2], ""), self.wakeups)
         self.database.close()
+
+
+class SqliteAdapter:
+    """What the adapters in a folder's files share: reads in the calling thread, writes by the file's writer, waits."""
+
+    def __init__(self, folder: str | Path, name: str, schema: Schema, metrics: Metrics | None) -> None:
+        self._file = SharedFile.open(folder, name, schema, metrics=metrics)
+        self._database = self._file.database
+        self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self._file.path
+
+    def damage(self) -> list[str]:
+        """Read the whole file and return the problems that SQLite finds; an empty list if there are none."""
+        return self._database.damage()
+
+    async def close(self) -> None:
+        """Wait for the writes in progress, then release the file. A second call does nothing."""
+        if self._closed or self._database.forked:
+            return
+        self._closed = True
+        try:
+            await self._file.writer.run(nothing, None)
+        except TidebookError:  # the callers of the writes have got the same error
+            pass
+        finally:
+            await asyncio.to_thread(self._file.release)
+
+    async def _run(self, run: WriteOperation, argument: Any, size_bytes: int = 0) -> Any:
+        if self._closed:
+            raise Unavailable(f"{self._file.path} is closed")
+        return await self._file.writer.run(run, argument, size_bytes)
+
+    def _read(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `read(connection, *arguments)`, which must neither yield nor leave a cursor open."""
+        try:
+            with self._database.reading() as connection:
+                return read(connection, *arguments)
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
+
+    def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+        rows: list[Any] = self._read(_fetch_all, sql, bindings)
+        return rows
+
+    async def _wait(self, channel: str, reached: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Return True as soon as `reached()`, checked at each wake-up, or False after `timeout_s` (None: no limit)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wakeups = self._file.wakeups
+        while True:
+            seen = wakeups.count(channel)
+            if reached():
+                return True
+            left_s = POLL_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            await wakeups.wait(channel, since=seen, timeout_s=left_s)
+
+
+def _fetch_all(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+    return connection.execute(sql, bindings).fetchall()
 
 
 _files: _Shared[SharedFile] = _Shared()
