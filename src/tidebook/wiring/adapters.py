@@ -39,7 +39,7 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
         folder = settings.folder.expanduser().absolute()
         embedded = LazyLog(folder / FILE, lambda: SqliteLog(folder, clock=clock, metrics=metrics))
         embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
-        return embedded
+        return embedded.as_log()
     if scheme(section.url) == "kafka":
         adapter = extra("tidebook.log.kafka.log", "kafka")
         kafka = extra("tidebook.kafka.settings", "kafka")
@@ -59,7 +59,7 @@ async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
         folder = settings.folder.expanduser().absolute()
         embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
         embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
-        return embedded
+        return embedded.as_store()
     if scheme(section.url) == "cassandra":
         adapter = extra("tidebook.store.cassandra.store", "cassandra")
         cassandra = extra("tidebook.store.cassandra.settings", "cassandra")

@@ -37,7 +37,7 @@ SCHEMA: Final = Schema(
         CREATE INDEX partition_to_sweep ON partition (id) WHERE swept_to < start_offset OR topic IS NULL;
 
         -- id: the partition's id in the upper bits, the offset in the lower 40, see `first_row`.
-        -- An index entry ends with the row's id, so the records of a key in a range of offsets are one range of entries.
+        -- An index entry ends with the row's id: the records of a key in a range of offsets are one range of entries.
         CREATE TABLE record (
             id INTEGER PRIMARY KEY,
             time_ms INTEGER NOT NULL,
