@@ -34,7 +34,17 @@ class Closable(Protocol):
         ...
 
 
+class ClosesInChild(Protocol):
+    """An object with descriptors, locks or other state that a forked child must give up."""
+
+    def close_in_child(self) -> None:
+        """Give up what belongs to the parent; called in a forked child."""
+        ...
+
+
 C = TypeVar("C", bound=Closable)
+#: The open objects whose `close_in_child` is called in a forked child.
+open_objects: weakref.WeakSet[ClosesInChild] = weakref.WeakSet()
 
 
 class GuardedConnection(Generic[C]):
@@ -178,6 +188,13 @@ def _in_child() -> None:
         guard._abandon()
     _guards.clear()
     _inherited = _open_files()
+    opened = list(open_objects)
+    open_objects.clear()
+    for each in opened:
+        try:
+            each.close_in_child()
+        except OSError:  # another thread of the parent had just closed it
+            pass
 
 
 def _open_files() -> frozenset[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +13,9 @@ import apsw
 
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.runtime.metrics import Metrics
-from tidebook.sqlite.database import Database
-from tidebook.sqlite.durable_folder import make_folder
+from tidebook.sqlite.database import Database, Schema, make_folder
 from tidebook.sqlite.errors import from_os
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.forks import open_objects
 from tidebook.sqlite.wakeups import POLL_S, Wakeups
 from tidebook.sqlite.writer import WriteOperation, Writer, nothing
 
@@ -37,6 +35,11 @@ class _Shared(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shared: dict[Identity, tuple[T, int]] = {}
+        open_objects.add(self)
+
+    def close_in_child(self) -> None:
+        """In a forked child: start with no open files; the lock may be held by a thread that does not exist here."""
+        self.__init__()  # type: ignore[misc]
 
     def take(self, identity: Identity, create: Callable[[], T]) -> T:
         with self._lock:
@@ -159,12 +162,3 @@ def _fetch_all(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...])
 
 _files: _Shared[SharedFile] = _Shared()
 _wakeups: _Shared[Wakeups] = _Shared()
-
-
-def _after_fork() -> None:
-    # A child starts with no open files; the lock may be held by a thread that does not exist in the child.
-    _files.__init__()  # type: ignore[misc]
-    _wakeups.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hmac
 import os
+import secrets
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from tidebook.sqlite.listeners import SECRET_BYTES, Listeners
+from tidebook.sqlite.errors import from_os
+from tidebook.sqlite.forks import open_objects
 
 #: Minimum time between datagrams to other processes; pings in between are sent with the next one.
 PING_S_MIN = 0.001
@@ -22,6 +24,9 @@ POLL_S = 1.0
 _CHECK_S = 30.0
 _DATAGRAM_BYTES_MAX = 8_000
 _LOOPBACK = "127.0.0.1"
+_SECRET_BYTES = 16
+#: The resolution of file times: a tick of the kernel's clock.
+_TICK_NS = 50_000_000
 
 Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
@@ -46,7 +51,7 @@ class Wakeups:
         self._in: socket.socket | None = None
         self._port = 0
         self._file = -1
-        _open_wakeups.add(self)
+        open_objects.add(self)
 
     def count(self, channel: str) -> int:
         """Return how many pings of the channel this process has received."""
@@ -109,7 +114,7 @@ class Wakeups:
                 self._thread.join()
             finally:
                 listening.close()
-        _open_wakeups.discard(self)
+        open_objects.discard(self)
         self._out.close()
         self._wake_waiters(list(self._waiters))
 
@@ -144,11 +149,11 @@ class Wakeups:
 
     def _receive(self, listening: socket.socket) -> None:
         while True:
-            datagram = listening.recv(_DATAGRAM_BYTES_MAX + SECRET_BYTES)
+            datagram = listening.recv(_DATAGRAM_BYTES_MAX + _SECRET_BYTES)
             if self._in is not listening:
                 return
-            if hmac.compare_digest(datagram[:SECRET_BYTES], self._listeners.secret):
-                self._wake_waiters(datagram[SECRET_BYTES:].decode(errors="replace").split("\n"))
+            if hmac.compare_digest(datagram[:_SECRET_BYTES], self._listeners.secret):
+                self._wake_waiters(datagram[_SECRET_BYTES:].decode(errors="replace").split("\n"))
 
     def _wake_waiters(self, channels: Iterable[str]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
@@ -172,6 +177,104 @@ class Wakeups:
                     del self._waiters[channel]
 
 
+class Listeners:
+    """The processes that listen: a locked file each, named by its port. A file without a lock is stale.
+
+    `secret` is shared by all processes that use the folder; it authenticates their datagrams.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "listeners"
+        self._seen_ns = -1
+        self._ports: tuple[int, ...] = ()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.secret = self._read_secret()
+        except OSError as error:
+            raise from_os(error, self._folder) from error
+
+    def join(self, port: int) -> int:
+        """Register a port and return a file descriptor, which must stay open while the process listens."""
+        new = self._folder / f"new-{secrets.token_hex(8)}"
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # before the rename, so that no process takes it for stale
+            os.rename(new, self._folder / str(port))
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def leave(self, port: int, file: int) -> None:
+        """Unregister a port."""
+        (self._folder / str(port)).unlink(missing_ok=True)
+        os.close(file)
+
+    def ports(self) -> tuple[int, ...]:
+        """Return the ports of live listeners, and remove stale ones."""
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+            if changed_ns != self._seen_ns:
+                self._ports = tuple(
+                    int(name) for name in os.listdir(self._folder) if name.isdigit() and self._live(name)
+                )
+                # A later change within the same tick would not change the time: list the folder again next time.
+                if time.time_ns() - changed_ns > _TICK_NS:
+                    self._seen_ns = changed_ns
+        except OSError:  # the folder is being removed: there is no process to wake
+            self._ports = ()
+        return self._ports
+
+    def check(self) -> None:
+        """Make the next `ports` check every file, even if the folder has not changed."""
+        self._seen_ns = -1
+
+    def _live(self, name: str) -> bool:
+        path = self._folder / name
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return False
+
+    def _read_secret(self) -> bytes:
+        """Read or create the secret, under a lock: processes with different secrets would ignore one another."""
+        path = self._folder / "secret"
+        lock = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                secret = path.read_bytes()
+            except FileNotFoundError:
+                secret = b""
+            if len(secret) == _SECRET_BYTES:
+                return secret
+            new = self._folder / f"new-{secrets.token_hex(8)}"
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            try:
+                with open(new, "xb", opener=_private) as file:
+                    file.write(secret)
+                os.rename(new, path)  # replaces a truncated file, which a full disk may have left
+            finally:
+                new.unlink(missing_ok=True)
+            return secret
+        finally:
+            os.close(lock)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _wake(*futures: asyncio.Future[None]) -> None:
     for future in futures:
         if not future.done():
@@ -187,15 +290,3 @@ def _datagrams(secret: bytes, channels: Iterable[str]) -> list[bytes]:
         names.append(name)
         size += len(name) + 1
     return [*datagrams, secret + b"\n".join(names)] if names else datagrams
-
-
-_open_wakeups: weakref.WeakSet[Wakeups] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for wakeups in list(_open_wakeups):
-        wakeups.close_in_child()
-    _open_wakeups.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

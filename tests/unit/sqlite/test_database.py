@@ -12,8 +12,7 @@ import apsw
 import pytest
 
 from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
-from tidebook.sqlite.database import Database
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.database import Database, Schema
 from tidebook.sqlite.shared_files import SharedFile
 
 ONE = Schema(name="numbers", application_id=77, steps=("CREATE TABLE number (n INTEGER, filling BLOB)",))

@@ -12,7 +12,7 @@ from tidebook.log.port import Acknowledged, OrderedBatch, Outgoing
 from tidebook.log.sqlite.tables import first_row
 from tidebook.runtime.clock import Clock
 from tidebook.sqlite.multi_insert import insert_rows
-from tidebook.sqlite.write_queue import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction
 
 _SELECT_END = """SELECT p.id, p.next_offset, p.time_ms, t.limit_bytes
     FROM topic t JOIN partition p ON p.topic = t.name WHERE t.name = ? AND p.number = ?"""

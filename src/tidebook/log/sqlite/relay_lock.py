@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-import weakref
 from pathlib import Path
 
 from tidebook.core.key import topic_name
 from tidebook.sqlite.errors import from_os
-from tidebook.sqlite.forks import no_fork
+from tidebook.sqlite.forks import no_fork, open_objects
 
 
 class RelayLocks:
@@ -24,7 +23,7 @@ class RelayLocks:
         self._folder = folder / "outbox-locks"
         self._local = threading.local()
         self._open: set[int] = set()
-        _all.add(self)
+        open_objects.add(self)
 
     def take(self, topic: str) -> bool:
         """Take the topic's lock for the calling thread; return False if another thread or process holds it."""
@@ -60,8 +59,8 @@ class RelayLocks:
             return None
         return file
 
-    def _close_in_child(self) -> None:
-        # A lock lasts while any process has its descriptor open, and the child must not extend the parent's lock.
+    def close_in_child(self) -> None:
+        """In a forked child: close the descriptors, since a lock lasts while any process has one of it open."""
         for file in self._open:
             os.close(file)
         self._open.clear()
@@ -72,14 +71,3 @@ class RelayLocks:
         if held is None:
             held = self._local.held = {}
         return held
-
-
-_all: weakref.WeakSet[RelayLocks] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for locks in list(_all):
-        locks._close_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,7 @@ from tidebook.log.port import TopicState
 from tidebook.log.sqlite.append import channel_of
 from tidebook.log.sqlite.tables import first_row
 from tidebook.sqlite.multi_insert import insert_rows
-from tidebook.sqlite.write_queue import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction
 
 #: Maximum number of records that one transaction deletes.
 SWEEP_MAX = 2_000

@@ -30,7 +30,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.seq_nr import LAST
 from tidebook.sqlite.multi_insert import insert_rows
-from tidebook.sqlite.write_queue import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction
 
 POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tidebook.core.errors import Fenced
 from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import PutEvents, PutHead, PutTags
-from tidebook.sqlite.write_queue import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction
 from tidebook.store.sqlite.apply_slice import ANY_POINTER, POINTER, pointer_of, put_keys
 
 _EXTRA_TAG = """DELETE FROM tag_views WHERE tag = ? AND log_ms = ? AND topic = ? AND partition = ? AND "offset" = ?

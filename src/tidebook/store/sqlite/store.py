@@ -23,7 +23,7 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.multi_insert import each_row
 from tidebook.sqlite.shared_files import SharedFile
-from tidebook.sqlite.write_queue import WriteOperation, nothing
+from tidebook.sqlite.writer import WriteOperation, nothing
 from tidebook.store.port import ScanSplit, StoredSnapshot
 from tidebook.store.sqlite import id_ranges
 from tidebook.store.sqlite import writes as operations

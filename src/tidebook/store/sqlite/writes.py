@@ -15,7 +15,7 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Parked
 from tidebook.core.topic_config import TopicConfig
-from tidebook.sqlite.write_queue import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction
 from tidebook.store.port import StoredSnapshot
 
 
