@@ -1,4 +1,4 @@
-"""Apply slices, each in one transaction. A slice is fenced if the pointer has moved since it was planned."""
+"""Apply slices and repairs, each in one transaction. They are fenced if the pointer has moved since the planning."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tidebook.core.event import event_tags
 from tidebook.core.head import Head, encode_head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
+from tidebook.core.repair import Repair
 from tidebook.core.replication_plan import (
     ClearEvents,
     ClearJournal,
@@ -30,7 +31,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.seq_nr import LAST
 from tidebook.sqlite.multi_insert import insert_rows
-from tidebook.sqlite.writer import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction, one_by_one
 
 POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
 
@@ -38,6 +39,8 @@ _EVENTS = """SELECT seq_nr, log_ms, epoch, "offset", "index", kept FROM journal
     WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"""
 _CLEAR_TAG = """DELETE FROM tag_views
     WHERE tag = ? AND log_ms = ? AND topic = ? AND "offset" = ? AND "index" = ? AND epoch = ? AND id = ?"""
+_EXTRA_TAG = """DELETE FROM tag_views WHERE tag = ? AND log_ms = ? AND topic = ? AND partition = ? AND "offset" = ?
+    AND "index" = ? AND epoch = ?"""
 #: Number of events that are read at once to find the tag rows to delete.
 CLEAR_PAGE = 1000
 
@@ -55,12 +58,9 @@ def pointer_of(row: tuple[int, int, int] | None) -> Pointer | None:
     return None if row is None else Pointer(Position(row[0], row[1]), row[2])
 
 
-def apply(transaction: WriteTransaction, slices: Sequence[SliceWrites]) -> list[Fenced | None]:
-    """Apply slices in order; return Fenced for each that is outdated, and otherwise None."""
-    return [_apply(transaction, each) for each in slices]
-
-
-def _apply(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | None:
+@one_by_one
+def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | None:
+    """Apply a slice; return Fenced if it is outdated, and otherwise None."""
     partition = (writes.topic, writes.partition)
     current = pointer_of(transaction.connection.execute(POINTER, partition).fetchone())
     if current != writes.began:
@@ -72,7 +72,7 @@ def _apply(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | None:
         )
     if current is not None and current.position > writes.pointer.position:
         return None
-    put_keys(transaction, writes.keys)
+    _put_keys(transaction, writes.keys)
     if writes.parked:
         insert_rows(transaction.connection, "INSERT OR REPLACE INTO parked VALUES {}", 8, _parked_values(writes.parked))
     position = writes.pointer.position
@@ -83,8 +83,31 @@ def _apply(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | None:
     return None
 
 
-def put_keys(transaction: WriteTransaction, keys: Sequence[Sequence[Write]]) -> None:
-    """Execute the writes of many keys within the transaction."""
+@one_by_one
+def repair_journal(transaction: WriteTransaction, planned: Repair) -> Fenced | None:
+    """Apply a repair; return Fenced if it is outdated, and otherwise None."""
+    partition = (planned.key.topic, planned.partition)
+    current = pointer_of(transaction.connection.execute(POINTER, partition).fetchone())
+    if current != planned.pointer:
+        return Fenced(
+            f"{planned.key}: the store was replicated further while the journal was compared: compare it again"
+        )
+    for seq_nr in planned.extra_rows:
+        transaction.connection.execute(
+            "DELETE FROM journal WHERE topic = ? AND id = ? AND seq_nr = ?", (*planned.key, seq_nr)
+        )
+    for place in planned.extra_tags:
+        transaction.connection.execute(
+            _EXTRA_TAG,
+            (place.tag, place.time_ms, place.topic, place.partition, place.offset, place.index, place.epoch),
+        )
+    key, head = planned.key, planned.head
+    _put_keys(transaction, [(PutEvents(key, head, planned.rows), PutTags(key, head, planned.tags), PutHead(key, head))])
+    transaction.channels.add(ANY_POINTER)
+    return None
+
+
+def _put_keys(transaction: WriteTransaction, keys: Sequence[Sequence[Write]]) -> None:
     # The transaction becomes visible at once, so only the final state of each key is written, after all of its clears:
     # ClearJournal discards the rows that were put before it, and ClearEvents only covers numbers below all rows that
     # are still to be put.
