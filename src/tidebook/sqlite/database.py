@@ -140,7 +140,11 @@ class Database:
         self.lock.close()
 
     def _guarded(self, *, writable: bool) -> GuardedConnection[apsw.Connection]:
-        return GuardedConnection(lambda: self._connect(writable=writable), before_fork=_keep_wal)
+        # Do not checkpoint before a fork: it may take long, and the parent opens the file again at once.
+        return GuardedConnection(
+            lambda: self._connect(writable=writable),
+            before_fork=lambda connection: connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1),
+        )
 
     def _connect(self, *, writable: bool) -> apsw.Connection:
         self.refuse()
@@ -191,11 +195,6 @@ class Database:
             raise _from_opening(error, self.path) from error
 
 
-def _keep_wal(connection: apsw.Connection) -> None:
-    # Do not checkpoint before a fork: it may take long, and the parent opens the file again at once.
-    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-
-
 def _create(path: Path, schema: Schema) -> None:
     # Create under another name, then rename: so an empty or incomplete file under the real name is always damage.
     new = path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
@@ -231,22 +230,17 @@ def _upgrade(connection: apsw.Connection, schema: Schema, version: int) -> None:
 
 
 def _from_opening(error: apsw.Error, path: Path) -> Exception:
-    if isinstance(error, apsw.CantOpenError) and not _has_descriptors():
-        return Unavailable(
-            f"{path} cannot be opened: this process has too many open files; raise its limit (ulimit -n)"
-        )
+    if isinstance(error, apsw.CantOpenError):
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as too_many:
+            if too_many.errno in (errno.EMFILE, errno.ENFILE):
+                return Unavailable(
+                    f"{path} cannot be opened: this process has too many open files; raise its limit (ulimit -n)"
+                )
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return InvalidInput(f"{path} cannot be opened for writing: {error}: give a folder that may be written")
     return from_sqlite(error, path)
-
-
-def _has_descriptors() -> bool:
-    """Return whether this process may open one more file."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno not in (errno.EMFILE, errno.ENFILE)
-    return True
 
 
 def _check_headers(path: Path) -> None:
@@ -257,12 +251,20 @@ def _check_headers(path: Path) -> None:
     """
     wal = path.with_name(path.name + "-wal")
     try:
-        wal_header = _wal_header(wal)
         if not path.exists():
             if wal.exists():  # it is never removed (SQLITE_FCNTL_PERSIST_WAL), so the database must have existed
                 raise Corrupt(f"{wal} exists, but {path.name} does not: restore a copy, or remove both to start empty")
             return
-        header = _database_header(path)
+        size_bytes = min(path.stat().st_size, _HEADER_BYTES)
+        file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0])
+        try:
+            header = file.xRead(size_bytes, 0) if size_bytes else b""
+        finally:
+            file.xClose()
+        wal_header = b""
+        if wal.exists():
+            with wal.open("rb") as wal_file:
+                wal_header = wal_file.read(4)
     except OSError as error:
         raise from_os(error, path) from error
     except apsw.Error as error:
@@ -294,23 +296,6 @@ def _check_page_count(path: Path, *, pages: int, page_bytes: int) -> None:
                 frame_start += _FRAME_HEADER_BYTES + page_bytes
     if missing:
         raise Corrupt(f"{path} lacks {len(missing):,} of its {pages:,} pages: it was truncated; restore a copy of it")
-
-
-def _database_header(path: Path) -> bytes:
-    size_bytes = min(path.stat().st_size, _HEADER_BYTES)
-    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0])
-    try:
-        return file.xRead(size_bytes, 0) if size_bytes else b""
-    finally:
-        file.xClose()
-
-
-def _wal_header(wal: Path) -> bytes:
-    try:
-        with wal.open("rb") as file:
-            return file.read(4)
-    except FileNotFoundError:
-        return b""
 
 
 def make_folder(folder: Path) -> None:

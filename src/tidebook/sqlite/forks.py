@@ -26,25 +26,17 @@ from tidebook.core.errors import InvalidInput
 FORK_S_MAX = 15.0
 
 
-class Closable(Protocol):
-    """A database connection of any driver."""
-
-    def close(self) -> object:
-        """Close the connection."""
-        ...
+class _Closable(Protocol):
+    def close(self) -> object: ...
 
 
-class ClosesInChild(Protocol):
-    """An object with descriptors, locks or other state that a forked child must give up."""
-
-    def close_in_child(self) -> None:
-        """Give up what belongs to the parent; called in a forked child."""
-        ...
+class _ClosesInChild(Protocol):
+    def close_in_child(self) -> None: ...
 
 
-C = TypeVar("C", bound=Closable)
-#: The open objects whose `close_in_child` is called in a forked child.
-open_objects: weakref.WeakSet[ClosesInChild] = weakref.WeakSet()
+C = TypeVar("C", bound=_Closable)
+#: Open objects with descriptors, locks or other state of the parent; a forked child calls their `close_in_child`.
+open_objects: weakref.WeakSet[_ClosesInChild] = weakref.WeakSet()
 
 
 class GuardedConnection(Generic[C]):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import apsw
 
@@ -25,6 +25,8 @@ class _Closes(Protocol):
 
 
 T = TypeVar("T", bound=_Closes)
+P = ParamSpec("P")
+R = TypeVar("R")
 #: A folder's device and inode, which are the same for all paths to it, and a file's name in it.
 Identity = tuple[int, int, str]
 
@@ -130,17 +132,16 @@ class SqliteAdapter:
             raise Unavailable(f"{self._file.path} is closed")
         return await self._file.writer.run(run, argument, size_bytes)
 
-    def _read(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        """Return `read(connection, *arguments)`, which must neither yield nor leave a cursor open."""
+    def _read(self, read: Callable[Concatenate[apsw.Connection, P], R], *arguments: P.args, **options: P.kwargs) -> R:
+        """Return `read(connection, …)`, which must neither yield nor leave a cursor open."""
         try:
             with self._database.reading() as connection:
-                return read(connection, *arguments)
+                return read(connection, *arguments, **options)
         except apsw.Error as error:
             raise self._database.failure(error) from error
 
     def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
-        rows: list[Any] = self._read(_fetch_all, sql, bindings)
-        return rows
+        return self._read(_fetch_all, sql, bindings)
 
     async def _wait(self, channel: str, reached: Callable[[], bool], timeout_s: float | None) -> bool:
         """Return True as soon as `reached()`, checked at each wake-up, or False after `timeout_s` (None: no limit)."""

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from tidebook.sqlite.errors import from_os
@@ -20,13 +21,13 @@ from tidebook.sqlite.forks import open_objects
 PING_S_MIN = 0.001
 #: A waiter polls after this time even if it was not woken.
 POLL_S = 1.0
-#: Interval at which dead listeners are removed, and at which a failed attempt to listen is repeated.
-_CHECK_S = 30.0
+#: Interval at which a failed attempt to listen is repeated.
+_LISTEN_S = 30.0
+#: Number of channels in a datagram. Their names have a topic of at most 200 characters.
+_CHANNELS_MAX = 30
 _DATAGRAM_BYTES_MAX = 8_000
 _LOOPBACK = "127.0.0.1"
 _SECRET_BYTES = 16
-#: The resolution of file times: a tick of the kernel's clock.
-_TICK_NS = 50_000_000
 
 Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
@@ -42,9 +43,9 @@ class Wakeups:
         self._listeners = Listeners(folder)
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
-        self._waiters: dict[str, list[Waiter]] = {}
+        self._waiters: dict[str, set[Waiter]] = {}
         self._unsent: set[str] = set()
-        self._sent_at = self._checked_at = self._listen_at = 0.0
+        self._sent_at = self._listen_at = 0.0
         self._closed = False
         self._out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._out.setblocking(False)
@@ -65,13 +66,17 @@ class Wakeups:
         with self._lock:
             if self._counts.get(channel, 0) != since:
                 return
-            self._waiters.setdefault(channel, []).append(waiter)
+            self._waiters.setdefault(channel, set()).add(waiter)
         timer = loop.call_later(min(timeout_s, POLL_S), _wake, waiter[1])
         try:
             await waiter[1]
         finally:
             timer.cancel()
-            self._remove_waiter(channel, waiter)
+            with self._lock:
+                waiters = self._waiters.get(channel, set())
+                waiters.discard(waiter)
+                if not waiters:
+                    self._waiters.pop(channel, None)
 
     def ping(self, channels: Iterable[str]) -> None:
         """Wake the waiters of these channels: in this process now, in others at once or with the next `flush`."""
@@ -87,14 +92,12 @@ class Wakeups:
             return
         with self._lock:
             unsent, self._unsent = self._unsent, set()
-        now = self._sent_at = time.monotonic()
-        if now - self._checked_at > _CHECK_S:
-            self._checked_at = now
-            self._listeners.check()
+        self._sent_at = time.monotonic()
         ports = [port for port in self._listeners.ports() if port != self._port]
-        if not ports:
-            return
-        for datagram in _datagrams(self._listeners.secret, unsent):
+        channels = list(unsent) if ports else []
+        for first in range(0, len(channels), _CHANNELS_MAX):
+            names = "\n".join(channels[first : first + _CHANNELS_MAX])
+            datagram = self._listeners.secret + names.encode()
             for port in ports:
                 try:
                     self._out.sendto(datagram, (_LOOPBACK, port))
@@ -141,7 +144,7 @@ class Wakeups:
                 self._file = self._listeners.join(port)
             except OSError:  # the disk is full, or there is no loopback: waiters poll until a later attempt succeeds
                 listening.close()
-                self._listen_at = time.monotonic() + _CHECK_S
+                self._listen_at = time.monotonic() + _LISTEN_S
                 return
             self._port, self._in = port, listening
             self._thread = threading.Thread(target=self._receive, args=(listening,), name="wake-ups", daemon=True)
@@ -168,14 +171,6 @@ class Wakeups:
             except RuntimeError:  # the loop is closed
                 pass
 
-    def _remove_waiter(self, channel: str, waiter: Waiter) -> None:
-        with self._lock:
-            waiters = self._waiters.get(channel)
-            if waiters is not None and waiter in waiters:
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._waiters[channel]
-
 
 class Listeners:
     """The processes that listen: a locked file each, named by its port. A file without a lock is stale.
@@ -185,8 +180,6 @@ class Listeners:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "listeners"
-        self._seen_ns = -1
-        self._ports: tuple[int, ...] = ()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.secret = self._read_secret()
@@ -213,21 +206,9 @@ class Listeners:
     def ports(self) -> tuple[int, ...]:
         """Return the ports of live listeners, and remove stale ones."""
         try:
-            changed_ns = self._folder.stat().st_mtime_ns
-            if changed_ns != self._seen_ns:
-                self._ports = tuple(
-                    int(name) for name in os.listdir(self._folder) if name.isdigit() and self._live(name)
-                )
-                # A later change within the same tick would not change the time: list the folder again next time.
-                if time.time_ns() - changed_ns > _TICK_NS:
-                    self._seen_ns = changed_ns
+            return tuple(int(name) for name in os.listdir(self._folder) if name.isdigit() and self._live(name))
         except OSError:  # the folder is being removed: there is no process to wake
-            self._ports = ()
-        return self._ports
-
-    def check(self) -> None:
-        """Make the next `ports` check every file, even if the folder has not changed."""
-        self._seen_ns = -1
+            return ()
 
     def _live(self, name: str) -> bool:
         path = self._folder / name
@@ -258,35 +239,16 @@ class Listeners:
                 secret = b""
             if len(secret) == _SECRET_BYTES:
                 return secret
-            new = self._folder / f"new-{secrets.token_hex(8)}"
             secret = secrets.token_bytes(_SECRET_BYTES)
-            try:
-                with open(new, "xb", opener=_private) as file:
-                    file.write(secret)
-                os.rename(new, path)  # replaces a truncated file, which a full disk may have left
-            finally:
-                new.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # it was cut off by a full disk or a crash
+            with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
+                file.write(secret)
             return secret
         finally:
             os.close(lock)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _wake(*futures: asyncio.Future[None]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
-
-
-def _datagrams(secret: bytes, channels: Iterable[str]) -> list[bytes]:
-    datagrams, names, size = [], list[bytes](), 0
-    for name in (channel.encode() for channel in channels):
-        if size + len(name) + 1 > _DATAGRAM_BYTES_MAX:
-            datagrams.append(secret + b"\n".join(names))
-            names, size = [], 0
-        names.append(name)
-        size += len(name) + 1
-    return [*datagrams, secret + b"\n".join(names)] if names else datagrams

@@ -12,14 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from tidebook.core.errors import NotFound, Unavailable
 from tidebook.core.position import Position
-from tidebook.log.port import Log
 from tidebook.log.sqlite.log import SqliteLog
 from tidebook.sqlite.errors import from_os
-from tidebook.store.port import StoreWriter
 from tidebook.store.sqlite.store import SqliteStore
 
 #: How often a wait checks whether another process has created the files; no wake-up exists before that.
@@ -127,10 +125,6 @@ class LazyLog(_LazyAdapter):
         **dict.fromkeys(("delete_topic", "read", "start", "end", "truncate", "wait"), _no_topic),
     }
 
-    def as_log(self) -> Log:
-        """Return this object as the port that it implements."""
-        return cast(Log, self)
-
 
 class LazyStore(_LazyAdapter):
     """Stand in for a `SqliteStore` of a folder that may not exist yet."""
@@ -147,10 +141,6 @@ class LazyStore(_LazyAdapter):
         "damage": list,
         **dict.fromkeys(("ids", "tags", "heads_in", "events_in", "inspect", "expired", "graves", "parked"), _no_items),
     }
-
-    def as_store(self) -> StoreWriter:
-        """Return this object as the port that it implements."""
-        return cast(StoreWriter, self)
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
         """Wait for the file too: return False if it is still missing after `timeout_s`."""

@@ -11,11 +11,11 @@ import pytest
 
 from tidebook.core.errors import Corrupt, LogLost
 from tidebook.log.port import Acknowledged, Outgoing, read_all
-from tidebook.log.sqlite import SqliteLog, topic_writes
+from tidebook.log.sqlite import SqliteLog, writes
 
 
 async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_writes, "SWEEP_MAX", 5)
+    monkeypatch.setattr(writes, "SWEEP_MAX", 5)
     seeded = random.Random(7)
     log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
@@ -42,7 +42,7 @@ async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: 
 async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_writes, "SWEEP_MAX", 5)
+    monkeypatch.setattr(writes, "SWEEP_MAX", 5)
     seeded = random.Random(3)
     log = SqliteLog(tmp_path)
     rows = "SELECT (SELECT count(*) FROM record), (SELECT count(*) FROM partition), (SELECT count(*) FROM topic)"
@@ -109,7 +109,7 @@ async def test_a_reader_keeps_up_with_a_writer(tmp_path: Path) -> None:
 async def test_a_reader_that_truncation_overtakes_sees_a_whole_page_or_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_writes, "SWEEP_MAX", 7)
+    monkeypatch.setattr(writes, "SWEEP_MAX", 7)
     log, other = SqliteLog(tmp_path), SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     count = 2_000

@@ -23,8 +23,7 @@ from tidebook.log.port import (
     TopicState,
     one_of,
 )
-from tidebook.log.sqlite import topic_writes
-from tidebook.log.sqlite.append import Appender, channel_of
+from tidebook.log.sqlite import writes
 from tidebook.log.sqlite.tables import FILE, SCHEMA
 from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
@@ -57,7 +56,7 @@ class SqliteLog(SqliteAdapter):
     ) -> None:
         super().__init__(folder, FILE, SCHEMA, metrics)
         self._ids = ids or RandomIds()
-        appender = Appender(clock or SystemClock())
+        appender = writes.Appender(clock or SystemClock())
         self._append, self._append_ordered = appender.append, appender.append_ordered
         self.indexed_by_key = indexed_by_key
         self.end_is_linearizable = end_is_linearizable
@@ -69,8 +68,8 @@ class SqliteLog(SqliteAdapter):
         topic_name(topic)
         if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
-        new = topic_writes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
-        state: TopicState = await self._run(topic_writes.create_topic, new)
+        new = writes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
+        state: TopicState = await self._run(writes.create_topic, new)
         return state
 
     async def topic(self, topic: str) -> TopicState | None:
@@ -84,7 +83,7 @@ class SqliteLog(SqliteAdapter):
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records; raise NotFound if there is none."""
-        await self._run(topic_writes.delete_topic, topic)
+        await self._run(writes.delete_topic, topic)
         await self._sweep()
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
@@ -132,10 +131,8 @@ class SqliteLog(SqliteAdapter):
         """Return a page of records with `start` ≤ offset < `stop`; it ends at the partition's end if that is lower."""
         bindings: tuple[Any, ...] = (topic, partition, start, stop, max(1, limit))
         if key is None:
-            page: RecordPage = self._read(_read_page, _PAGE_OF_ALL, bindings, limit_bytes)
-        else:
-            page = self._read(_read_page, _PAGE_OF_KEY, (*bindings, key), limit_bytes)
-        return page
+            return self._read(_read_page, _PAGE_OF_ALL, bindings, limit_bytes)
+        return self._read(_read_page, _PAGE_OF_KEY, (*bindings, key), limit_bytes)
 
     async def start(self, topic: str, partition: int) -> int:
         """Return the first offset that was not truncated."""
@@ -147,17 +144,17 @@ class SqliteLog(SqliteAdapter):
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
         """Remove the records below `before`, or below the end if that is lower."""
-        await self._run(topic_writes.truncate, (topic, partition, before))
+        await self._run(writes.truncate, (topic, partition, before))
         await self._sweep()
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
         """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
         return await self._wait(
-            channel_of(topic, partition), lambda: self._bounds(topic, partition)[1] > offset, timeout_s
+            writes.channel_of(topic, partition), lambda: self._bounds(topic, partition)[1] > offset, timeout_s
         )
 
     async def _sweep(self) -> None:
-        while await self._run(topic_writes.sweep, None):
+        while await self._run(writes.sweep, None):
             pass
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:

@@ -24,7 +24,6 @@ from tidebook.sqlite.multi_insert import each_row
 from tidebook.sqlite.shared_files import SqliteAdapter
 from tidebook.store.port import ScanSplit, StoredSnapshot
 from tidebook.store.sqlite import writes as operations
-from tidebook.store.sqlite.apply_slice import ANY_POINTER, POINTER, apply_slice, channel_of, pointer_of, repair_journal
 from tidebook.store.sqlite.tables import FILE, SCHEMA
 
 PAGE_MAX: Final = 1_000
@@ -39,7 +38,7 @@ _EVENT = 'seq_nr, kept, time_ms, epoch, "offset", "index", log_ms FROM journal'
 _EVENTS = f"SELECT {_EVENT} WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"
 _SCAN_EVENTS = f"""SELECT id, {_EVENT} WHERE topic = ? AND (id, seq_nr) > (?, ?) AND id <= ?
     ORDER BY id, seq_nr LIMIT ?"""
-_SCAN_HEADS = "SELECT id, head FROM metajournal WHERE topic = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?"
+_SCAN_HEADS = "SELECT id, head FROM metajournal WHERE topic = ? AND id <= ? AND id > ? ORDER BY id LIMIT ?"
 _BORDERS = """SELECT id FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM metajournal WHERE topic = ?)
     WHERE n % ? = 0 ORDER BY id"""
 _TAG_ROWS = """SELECT log_ms, topic, partition, "offset", "index", epoch, id, life_epoch, life_offset, tag_seq_nr,
@@ -84,17 +83,14 @@ class SqliteStore(SqliteAdapter):
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
         """Return the first rows with `after` < seq_nr ≤ `to`, in order: at most `limit`, fewer if they are large."""
-        return list(starmap(_event_row, self._page(_EVENTS, (*key, after, to, limit), size_column=1)))
+        return list(starmap(_event_row, self._read(_fetch_page, _EVENTS, (*key, after, to, limit), size_column=1)))
 
     async def ids(self, topic: str) -> AsyncIterator[str]:
         """Yield the ids of a topic's live journals, each once, in order."""
         sql = "SELECT id FROM metajournal WHERE topic = ? AND id > ? AND live ORDER BY id LIMIT ?"
-        last = ""
-        while page := self._select(sql, (topic, last, PAGE_MAX)):
+        async for page in self._pages(sql, (topic,), ("",)):
             for (id,) in page:
                 yield id
-            last = page[-1][0]
-            await asyncio.sleep(0)
 
     async def snapshots(self, key: Key, incarnation: Position) -> Sequence[StoredSnapshot]:
         """Return the snapshots of one incarnation of a journal, in descending order of seq_nr."""
@@ -116,7 +112,7 @@ class SqliteStore(SqliteAdapter):
             pointer = self._pointer(topic, partition)
             return pointer is not None and (beyond is None or pointer.position > beyond)
 
-        return await self._wait(channel_of(topic, partition), reached, timeout_s)
+        return await self._wait(operations.channel_of(topic, partition), reached, timeout_s)
 
     # Reads of queries by tag
 
@@ -127,7 +123,7 @@ class SqliteStore(SqliteAdapter):
         start = (from_ms, "", -1, -1, -1, -1)
         if after is not None and after.time_ms >= from_ms:
             start = (after.time_ms, after.topic, after.partition, after.offset, after.index, after.epoch)
-        rows = self._page(_TAG_ROWS, (tag, until_ms, *start, limit), size_column=12)
+        rows = self._read(_fetch_page, _TAG_ROWS, (tag, until_ms, *start, limit), size_column=12)
         return list(starmap(partial(TagRow, tag), rows))
 
     async def tags(self) -> AsyncIterator[str]:
@@ -148,8 +144,8 @@ class SqliteStore(SqliteAdapter):
         """Return once any pointer may have moved since `since`, or after `timeout_s`; return the next `since`."""
         self._database.refuse()
         wakeups = self._file.wakeups
-        await wakeups.wait(ANY_POINTER, since=since, timeout_s=timeout_s)
-        return wakeups.count(ANY_POINTER)
+        await wakeups.wait(operations.ANY_POINTER, since=since, timeout_s=timeout_s)
+        return wakeups.count(operations.ANY_POINTER)
 
     # Full scans
 
@@ -168,7 +164,7 @@ class SqliteStore(SqliteAdapter):
     async def events_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
         """Yield pages of the split's event rows as they are stored, by id, of about PAGE_BYTES_MAX at most."""
         low: tuple[str, int] = (split.low, 2**63 - 1)
-        while rows := self._page(_SCAN_EVENTS, (topic, *low, split.high, SCAN_PAGE_MAX), size_column=2):
+        while rows := self._read(_fetch_page, _SCAN_EVENTS, (topic, *low, split.high, SCAN_PAGE_MAX), size_column=2):
             yield [(row[0], _event_row(*row[1:])) for row in rows]
             low = rows[-1][:2]
             await asyncio.sleep(0)
@@ -191,12 +187,8 @@ class SqliteStore(SqliteAdapter):
         page = await self.tag_rows(tag, after=after, from_ms=from_ms, until_ms=until_ms, limit=limit)
         return [_tag_row_or_damage(row) for row in page]
 
-    async def _scan_heads(self, topic: str, split: ScanSplit) -> AsyncIterator[list[Any]]:
-        low = split.low
-        while page := self._select(_SCAN_HEADS, (topic, low, split.high, SCAN_PAGE_MAX)):
-            yield page
-            low = page[-1][0]
-            await asyncio.sleep(0)
+    def _scan_heads(self, topic: str, split: ScanSplit) -> AsyncIterator[list[Any]]:
+        return self._pages(_SCAN_HEADS, (topic, split.high), (split.low,), SCAN_PAGE_MAX)
 
     # Writes
 
@@ -206,11 +198,11 @@ class SqliteStore(SqliteAdapter):
         Do nothing if the pointer is at or after the slice's end already; otherwise raise Fenced if it is not the one
         that the slice was planned from.
         """
-        await self._run(apply_slice, writes)
+        await self._run(operations.apply_slice, writes)
 
     async def repair(self, repair: Repair) -> None:
         """Repair one journal in one transaction; raise Fenced if the partition's pointer is not `repair.pointer`."""
-        await self._run(repair_journal, repair)
+        await self._run(operations.repair_journal, repair)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation."""
@@ -241,22 +233,16 @@ class SqliteStore(SqliteAdapter):
 
     async def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
         """Yield the ids and heads of the live journals with expires_at_ms ≤ `now_ms`, the earliest expiry first."""
-        last: tuple[int, str] = (-(2**63), "")
-        while page := self._select(_EXPIRED, (topic, now_ms, *last, PAGE_MAX)):
+        async for page in self._pages(_EXPIRED, (topic, now_ms), (-(2**63), "")):
             for _, id, head in page:
                 yield id, decode_head(head)
-            last = page[-1][:2]
-            await asyncio.sleep(0)
 
     async def graves(self, topic: str) -> AsyncIterator[tuple[str, Head]]:
         """Yield the ids and graves of a topic's purged journals, in order of the ids."""
         sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id > ? AND NOT live ORDER BY id LIMIT ?"
-        last = ""
-        while page := self._select(sql, (topic, last, PAGE_MAX)):
+        async for page in self._pages(sql, (topic,), ("",)):
             for id, head in page:
                 yield id, decode_head(head)
-            last = page[-1][0]
-            await asyncio.sleep(0)
 
     async def remove_graves(self, topic: str, graves: Sequence[tuple[str, Head]]) -> None:
         """Delete graves, each only if it is still the journal's head."""
@@ -264,30 +250,32 @@ class SqliteStore(SqliteAdapter):
 
     async def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
         """Yield the parked records, of one topic or of all."""
-        last: tuple[str, int, int, int] = (topic or "", -1, -1, -1)
-        while page := self._select(_PARKED, (*last, PAGE_MAX)):
+        async for page in self._pages(_PARKED, (), (topic or "", -1, -1, -1)):
             for row_topic, partition, epoch, offset, time_ms, id, reason, value in page:
                 if topic is not None and row_topic != topic:
                     return
                 yield Parked(row_topic, partition, Position(epoch, offset), time_ms, id, reason, value)
-            last = page[-1][:4]
-            await asyncio.sleep(0)
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
         """Delete parked records."""
         await self._run(operations.unpark, tuple(parked))
 
     def _pointer(self, topic: str, partition: int) -> Pointer | None:
-        rows = self._select(POINTER, (topic, partition))
-        return pointer_of(rows[0] if rows else None)
+        rows = self._select(operations.POINTER, (topic, partition))
+        return operations.pointer_of(rows[0] if rows else None)
 
-    def _page(self, sql: str, bindings: tuple[Any, ...], *, size_column: int) -> list[Any]:
-        """Return the rows of a query, or its first ones if the sizes in `size_column` exceed PAGE_BYTES_MAX."""
-        page: list[Any] = self._read(_fetch_page, sql, bindings, size_column)
-        return page
+    async def _pages(
+        self, sql: str, bindings: tuple[Any, ...], last: tuple[Any, ...], limit: int = PAGE_MAX
+    ) -> AsyncIterator[list[Any]]:
+        """Yield pages of a query for rows after `last`, the values of its first columns, by which it sorts."""
+        while page := self._select(sql, (*bindings, *last, limit)):
+            yield page
+            last = page[-1][: len(last)]
+            await asyncio.sleep(0)
 
 
 def _fetch_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], size_column: int) -> list[Any]:
+    """Return the rows of a query, or its first ones if the sizes in `size_column` exceed PAGE_BYTES_MAX."""
     page: list[Any] = []
     size_bytes = 0
     rows: Any = connection.execute(sql, bindings)

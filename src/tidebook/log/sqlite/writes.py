@@ -1,44 +1,42 @@
-"""Append records: the operations that the writer thread executes for all records of a commit."""
+"""The operations of the writer thread on `log.db`: append records; create, delete, truncate and sweep topics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tidebook.core.errors import NotFound, TidebookError, TooLarge
-from tidebook.log.port import Acknowledged, OrderedBatch, Outgoing
+from tidebook.log.port import Acknowledged, OrderedBatch, Outgoing, TopicState
 from tidebook.log.sqlite.tables import first_row
 from tidebook.runtime.clock import Clock
 from tidebook.sqlite.multi_insert import insert_rows
-from tidebook.sqlite.writer import WriteTransaction
+from tidebook.sqlite.writer import WriteTransaction, one_by_one
 
 _SELECT_END = """SELECT p.id, p.next_offset, p.time_ms, t.limit_bytes
     FROM topic t JOIN partition p ON p.topic = t.name WHERE t.name = ? AND p.number = ?"""
 _SAVE = """UPDATE partition SET next_offset = v.column2, time_ms = v.column3
     FROM (VALUES {}) AS v WHERE partition.id = v.column1"""
+#: Maximum number of records that one transaction deletes.
+SWEEP_MAX = 2_000
 #: The name under which the transaction's cache has the latest timestamp of the log.
 _LATEST_MS = "latest time"
 
-encode_headers = msgspec.msgpack.Encoder().encode
+_encode_headers = msgspec.msgpack.Encoder().encode
 
 #: The outcome of a record of an ordered batch. None: it was not appended, because an earlier one of its chain was
 #: rejected.
 Outcome = Acknowledged | TooLarge | None
 
 
-class PartitionEnd:
+class PartitionEnd(msgspec.Struct):
     """The end of a partition, where records are appended. The writer caches it between transactions."""
 
-    __slots__ = ("first_row", "id", "limit_bytes", "next_offset", "time_ms")
-
-    def __init__(self, id: int, next_offset: int, time_ms: int, limit_bytes: int | None) -> None:
-        self.id = id
-        self.first_row = first_row(id)
-        self.next_offset = next_offset
-        self.time_ms = time_ms
-        self.limit_bytes = limit_bytes
+    id: int
+    next_offset: int
+    time_ms: int
+    limit_bytes: int | None
 
 
 def channel_of(topic: str, partition: int) -> str:
@@ -82,8 +80,8 @@ class Appender:
             if end.limit_bytes is not None and len(value) > end.limit_bytes:
                 outcomes.append(TooLarge("the record", size_bytes=len(value), limit_bytes=end.limit_bytes))
                 continue
-            headers = encode_headers(record.headers) if record.headers else None
-            rows += (end.first_row + end.next_offset, end.time_ms, record.key, value, headers)
+            headers = _encode_headers(record.headers) if record.headers else None
+            rows += (first_row(end.id) + end.next_offset, end.time_ms, record.key, value, headers)
             outcomes.append(Acknowledged(name[1], end.next_offset, end.time_ms))
             end.next_offset += 1
         insert_rows(connection, "INSERT INTO record VALUES {}", 5, rows)
@@ -124,3 +122,66 @@ class Appender:
                 raise result
             outcomes[index] = result
         return outcomes
+
+
+class NewTopic(NamedTuple):
+    """A topic to create."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+    limit_bytes: int | None
+
+
+@one_by_one
+def create_topic(transaction: WriteTransaction, new: NewTopic) -> TopicState:
+    """Create a topic, or return the existing one unchanged."""
+    execute = transaction.connection.execute
+    row: Any = execute("SELECT name, topic_id, partitions FROM topic WHERE name = ?", (new.topic,)).fetchone()
+    if row is None:
+        execute("INSERT INTO topic VALUES (?, ?, ?, ?)", new)
+        rows = [each for number in range(new.partitions) for each in (new.topic, number)]
+        insert_rows(transaction.connection, "INSERT INTO partition (topic, number) VALUES {}", 2, rows)
+    return TopicState(*(row or new[:3]))
+
+
+@one_by_one
+def delete_topic(transaction: WriteTransaction, topic: str) -> None:
+    """Delete a topic; `sweep` deletes its records later. Raise NotFound if there is none."""
+    execute = transaction.connection.execute
+    sql = "UPDATE partition SET topic = NULL, start_offset = next_offset WHERE topic = ? RETURNING number"
+    numbers: list[Any] = execute(sql, (topic,)).fetchall()
+    if not numbers:
+        raise NotFound(f"the log has no topic {topic!r}")
+    execute("DELETE FROM topic WHERE name = ?", (topic,))
+    transaction.memory.clear()
+    transaction.channels.update(channel_of(topic, number) for (number,) in numbers)
+
+
+@one_by_one
+def truncate(transaction: WriteTransaction, truncation: tuple[str, int, int]) -> None:
+    """Advance the start of a partition; `sweep` deletes the records below it later."""
+    sql = """UPDATE partition SET start_offset = max(start_offset, min(?3, next_offset))
+        WHERE topic = ?1 AND number = ?2 RETURNING id"""
+    if not transaction.connection.execute(sql, truncation).fetchall():
+        raise NotFound(f"the log has no partition {truncation[1]} of topic {truncation[0]!r}")
+
+
+@one_by_one
+def sweep(transaction: WriteTransaction, argument: None) -> bool:
+    """Delete some records that are truncated or belong to deleted topics; return True while there may be more."""
+    execute = transaction.connection.execute
+    due: Any = execute(
+        """SELECT id, start_offset, swept_to, topic
+        FROM partition INDEXED BY partition_to_sweep WHERE swept_to < start_offset OR topic IS NULL LIMIT 1"""
+    ).fetchone()
+    if due is None:
+        return False
+    id, start, swept_to, topic = due
+    to = min(start, swept_to + SWEEP_MAX)
+    execute("DELETE FROM record WHERE id >= ? AND id < ?", (first_row(id) + swept_to, first_row(id) + to))
+    if topic is None and to == start:
+        execute("DELETE FROM partition WHERE id = ?", (id,))
+    else:
+        execute("UPDATE partition SET swept_to = ? WHERE id = ?", (to, id))
+    return True
