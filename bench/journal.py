@@ -36,11 +36,11 @@ ROUNDS = 4
 STRIDE = 7_919
 BYTES = b"x" * 200
 TARGETS = {
-    "writers_64_vs_eventsourcing": 5.0,
+    "writers_64_vs_eventsourcing": 10.0,
     "batch_100_vs_eventsourcing": 2.0,
     "replay_10k_vs_eventsourcing": 3.0,
     "replay_10k_replicated_vs_eventsourcing": 3.0,
-    "writers_64_vs_bare_sqlite": 0.25,
+    "writers_64_vs_bare_sqlite": 0.1,
     "keys_100k_vs_1k_time": 1.5,
     "read_1m_memory_growth_mb": 50.0,
 }

@@ -7,18 +7,15 @@ import errno
 import os
 import secrets
 import threading
-import weakref
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
-from tidebook.sqlite.damage import check_headers, check_page_count
-from tidebook.sqlite.durable_folder import sync, sync_folders
 from tidebook.sqlite.errors import from_os, from_sqlite
 from tidebook.sqlite.fair_lock import FairLock
-from tidebook.sqlite.forks import GuardedConnection, no_fork, refuse_inherited
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.forks import GuardedConnection, no_fork, open_objects, refuse_inherited
 
 BUSY_MS_MAX = 5_000
 LOCK_S_MAX = 10.0
@@ -27,6 +24,25 @@ CHECKPOINT_PAGES = 4_000
 WAL_BYTES_KEPT = 64_000_000
 _READ_CACHE_KIB, _WRITE_CACHE_KIB = 4_096, 16_384
 _STATEMENTS_CACHED = 200
+_HEADER = b"SQLite format 3\x00"
+_HEADER_BYTES = 100
+_WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """The SQL steps of a schema: each upgrades a file by one version. Steps are appended, never changed."""
+
+    name: str
+    #: SQLite's `application_id`, which identifies the program that owns a file.
+    application_id: int
+    steps: tuple[str, ...]
+    #: The version that the first step creates; older files are refused.
+    first_version: int = 1
+
+    @property
+    def version(self) -> int:
+        return self.first_version - 1 + len(self.steps)
 
 
 class Database:
@@ -50,7 +66,7 @@ class Database:
             try:
                 self.lock.acquire(LOCK_S_MAX)
                 try:
-                    check_headers(path)
+                    _check_headers(path)
                     if not path.exists():
                         _create(path, schema)
                     with self.writing as connection:
@@ -61,7 +77,7 @@ class Database:
                 self.writing.close()
                 self.lock.close()
                 raise
-            _open_databases.add(self)
+            open_objects.add(self)
 
     def reading(self) -> GuardedConnection[apsw.Connection]:
         """Return this thread's read-only connection: `with database.reading() as connection`.
@@ -113,13 +129,22 @@ class Database:
         if self.forked:
             return
         with no_fork():
-            _open_databases.discard(self)
+            open_objects.discard(self)
             for guarded in [*list(self._readers.values()), self.writing]:
                 guarded.close()
             self.lock.close()
 
+    def close_in_child(self) -> None:
+        """In a forked child: refuse every use, and close the inherited descriptors of the lock."""
+        self.forked = True
+        self.lock.close()
+
     def _guarded(self, *, writable: bool) -> GuardedConnection[apsw.Connection]:
-        return GuardedConnection(lambda: self._connect(writable=writable), before_fork=_keep_wal)
+        # Do not checkpoint before a fork: it may take long, and the parent opens the file again at once.
+        return GuardedConnection(
+            lambda: self._connect(writable=writable),
+            before_fork=lambda connection: connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1),
+        )
 
     def _connect(self, *, writable: bool) -> apsw.Connection:
         self.refuse()
@@ -154,20 +179,20 @@ class Database:
                 raise Corrupt(f"{self.path} is not Tidebook's {self.schema.name}: it was not changed")
             if version > self.schema.version:
                 raise UnknownVersion(str(self.path), version=version, known=self.schema.version)
+            if version < self.schema.first_version:
+                raise Corrupt(
+                    f"{self.path} has version {version} of an earlier Tidebook, and this one reads versions from "
+                    f"{self.schema.first_version} on: it was not changed; move it away to start empty"
+                )
             if connection.pragma("journal_mode") != "wal":
                 raise Corrupt(f"{self.path} was changed by another program: it is no longer in WAL mode")
             page_bytes = connection.pragma("page_size")
-            check_page_count(self.path, pages=connection.pragma("page_count"), page_bytes=page_bytes)
+            _check_page_count(self.path, pages=connection.pragma("page_count"), page_bytes=page_bytes)
             if version < self.schema.version:
                 _upgrade(connection, self.schema, version)
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         except apsw.Error as error:
             raise _from_opening(error, self.path) from error
-
-
-def _keep_wal(connection: apsw.Connection) -> None:
-    # Do not checkpoint before a fork: it may take long, and the parent opens the file again at once.
-    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
 
 def _create(path: Path, schema: Schema) -> None:
@@ -193,7 +218,7 @@ def _create(path: Path, schema: Schema) -> None:
 def _upgrade(connection: apsw.Connection, schema: Schema, version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for step in schema.steps[version:]:
+        for step in schema.steps[max(0, version - schema.first_version + 1) :]:
             connection.execute(step)
         connection.pragma("application_id", schema.application_id)
         connection.pragma("user_version", schema.version)
@@ -205,32 +230,103 @@ def _upgrade(connection: apsw.Connection, schema: Schema, version: int) -> None:
 
 
 def _from_opening(error: apsw.Error, path: Path) -> Exception:
-    if isinstance(error, apsw.CantOpenError) and not _has_descriptors():
-        return Unavailable(
-            f"{path} cannot be opened: this process has too many open files; raise its limit (ulimit -n)"
-        )
+    if isinstance(error, apsw.CantOpenError):
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as too_many:
+            if too_many.errno in (errno.EMFILE, errno.ENFILE):
+                return Unavailable(
+                    f"{path} cannot be opened: this process has too many open files; raise its limit (ulimit -n)"
+                )
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return InvalidInput(f"{path} cannot be opened for writing: {error}: give a folder that may be written")
     return from_sqlite(error, path)
 
 
-def _has_descriptors() -> bool:
-    """Return whether this process may open one more file."""
+def _check_headers(path: Path) -> None:
+    """Raise Corrupt if `path` or its write-ahead log has a header that SQLite cannot have written. Call before opening.
+
+    The database file is read through SQLite's VFS: if this process closed a file descriptor of its own, the kernel
+    would drop all POSIX locks that SQLite holds on the file. SQLite holds none on the write-ahead log.
+    """
+    wal = path.with_name(path.name + "-wal")
     try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
+        if not path.exists():
+            if wal.exists():  # it is never removed (SQLITE_FCNTL_PERSIST_WAL), so the database must have existed
+                raise Corrupt(f"{wal} exists, but {path.name} does not: restore a copy, or remove both to start empty")
+            return
+        size_bytes = min(path.stat().st_size, _HEADER_BYTES)
+        file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0])
+        try:
+            header = file.xRead(size_bytes, 0) if size_bytes else b""
+        finally:
+            file.xClose()
+        wal_header = b""
+        if wal.exists():
+            with wal.open("rb") as wal_file:
+                wal_header = wal_file.read(4)
     except OSError as error:
-        return error.errno not in (errno.EMFILE, errno.ENFILE)
-    return True
+        raise from_os(error, path) from error
+    except apsw.Error as error:
+        raise from_sqlite(error, path) from error
+    if len(header) < _HEADER_BYTES:
+        raise Corrupt(f"{path} has only {len(header)} bytes: it was truncated; restore a copy of it")
+    if not header.startswith(_HEADER):
+        raise Corrupt(f"{path} is not a SQLite file: it was not changed; restore a copy of it")
+    if wal_header and wal_header not in _WAL_MAGIC and wal_header.strip(b"\x00"):
+        raise Corrupt(f"{wal} is damaged, and it holds the latest writes: restore a copy of both files")
 
 
-_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+def _check_page_count(path: Path, *, pages: int, page_bytes: int) -> None:
+    """Raise Corrupt if any of the database's `pages` is neither in the file nor in its write-ahead log."""
+    in_file = path.stat().st_size // page_bytes
+    if in_file >= pages:
+        return
+    missing = set(range(in_file + 1, pages + 1))
+    wal = path.with_name(path.name + "-wal")
+    if wal.exists():
+        with wal.open("rb") as file:
+            frame_start = _WAL_HEADER_BYTES
+            while missing:
+                file.seek(frame_start)
+                page_number = file.read(4)
+                if len(page_number) < 4:
+                    break
+                missing.discard(int.from_bytes(page_number, "big"))
+                frame_start += _FRAME_HEADER_BYTES + page_bytes
+    if missing:
+        raise Corrupt(f"{path} lacks {len(missing):,} of its {pages:,} pages: it was truncated; restore a copy of it")
 
 
-def _after_fork() -> None:
-    for database in list(_open_databases):
-        database.forked = True
-        database.lock.close()
-    _open_databases.clear()
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents durably; raise InvalidInput if the path cannot be used as a folder."""
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folders(folder)
+    except OSError as error:
+        raise from_os(error, folder) from error
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def sync_folders(folder: Path) -> None:
+    """Sync a folder and its parents on the same device: a directory entry is durable once its folder is synced.
+
+    All parents are synced, since a process that was killed may have created some of them without syncing them.
+    """
+    device = folder.stat().st_dev
+    for parent in (folder, *folder.absolute().parents):
+        if parent.stat().st_dev != device:
+            return
+        try:
+            sync(parent)
+        except PermissionError:  # this user cannot have created a folder that it may not read
+            return
+
+
+def sync(path: Path) -> None:
+    """Sync a folder or a file. Nothing else in this process may have the file open: closing it drops POSIX locks."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -26,15 +26,17 @@ from tidebook.core.errors import InvalidInput
 FORK_S_MAX = 15.0
 
 
-class Closable(Protocol):
-    """A database connection of any driver."""
-
-    def close(self) -> object:
-        """Close the connection."""
-        ...
+class _Closable(Protocol):
+    def close(self) -> object: ...
 
 
-C = TypeVar("C", bound=Closable)
+class _ClosesInChild(Protocol):
+    def close_in_child(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+#: Open objects with descriptors, locks or other state of the parent; a forked child calls their `close_in_child`.
+open_objects: weakref.WeakSet[_ClosesInChild] = weakref.WeakSet()
 
 
 class GuardedConnection(Generic[C]):
@@ -178,6 +180,13 @@ def _in_child() -> None:
         guard._abandon()
     _guards.clear()
     _inherited = _open_files()
+    opened = list(open_objects)
+    open_objects.clear()
+    for each in opened:
+        try:
+            each.close_in_child()
+        except OSError:  # another thread of the parent had just closed it
+            pass
 
 
 def _open_files() -> frozenset[tuple[int, int]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+import apsw
+
+from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.runtime.metrics import Metrics
-from tidebook.sqlite.database import Database
-from tidebook.sqlite.durable_folder import make_folder
+from tidebook.sqlite.database import Database, Schema, make_folder
 from tidebook.sqlite.errors import from_os
-from tidebook.sqlite.schema import Schema
-from tidebook.sqlite.wakeups import Wakeups
-from tidebook.sqlite.writer import Writer
+from tidebook.sqlite.forks import open_objects
+from tidebook.sqlite.wakeups import POLL_S, Wakeups
+from tidebook.sqlite.writer import WriteOperation, Writer, nothing
 
 
 class _Closes(Protocol):
@@ -22,6 +25,8 @@ class _Closes(Protocol):
 
 
 T = TypeVar("T", bound=_Closes)
+P = ParamSpec("P")
+R = TypeVar("R")
 #: A folder's device and inode, which are the same for all paths to it, and a file's name in it.
 Identity = tuple[int, int, str]
 
@@ -32,6 +37,11 @@ class _Shared(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shared: dict[Identity, tuple[T, int]] = {}
+        open_objects.add(self)
+
+    def close_in_child(self) -> None:
+        """In a forked child: start with no open files; the lock may be held by a thread that does not exist here."""
+        self.__init__()  # type: ignore[misc]
 
     def take(self, identity: Identity, create: Callable[[], T]) -> T:
         with self._lock:
@@ -88,14 +98,68 @@ class SharedFile:
         self.database.close()
 
 
+class SqliteAdapter:
+    """What the adapters in a folder's files share: reads in the calling thread, writes by the file's writer, waits."""
+
+    def __init__(self, folder: str | Path, name: str, schema: Schema, metrics: Metrics | None) -> None:
+        self._file = SharedFile.open(folder, name, schema, metrics=metrics)
+        self._database = self._file.database
+        self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self._file.path
+
+    def damage(self) -> list[str]:
+        """Read the whole file and return the problems that SQLite finds; an empty list if there are none."""
+        return self._database.damage()
+
+    async def close(self) -> None:
+        """Wait for the writes in progress, then release the file. A second call does nothing."""
+        if self._closed or self._database.forked:
+            return
+        self._closed = True
+        try:
+            await self._file.writer.run(nothing, None)
+        except TidebookError:  # the callers of the writes have got the same error
+            pass
+        finally:
+            await asyncio.to_thread(self._file.release)
+
+    async def _run(self, run: WriteOperation, argument: Any, size_bytes: int = 0) -> Any:
+        if self._closed:
+            raise Unavailable(f"{self._file.path} is closed")
+        return await self._file.writer.run(run, argument, size_bytes)
+
+    def _read(self, read: Callable[Concatenate[apsw.Connection, P], R], *arguments: P.args, **options: P.kwargs) -> R:
+        """Return `read(connection, …)`, which must neither yield nor leave a cursor open."""
+        try:
+            with self._database.reading() as connection:
+                return read(connection, *arguments, **options)
+        except apsw.Error as error:
+            raise self._database.failure(error) from error
+
+    def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+        return self._read(_fetch_all, sql, bindings)
+
+    async def _wait(self, channel: str, reached: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Return True as soon as `reached()`, checked at each wake-up, or False after `timeout_s` (None: no limit)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wakeups = self._file.wakeups
+        while True:
+            seen = wakeups.count(channel)
+            if reached():
+                return True
+            left_s = POLL_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            await wakeups.wait(channel, since=seen, timeout_s=left_s)
+
+
+def _fetch_all(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+    return connection.execute(sql, bindings).fetchall()
+
+
 _files: _Shared[SharedFile] = _Shared()
 _wakeups: _Shared[Wakeups] = _Shared()
-
-
-def _after_fork() -> None:
-    # A child starts with no open files; the lock may be held by a thread that does not exist in the child.
-    _files.__init__()  # type: ignore[misc]
-    _wakeups.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_after_fork)

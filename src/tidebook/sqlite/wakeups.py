@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hmac
 import os
+import secrets
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from tidebook.sqlite.listeners import SECRET_BYTES, Listeners
+from tidebook.sqlite.errors import from_os
+from tidebook.sqlite.forks import open_objects
 
 #: Minimum time between datagrams to other processes; pings in between are sent with the next one.
 PING_S_MIN = 0.001
 #: A waiter polls after this time even if it was not woken.
 POLL_S = 1.0
-#: Interval at which dead listeners are removed, and at which a failed attempt to listen is repeated.
-_CHECK_S = 30.0
+#: Interval at which a failed attempt to listen is repeated.
+_LISTEN_S = 30.0
+#: Number of channels in a datagram. Their names have a topic of at most 200 characters.
+_CHANNELS_MAX = 30
 _DATAGRAM_BYTES_MAX = 8_000
 _LOOPBACK = "127.0.0.1"
+_SECRET_BYTES = 16
 
 Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
@@ -37,16 +43,16 @@ class Wakeups:
         self._listeners = Listeners(folder)
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
-        self._waiters: dict[str, list[Waiter]] = {}
+        self._waiters: dict[str, set[Waiter]] = {}
         self._unsent: set[str] = set()
-        self._sent_at = self._checked_at = self._listen_at = 0.0
+        self._sent_at = self._listen_at = 0.0
         self._closed = False
         self._out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._out.setblocking(False)
         self._in: socket.socket | None = None
         self._port = 0
         self._file = -1
-        _open_wakeups.add(self)
+        open_objects.add(self)
 
     def count(self, channel: str) -> int:
         """Return how many pings of the channel this process has received."""
@@ -60,13 +66,17 @@ class Wakeups:
         with self._lock:
             if self._counts.get(channel, 0) != since:
                 return
-            self._waiters.setdefault(channel, []).append(waiter)
+            self._waiters.setdefault(channel, set()).add(waiter)
         timer = loop.call_later(min(timeout_s, POLL_S), _wake, waiter[1])
         try:
             await waiter[1]
         finally:
             timer.cancel()
-            self._remove_waiter(channel, waiter)
+            with self._lock:
+                waiters = self._waiters.get(channel, set())
+                waiters.discard(waiter)
+                if not waiters:
+                    self._waiters.pop(channel, None)
 
     def ping(self, channels: Iterable[str]) -> None:
         """Wake the waiters of these channels: in this process now, in others at once or with the next `flush`."""
@@ -82,14 +92,12 @@ class Wakeups:
             return
         with self._lock:
             unsent, self._unsent = self._unsent, set()
-        now = self._sent_at = time.monotonic()
-        if now - self._checked_at > _CHECK_S:
-            self._checked_at = now
-            self._listeners.check()
+        self._sent_at = time.monotonic()
         ports = [port for port in self._listeners.ports() if port != self._port]
-        if not ports:
-            return
-        for datagram in _datagrams(self._listeners.secret, unsent):
+        channels = list(unsent) if ports else []
+        for first in range(0, len(channels), _CHANNELS_MAX):
+            names = "\n".join(channels[first : first + _CHANNELS_MAX])
+            datagram = self._listeners.secret + names.encode()
             for port in ports:
                 try:
                     self._out.sendto(datagram, (_LOOPBACK, port))
@@ -109,7 +117,7 @@ class Wakeups:
                 self._thread.join()
             finally:
                 listening.close()
-        _open_wakeups.discard(self)
+        open_objects.discard(self)
         self._out.close()
         self._wake_waiters(list(self._waiters))
 
@@ -136,7 +144,7 @@ class Wakeups:
                 self._file = self._listeners.join(port)
             except OSError:  # the disk is full, or there is no loopback: waiters poll until a later attempt succeeds
                 listening.close()
-                self._listen_at = time.monotonic() + _CHECK_S
+                self._listen_at = time.monotonic() + _LISTEN_S
                 return
             self._port, self._in = port, listening
             self._thread = threading.Thread(target=self._receive, args=(listening,), name="wake-ups", daemon=True)
@@ -144,11 +152,11 @@ class Wakeups:
 
     def _receive(self, listening: socket.socket) -> None:
         while True:
-            datagram = listening.recv(_DATAGRAM_BYTES_MAX + SECRET_BYTES)
+            datagram = listening.recv(_DATAGRAM_BYTES_MAX + _SECRET_BYTES)
             if self._in is not listening:
                 return
-            if hmac.compare_digest(datagram[:SECRET_BYTES], self._listeners.secret):
-                self._wake_waiters(datagram[SECRET_BYTES:].decode(errors="replace").split("\n"))
+            if hmac.compare_digest(datagram[:_SECRET_BYTES], self._listeners.secret):
+                self._wake_waiters(datagram[_SECRET_BYTES:].decode(errors="replace").split("\n"))
 
     def _wake_waiters(self, channels: Iterable[str]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
@@ -163,39 +171,84 @@ class Wakeups:
             except RuntimeError:  # the loop is closed
                 pass
 
-    def _remove_waiter(self, channel: str, waiter: Waiter) -> None:
-        with self._lock:
-            waiters = self._waiters.get(channel)
-            if waiters is not None and waiter in waiters:
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._waiters[channel]
+
+class Listeners:
+    """The processes that listen: a locked file each, named by its port. A file without a lock is stale.
+
+    `secret` is shared by all processes that use the folder; it authenticates their datagrams.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "listeners"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.secret = self._read_secret()
+        except OSError as error:
+            raise from_os(error, self._folder) from error
+
+    def join(self, port: int) -> int:
+        """Register a port and return a file descriptor, which must stay open while the process listens."""
+        new = self._folder / f"new-{secrets.token_hex(8)}"
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # before the rename, so that no process takes it for stale
+            os.rename(new, self._folder / str(port))
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def leave(self, port: int, file: int) -> None:
+        """Unregister a port."""
+        (self._folder / str(port)).unlink(missing_ok=True)
+        os.close(file)
+
+    def ports(self) -> tuple[int, ...]:
+        """Return the ports of live listeners, and remove stale ones."""
+        try:
+            return tuple(int(name) for name in os.listdir(self._folder) if name.isdigit() and self._live(name))
+        except OSError:  # the folder is being removed: there is no process to wake
+            return ()
+
+    def _live(self, name: str) -> bool:
+        path = self._folder / name
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return False
+
+    def _read_secret(self) -> bytes:
+        """Read or create the secret, under a lock: processes with different secrets would ignore one another."""
+        path = self._folder / "secret"
+        lock = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                secret = path.read_bytes()
+            except FileNotFoundError:
+                secret = b""
+            if len(secret) == _SECRET_BYTES:
+                return secret
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            path.unlink(missing_ok=True)  # it was cut off by a full disk or a crash
+            with open(path, "xb", opener=partial(os.open, mode=0o600)) as file:
+                file.write(secret)
+            return secret
+        finally:
+            os.close(lock)
 
 
 def _wake(*futures: asyncio.Future[None]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
-
-
-def _datagrams(secret: bytes, channels: Iterable[str]) -> list[bytes]:
-    datagrams, names, size = [], list[bytes](), 0
-    for name in (channel.encode() for channel in channels):
-        if size + len(name) + 1 > _DATAGRAM_BYTES_MAX:
-            datagrams.append(secret + b"\n".join(names))
-            names, size = [], 0
-        names.append(name)
-        size += len(name) + 1
-    return [*datagrams, secret + b"\n".join(names)] if names else datagrams
-
-
-_open_wakeups: weakref.WeakSet[Wakeups] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for wakeups in list(_open_wakeups):
-        wakeups.close_in_child()
-    _open_wakeups.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

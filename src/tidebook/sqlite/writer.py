@@ -6,11 +6,14 @@ import asyncio
 import threading
 import time
 from collections import deque
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from itertools import islice
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import apsw
+import msgspec
 
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.runtime.futures import resolve_future
@@ -18,20 +21,9 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.database import LOCK_S_MAX, Database
 from tidebook.sqlite.errors import from_commit, from_sqlite
 from tidebook.sqlite.wakeups import Wakeups
-from tidebook.sqlite.write_queue import (
-    OnDone,
-    OperationOutcome,
-    QueuedOperation,
-    WriteOperation,
-    WriteQueue,
-    WriteTransaction,
-    deliver,
-    nothing,
-    unsynced,
-)
 
-__all__ = ["OnDone", "WriteOperation", "WriteTransaction", "Writer", "nothing", "unsynced"]
-
+#: Bound on queued operations: more are rejected, since callers that outpace the disk would exhaust memory.
+WAITING_MAX = 200_000
 #: How long a transaction accepts operations, and how long the lock is held while there are more of them.
 TRANSACTION_S_MAX = 0.05
 TRANSACTION_BYTES_MAX = 16_000_000
@@ -39,29 +31,111 @@ TRANSACTION_BYTES_MAX = 16_000_000
 GROUP_MAX = 256
 
 
+class WriteTransaction:
+    """The writer's transaction, as an operation sees it."""
+
+    __slots__ = ("channels", "connection", "memory")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        #: A cache of what operations have read from the file. It is cleared when a transaction fails, and when another
+        #: process has written to the file.
+        self.memory: dict[Any, Any] = {}
+        #: The wake-up channels to ping after the commit.
+        self.channels: set[str] = set()
+
+
+#: Executes operations of one kind, given by their arguments, and returns one outcome for each: a value or an error. It
+#: may be called again after a rollback, so it must not change anything outside the transaction. If it raises, the
+#: operations are executed one by one, and only those that raise then fail.
+WriteOperation = Callable[[WriteTransaction, Sequence[Any]], Sequence[Any]]
+#: Receives the outcome of an operation, a value or an exception, in the event loop that posted it.
+OnDone = Callable[[Any], None]
+_Operation = TypeVar("_Operation", bound=Callable[..., Sequence[Any]])
+_A = TypeVar("_A")
+_R = TypeVar("_R")
+
+
+def unsynced(run: _Operation) -> _Operation:
+    """Mark an operation that a power failure may undo: a commit of such operations alone does not sync the disk.
+
+    Commits stay ordered: a later commit survives only if this one does.
+    """
+    run.unsynced = True  # type: ignore[attr-defined]
+    return run
+
+
+def one_by_one(run: Callable[[WriteTransaction, _A], _R]) -> Callable[[WriteTransaction, Sequence[_A]], list[_R]]:
+    """Make a write operation of a function that executes a single one."""
+
+    @wraps(run)
+    def run_each(transaction: WriteTransaction, arguments: Sequence[_A]) -> list[_R]:
+        return [run(transaction, argument) for argument in arguments]
+
+    return run_each
+
+
+@one_by_one
+def nothing(transaction: WriteTransaction, argument: None) -> None:
+    """Do nothing: an operation that completes after all operations posted before it."""
+
+
+class QueuedOperation(msgspec.Struct, frozen=True):
+    """An operation that waits for the writer."""
+
+    run: WriteOperation
+    argument: Any
+    done: OnDone
+    loop: asyncio.AbstractEventLoop
+    size_bytes: int
+
+
+OperationOutcome = tuple[QueuedOperation, Any]
+
+
 class Writer:
-    """Executes operations from any event loop, in order, and reports each outcome in the loop that posted it."""
+    """Executes operations from any event loop, in order, and reports each outcome in the loop that posted it.
+
+    Operations are collected during an iteration of their event loop and passed on at its end: if the first one woke the
+    thread, both would compete for the GIL during the whole iteration, for commits of a few operations each.
+    """
 
     def __init__(self, database: Database, wakeups: Wakeups, *, metrics: Metrics | None = None) -> None:
         self._database = database
         self._file_name = database.path.name
         self._wakeups = wakeups
         self._metrics = metrics or Metrics()
+        self._collecting: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}
+        #: What was passed on: the operations of one loop iteration each, and None at the end.
+        self._ready: SimpleQueue[list[QueuedOperation] | None] = SimpleQueue()
+        self._queued = 0
+        self._closed = False
+        #: Guards `_collecting` as a whole, `_queued` and `_closed`.
+        self._lock = threading.Lock()
+        # The rest is used by the thread alone.
         with database.writing as connection:
             self._transaction = WriteTransaction(connection)
-        self._queue = WriteQueue()
         self._waiting: deque[QueuedOperation] = deque()
         self._version = -1
         self._synced = True
         self._lock_until = 0.0
-        self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"writer of {database.path.name}", daemon=True)
         self._thread.start()
 
     def post(self, run: WriteOperation, argument: Any, done: OnDone, size_bytes: int = 0) -> None:
-        """Queue an operation; `done` receives its outcome, a value or an exception, in the running event loop."""
+        """Queue an operation; `done` receives its outcome, a value or an exception, in the running event loop.
+
+        Raise Unavailable if WAITING_MAX are queued.
+        """
         self._refuse()
-        self._queue.post(run, argument, done, size_bytes)
+        loop = asyncio.get_running_loop()
+        items = self._collecting.get(loop)
+        if items is None:
+            items = self._collecting[loop] = []
+            loop.call_soon(self._pass_on, loop)
+        if self._queued + len(items) >= WAITING_MAX:
+            raise Unavailable(f"{WAITING_MAX:,} writes wait already: await some of them first")
+        items.append(QueuedOperation(run, argument, done, loop, size_bytes))
 
     async def run(self, run: WriteOperation, argument: Any, size_bytes: int = 0) -> Any:
         """Execute an operation; return its value or raise its error. Cancelling the call does not withdraw it."""
@@ -70,46 +144,63 @@ class Writer:
         self.post(run, argument, partial(resolve_future, future), size_bytes)
         return await future
 
+    def close(self) -> None:
+        """Execute the operations that were posted, then stop the thread; later ones fail with Unavailable."""
+        if self._database.forked:
+            self._closed = True
+            return
+        with self._lock:
+            self._closed = True
+            for loop in list(self._collecting):
+                self._put(self._collecting.pop(loop))
+            self._ready.put(None)
+        self._thread.join()
+
     def _refuse(self) -> None:
         if self._closed or self._database.forked:
             self._database.refuse()
             raise Unavailable(f"{self._database.path} is closed")
 
-    def close(self) -> None:
-        """Execute the operations that were posted, then stop the thread."""
-        self._closed = True
-        if not self._database.forked:
-            self._queue.close()
-            self._thread.join()
+    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            items = self._collecting.pop(loop, [])
+            if items and not self._closed:
+                self._put(items)
+                return
+        closed = Unavailable("the file was closed before the write was started")
+        _deliver([(item, closed) for item in items])
+
+    def _put(self, items: list[QueuedOperation]) -> None:
+        self._queued += len(items)
+        self._ready.put(items)
 
     def _work(self) -> None:
-        queue, waiting = self._queue, self._waiting
         more = True
-        while more or waiting:
-            if not waiting:
-                self._become_idle()
-            while more and (not waiting or not queue.empty()):
-                items = queue.take()
+        while more or self._waiting:
+            if not self._waiting:
+                self._release_lock()
+                self._wakeups.flush()
+            while more and (not self._waiting or not self._ready.empty()):
+                items = self._ready.get()
                 more = items is not None
-                waiting.extend(items or ())
-            if waiting:
+                if items is not None:
+                    with self._lock:
+                        self._queued -= len(items)
+                    self._waiting.extend(items)
+            if self._waiting:
                 self._run_transaction()
-        self._become_idle()
-
-    def _become_idle(self) -> None:
         self._release_lock()
         self._wakeups.flush()
 
     def _release_lock(self) -> None:
-        if self._database.lock.held and self._queue.empty():
+        if self._database.lock.held and self._ready.empty():
             self._database.lock.release()
 
     def _run_transaction(self) -> None:
         try:
             self._take_lock()
             with self._database.writing as connection:
-                self._adopt(connection)
-                self._choose_sync()
+                self._prepare(connection)
                 outcomes = self._run_grouped() or self._run_singly()
         except TidebookError as error:  # no lock or no transaction: no operation was executed
             outcomes = [(item, error) for item in self._waiting]
@@ -117,7 +208,7 @@ class Writer:
         channels, self._transaction.channels = self._transaction.channels, set()
         if not self._waiting:
             self._release_lock()  # before the callers resume, since this thread then waits long for the GIL
-        deliver(outcomes)
+        _deliver(outcomes)
         if channels:
             self._wakeups.ping(channels)
 
@@ -130,22 +221,15 @@ class Writer:
             lock.acquire(LOCK_S_MAX)
             self._lock_until = time.monotonic() + TRANSACTION_S_MAX
 
-    def _adopt(self, connection: apsw.Connection) -> None:
-        """Reset all state if a fork has replaced the connection: `data_version` is only comparable within one."""
-        if connection is not self._transaction.connection:
+    def _prepare(self, connection: apsw.Connection) -> None:
+        if connection is not self._transaction.connection:  # a fork has replaced it: forget all that was known of it
             self._transaction.connection = connection
             self._transaction.memory.clear()
             self._version = -1
             self._synced = True
-
-    def _choose_sync(self) -> None:
-        """Sync at the commit, unless all operations are marked `unsynced`."""
-        synced = not all(hasattr(item[0], "unsynced") for item in self._waiting)
+        synced = not all(hasattr(item.run, "unsynced") for item in self._waiting)
         if synced != self._synced:
-            try:
-                self._transaction.connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-            except apsw.Error as error:
-                raise from_sqlite(error, self._database.path) from error
+            self._execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             self._synced = synced
 
     def _run_grouped(self) -> list[OperationOutcome]:
@@ -156,15 +240,15 @@ class Writer:
         size_bytes = 0
         self._begin()
         while waiting and size_bytes < TRANSACTION_BYTES_MAX and time.monotonic() < deadline:
-            run = waiting[0][0]
+            run = waiting[0].run
             group: list[QueuedOperation] = []
             for item in islice(waiting, GROUP_MAX):
-                if item[0] != run or size_bytes >= TRANSACTION_BYTES_MAX:
+                if item.run != run or size_bytes >= TRANSACTION_BYTES_MAX:
                     break
                 group.append(item)
-                size_bytes += item[4]
+                size_bytes += item.size_bytes
             try:
-                outcomes += zip(group, run(self._transaction, [item[1] for item in group]), strict=True)
+                outcomes += zip(group, run(self._transaction, [item.argument for item in group]), strict=True)
             except Exception:  # `_run_singly` finds out which operation fails
                 self._roll_back()
                 waiting.extendleft(item for item, _ in reversed(outcomes))
@@ -183,18 +267,13 @@ class Writer:
             outcome: Any
             try:
                 execute("SAVEPOINT one")
-                (outcome,) = item[0](transaction, [item[1]])
+                (outcome,) = item.run(transaction, [item.argument])
                 execute("RELEASE one")
             except Exception as error:
                 outcome = from_sqlite(error, self._database.path) if isinstance(error, apsw.Error) else error
-                if (
-                    not transaction.connection.in_transaction
-                ):  # SQLite rolled all of it back: a full disk, a failed write
-                    self._roll_back()
-                    return [(each, outcome) for each, _ in outcomes] + [(item, outcome)]
                 try:
                     execute("ROLLBACK TO one; RELEASE one")
-                except apsw.Error:  # the whole transaction has to be rolled back
+                except apsw.Error:  # there is no savepoint: SQLite rolled all of it back, or the rollback failed
                     self._roll_back()
                     return [(each, outcome) for each, _ in outcomes] + [(item, outcome)]
                 transaction.memory.clear()
@@ -202,16 +281,18 @@ class Writer:
         return self._commit(outcomes)
 
     def _begin(self) -> None:
-        connection = self._transaction.connection
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            version = connection.execute("PRAGMA data_version").get
-        except apsw.Error as error:
-            self._roll_back()
-            raise from_sqlite(error, self._database.path) from error
+        self._execute("BEGIN IMMEDIATE")
+        version = self._execute("PRAGMA data_version").get
         if version != self._version:
             self._transaction.memory.clear()
             self._version = version
+
+    def _execute(self, sql: str) -> apsw.Cursor:
+        try:
+            return self._transaction.connection.execute(sql)
+        except apsw.Error as error:
+            self._roll_back()
+            raise from_sqlite(error, self._database.path) from error
 
     def _commit(self, outcomes: list[OperationOutcome]) -> list[OperationOutcome]:
         try:
@@ -232,3 +313,23 @@ class Writer:
                 self._transaction.connection.execute("ROLLBACK")
         except apsw.Error:
             pass  # the callers get an error anyway; if the connection is broken, the next BEGIN fails
+
+
+def _deliver(outcomes: list[OperationOutcome]) -> None:
+    """Deliver outcomes to their event loops, with one call per loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[OperationOutcome]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome[0].loop, []).append(outcome)
+    for loop, of_loop in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_call, loop, of_loop)
+        except RuntimeError:  # the loop is closed, so no caller is waiting
+            pass
+
+
+def _call(loop: asyncio.AbstractEventLoop, outcomes: list[OperationOutcome]) -> None:
+    for item, outcome in outcomes:
+        try:
+            item.done(outcome)
+        except Exception as error:  # a callback that fails must not affect the others
+            loop.call_exception_handler({"message": "a callback failed", "exception": error})

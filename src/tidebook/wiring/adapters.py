@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
+from typing import cast
 
 from tidebook.core.errors import InvalidInput
 from tidebook.log.port import Log
@@ -39,7 +40,7 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
         folder = settings.folder.expanduser().absolute()
         embedded = LazyLog(folder / FILE, lambda: SqliteLog(folder, clock=clock, metrics=metrics))
         embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
-        return embedded
+        return cast(Log, embedded)
     if scheme(section.url) == "kafka":
         adapter = extra("tidebook.log.kafka.log", "kafka")
         kafka = extra("tidebook.kafka.settings", "kafka")
@@ -59,7 +60,7 @@ async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
         folder = settings.folder.expanduser().absolute()
         embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
         embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
-        return embedded
+        return cast(StoreWriter, embedded)
     if scheme(section.url) == "cassandra":
         adapter = extra("tidebook.store.cassandra.store", "cassandra")
         cassandra = extra("tidebook.store.cassandra.settings", "cassandra")

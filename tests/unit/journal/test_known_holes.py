@@ -14,8 +14,7 @@ from tidebook.core.errors import Conflict, Fenced, LogLost, TidebookError
 from tidebook.core.key import Key
 from tidebook.log.port import read_all
 from tidebook.replication.slice import plan_slice
-from tidebook.sqlite.database import Database
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.database import Database, Schema
 from tidebook.testing.histories import append, placed_at
 
 OpenRig = Callable[..., Rig]

@@ -15,8 +15,7 @@ import tidebook
 from tidebook import Event
 from tidebook.core.errors import TidebookError, Unavailable
 from tidebook.core.key import Key
-from tidebook.sqlite.database import Database
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.database import Database, Schema
 from tidebook.wiring.book import Book
 
 ONE = Schema(name="numbers", application_id=77, steps=("CREATE TABLE number (n INTEGER)",))

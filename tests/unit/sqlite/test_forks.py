@@ -19,8 +19,7 @@ from tidebook.log.port import Outgoing
 from tidebook.log.sqlite import SqliteLog
 from tidebook.log.sqlite.relay_lock import RelayLocks
 from tidebook.sqlite import forks
-from tidebook.sqlite.database import Database
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.database import Database, Schema
 from tidebook.sqlite.shared_files import SharedFile
 
 ONE = Schema(name="numbers", application_id=77, steps=("CREATE TABLE number (n INTEGER)",))

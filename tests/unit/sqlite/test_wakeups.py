@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidebook.sqlite import wakeups as wakeups_module
-from tidebook.sqlite.listeners import Listeners
-from tidebook.sqlite.wakeups import Wakeups
+from tidebook.sqlite.wakeups import Listeners, Wakeups
 
 
 @pytest.fixture

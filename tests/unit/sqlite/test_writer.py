@@ -15,12 +15,11 @@ import pytest
 
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.runtime.metrics import Metrics
-from tidebook.sqlite import write_queue
 from tidebook.sqlite import writer as writer_module
+from tidebook.sqlite.database import Schema
 from tidebook.sqlite.fair_lock import FairLock
-from tidebook.sqlite.schema import Schema
 from tidebook.sqlite.shared_files import SharedFile
-from tidebook.sqlite.write_queue import WriteTransaction, nothing, unsynced
+from tidebook.sqlite.writer import WriteTransaction, nothing, unsynced
 
 SCHEMA = Schema(name="numbers", application_id=77, steps=("CREATE TABLE number (n INTEGER PRIMARY KEY)",))
 
@@ -187,7 +186,7 @@ async def test_a_transaction_is_bounded_in_bytes(
 
 
 async def test_too_many_waiting_operations_are_refused(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_queue, "WAITING_MAX", 3)
+    monkeypatch.setattr(writer_module, "WAITING_MAX", 3)
     holding = threading.Event()
 
     def hold(transaction: WriteTransaction, arguments: Sequence[Any]) -> list[Any]:

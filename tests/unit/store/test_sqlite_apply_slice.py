@@ -17,8 +17,7 @@ from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer, PositionedAction, PutHead, SliceWrites, plan_key
 from tidebook.core.topic_config import TopicConfig
 from tidebook.sqlite.multi_insert import insert_rows
-from tidebook.store.sqlite import SqliteStore
-from tidebook.store.sqlite import apply_slice as slices
+from tidebook.store.sqlite import SqliteStore, writes
 from tidebook.testing.histories import append, delete, placed_at, purge
 
 KEY = Key("orders", "o-1")
@@ -75,7 +74,7 @@ async def test_tag_rows_of_many_journals_are_written_in_the_order_of_their_strea
             put.extend(values[4::width])
         insert_rows(connection, sql, width, values)
 
-    monkeypatch.setattr(slices, "insert_rows", spy)
+    monkeypatch.setattr(writes, "insert_rows", spy)
     keys = []
     for id, offsets in (("b", (0, 2, 4)), ("a", (1, 3))):
         tagged = [

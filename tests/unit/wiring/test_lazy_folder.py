@@ -9,6 +9,9 @@ import pytest
 
 import tidebook
 from tidebook import Event, InvalidInput, NotFound
+from tidebook.log.port import Log
+from tidebook.store.port import StoreWriter
+from tidebook.wiring.lazy_folder import LazyLog, LazyStore
 from tidebook.wiring.status import file_damage, topic_statuses
 
 
@@ -129,6 +132,27 @@ async def test_inspecting_queues_creates_neither_the_file_nor_a_queue(missing: P
         assert (await book.queue("mail").status()).due == 1
         assert await book.queue("nail").entries() == []
         assert await book.queues.names() == ["mail"]
+
+
+@pytest.mark.parametrize(("lazy", "port"), [(LazyLog, Log), (LazyStore, StoreWriter)])
+def test_every_method_and_attribute_of_a_port_is_there_before_the_file_is(
+    lazy: type[LazyLog | LazyStore], port: type, missing: Path
+) -> None:
+    created = lazy(missing / "file", lambda: None)
+    names = [name for base in port.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", ()))]
+    wanted = {name for name in names if not name.startswith("_")}
+    assert len(wanted) > 10
+    assert {name for name in wanted if not hasattr(created, name)} == set()
+    with pytest.raises(AttributeError):
+        created.no_such_method()
+
+
+async def test_a_method_that_was_taken_before_the_file_existed_reads_it_later(missing: Path) -> None:
+    async with tidebook.open(missing) as reader, tidebook.open(missing) as writer:
+        topics = reader.log.topics
+        assert await topics() == []
+        await writer.log.create_topic("t", 1)
+        assert await topics() == ["t"]
 
 
 def test_reading_a_missing_blocking_book_creates_nothing(missing: Path) -> None:

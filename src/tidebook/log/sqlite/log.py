@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
-from tidebook.core.errors import InvalidInput, TidebookError, TooLarge, Unavailable
+from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, TidebookError, TooLarge, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.log.port import (
     Acknowledged,
@@ -17,27 +17,31 @@ from tidebook.log.port import (
     OnSentMany,
     OrderedBatch,
     Outgoing,
+    Record,
     RecordColumns,
     RecordPage,
     TopicState,
     one_of,
 )
-from tidebook.log.sqlite import topic_writes
-from tidebook.log.sqlite.append import Appender, channel_of
-from tidebook.log.sqlite.chunks import PartitionBounds
-from tidebook.log.sqlite.ordered_append import OrderedAppender
-from tidebook.log.sqlite.reading import LogReader, PageRequest
+from tidebook.log.sqlite import writes
 from tidebook.log.sqlite.tables import FILE, SCHEMA
 from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
-from tidebook.sqlite.shared_files import SharedFile
-from tidebook.sqlite.wakeups import POLL_S
-from tidebook.sqlite.write_queue import WriteOperation, nothing
+from tidebook.sqlite.shared_files import SqliteAdapter
 
 PARTITIONS_MAX = 10_000
 
+#: One statement reads the bounds of a partition and its records, so that no truncation can happen in between. Its first
+#: row has the bounds even if there is no record.
+_PAGE = """SELECT p.start_offset, p.next_offset, r.id - (p.id << 40), r.time_ms, r.key, r.value, r.headers
+    FROM partition p LEFT JOIN record r ON r.id >= (p.id << 40) + ?3 AND r.id < (p.id << 40) + min(?4, p.next_offset) {}
+    WHERE p.topic = ?1 AND p.number = ?2 ORDER BY r.id LIMIT ?5"""
+_PAGE_OF_ALL, _PAGE_OF_KEY = _PAGE.format(""), _PAGE.format("AND r.key = ?6")
 
-class SqliteLog:
+_decode_headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...]).decode
+
+
+class SqliteLog(SqliteAdapter):
     """Implements `tidebook.log.port.Log` in the file `log.db` of a folder, which several processes may have open."""
 
     def __init__(
@@ -50,25 +54,12 @@ class SqliteLog:
         indexed_by_key: bool = True,
         end_is_linearizable: bool = True,
     ) -> None:
-        self._file = SharedFile.open(folder, FILE, SCHEMA, metrics=metrics)
-        self._database = self._file.database
-        self._writer = self._file.writer
+        super().__init__(folder, FILE, SCHEMA, metrics)
         self._ids = ids or RandomIds()
-        self._append = Appender(clock or SystemClock()).run
-        self._append_ordered = OrderedAppender(self._append).run
-        self._reader = LogReader()
-        self._closed = False
+        appender = writes.Appender(clock or SystemClock())
+        self._append, self._append_ordered = appender.append, appender.append_ordered
         self.indexed_by_key = indexed_by_key
         self.end_is_linearizable = end_is_linearizable
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self._file.path
-
-    def damage(self) -> list[str]:
-        """Read the whole file and return the problems that SQLite finds; an empty list if there are none."""
-        return self._database.damage()
 
     async def create_topic(
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
@@ -77,8 +68,8 @@ class SqliteLog:
         topic_name(topic)
         if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
-        wanted = topic_writes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
-        state: TopicState = await self._run(topic_writes.create_topic, wanted)
+        new = writes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
+        state: TopicState = await self._run(writes.create_topic, new)
         return state
 
     async def topic(self, topic: str) -> TopicState | None:
@@ -92,7 +83,7 @@ class SqliteLog:
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records; raise NotFound if there is none."""
-        await self._run(topic_writes.delete_topic, topic)
+        await self._run(writes.delete_topic, topic)
         await self._sweep()
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
@@ -100,7 +91,7 @@ class SqliteLog:
         try:
             if self._closed:
                 raise Unavailable(f"{self._file.path} is closed")
-            self._writer.post(self._append, record, on_sent, len(record.value))
+            self._file.writer.post(self._append, record, on_sent, len(record.value))
         except TidebookError as error:
             if self._database.forked:
                 on_sent(error)  # now: the event loop of the caller may not run in this child
@@ -138,70 +129,80 @@ class SqliteLog:
         limit_bytes: int = 4_000_000,
     ) -> RecordPage:
         """Return a page of records with `start` ≤ offset < `stop`; it ends at the partition's end if that is lower."""
-        page = PageRequest(topic, partition, start, stop, limit, limit_bytes)
-        try:
-            with self._database.reading() as connection:
-                return self._reader.page(connection, page, key)
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+        bindings: tuple[Any, ...] = (topic, partition, start, stop, max(1, limit))
+        if key is None:
+            return self._read(_read_page, _PAGE_OF_ALL, bindings, limit_bytes)
+        return self._read(_read_page, _PAGE_OF_KEY, (*bindings, key), limit_bytes)
 
     async def start(self, topic: str, partition: int) -> int:
         """Return the first offset that was not truncated."""
-        return self._bounds(topic, partition).start
+        return self._bounds(topic, partition)[0]
 
     async def end(self, topic: str, partition: int) -> int:
         """Return the offset that the next record gets."""
-        return self._bounds(topic, partition).end
+        return self._bounds(topic, partition)[1]
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
         """Remove the records below `before`, or below the end if that is lower."""
-        await self._run(topic_writes.truncate, (topic, partition, before))
+        await self._run(writes.truncate, (topic, partition, before))
         await self._sweep()
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
         """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        channel, wakeups = channel_of(topic, partition), self._file.wakeups
-        while True:
-            seen = wakeups.count(channel)
-            if self._bounds(topic, partition).end > offset:
-                return True
-            left_s = POLL_S if deadline is None else deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            await wakeups.wait(channel, since=seen, timeout_s=left_s)
-
-    async def close(self) -> None:
-        """Wait for the records that were sent, then release the file. A second call does nothing."""
-        if self._closed or self._database.forked:
-            return
-        self._closed = True
-        try:
-            await self._writer.run(nothing, None)
-        except TidebookError:  # the senders have got the same error
-            pass
-        finally:
-            await asyncio.to_thread(self._file.release)
-
-    async def _run(self, run: WriteOperation, argument: Any, size_bytes: int = 0) -> Any:
-        if self._closed:
-            raise Unavailable(f"{self._file.path} is closed")
-        return await self._writer.run(run, argument, size_bytes)
+        return await self._wait(
+            writes.channel_of(topic, partition), lambda: self._bounds(topic, partition)[1] > offset, timeout_s
+        )
 
     async def _sweep(self) -> None:
-        while await self._run(topic_writes.sweep, None):
+        while await self._run(writes.sweep, None):
             pass
 
-    def _bounds(self, topic: str, partition: int) -> PartitionBounds:
-        try:
-            with self._database.reading() as connection:
-                return self._reader.bounds(connection, topic, partition)
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the start and the end of a partition; raise NotFound if there is none."""
+        sql = "SELECT start_offset, next_offset FROM partition WHERE topic = ? AND number = ?"
+        rows = self._select(sql, (topic, partition))
+        if not rows:
+            raise _no_partition(topic, partition)
+        start, end = rows[0]
+        return start, end
 
-    def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
-        try:
-            with self._database.reading() as connection:
-                return connection.execute(sql, bindings).fetchall()
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+
+def _read_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], limit_bytes: int) -> RecordPage:
+    topic, partition, start, stop, limit = bindings[:5]
+    records: list[Record] = []
+    size_bytes, next_offset = 0, start
+    rows: Any = connection.execute(sql, bindings)
+    try:
+        for first, end, offset, time_ms, key, value, headers in rows:
+            if not records:
+                if start < first:
+                    raise LogLost(topic=topic, partition=partition, first=start, last=first - 1)
+                next_offset = max(start, min(stop, end))
+                if offset is None:  # there is no such record
+                    break
+            size_bytes += len(value)
+            if records and size_bytes > limit_bytes:
+                next_offset = records[-1].offset + 1
+                break
+            records.append(Record(offset, time_ms, key, value, _headers(headers) if headers else ()))
+        else:
+            if not records:
+                raise _no_partition(topic, partition)
+            if len(records) == limit:
+                next_offset = records[-1].offset + 1
+    finally:
+        rows.close()
+    if sql is _PAGE_OF_ALL and len(records) != next_offset - start:  # the offsets of this log have no gaps
+        raise Corrupt(f"{topic}/{partition}: records are missing from the log: restore a copy of log.db")
+    return RecordPage(tuple(records), next_offset)
+
+
+def _headers(data: bytes) -> tuple[tuple[str, bytes], ...]:
+    try:
+        return _decode_headers(data)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the headers of a record are damaged ({error}): restore a copy of log.db") from error
+
+
+def _no_partition(topic: str, partition: int) -> NotFound:
+    return NotFound(f"the log has no partition {partition} of topic {topic!r}")

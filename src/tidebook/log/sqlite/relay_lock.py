@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-import weakref
 from pathlib import Path
 
 from tidebook.core.key import topic_name
 from tidebook.sqlite.errors import from_os
-from tidebook.sqlite.forks import no_fork
+from tidebook.sqlite.forks import no_fork, open_objects
 
 
 class RelayLocks:
@@ -22,29 +21,26 @@ class RelayLocks:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "outbox-locks"
-        self._local = threading.local()
-        self._open: set[int] = set()
-        _all.add(self)
+        #: The open lock files, by the thread that holds the lock, and topic.
+        self._held: dict[tuple[threading.Thread, str], int] = {}
+        open_objects.add(self)
 
     def take(self, topic: str) -> bool:
         """Take the topic's lock for the calling thread; return False if another thread or process holds it."""
-        held = self._held()
-        if topic in held:
+        holder = (threading.current_thread(), topic)
+        if holder in self._held:
             return True
         with no_fork():
             file = self._lock(self._folder / f"{topic_name(topic)}.lock")
-            if file is None:
-                return False
-            held[topic] = file
-            self._open.add(file)
-        return True
+            if file is not None:
+                self._held[holder] = file
+        return file is not None
 
     def release(self, topic: str) -> None:
         """Release the topic's lock, if the calling thread holds it."""
-        file = self._held().pop(topic, None)
-        if file is not None:
-            with no_fork():
-                self._open.discard(file)
+        with no_fork():
+            file = self._held.pop((threading.current_thread(), topic), None)
+            if file is not None:
                 os.close(file)
 
     def _lock(self, path: Path) -> int | None:
@@ -60,26 +56,8 @@ class RelayLocks:
             return None
         return file
 
-    def _close_in_child(self) -> None:
-        # A lock lasts while any process has its descriptor open, and the child must not extend the parent's lock.
-        for file in self._open:
+    def close_in_child(self) -> None:
+        """In a forked child: close the descriptors, since a lock lasts while any process has one of it open."""
+        for file in self._held.values():
             os.close(file)
-        self._open.clear()
-        self._local = threading.local()
-
-    def _held(self) -> dict[str, int]:
-        held: dict[str, int] | None = getattr(self._local, "held", None)
-        if held is None:
-            held = self._local.held = {}
-        return held
-
-
-_all: weakref.WeakSet[RelayLocks] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for locks in list(_all):
-        locks._close_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        self._held.clear()

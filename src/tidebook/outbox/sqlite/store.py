@@ -21,7 +21,7 @@ from tidebook.outbox.sql_operation import OperatorOutboxStore
 from tidebook.outbox.sql_relay import RelayStatements
 from tidebook.outbox.sql_store import Row
 from tidebook.runtime.process import generation, refuse_fork
-from tidebook.sqlite.durable_folder import make_folder
+from tidebook.sqlite.database import make_folder
 from tidebook.sqlite.forks import GuardedConnection, no_fork, refuse_inherited
 from tidebook.sqlite.libraries import closed_by_standard_library, opened_by_standard_library
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.database import Schema
 
 FILE: Final = "queue.db"
 

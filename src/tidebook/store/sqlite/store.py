@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice, starmap
-from operator import itemgetter
+from itertools import islice, pairwise, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import apsw
 
-from tidebook.core.errors import TidebookError, Unavailable
+from tidebook.core.errors import Corrupt
+from tidebook.core.event import event_tags
 from tidebook.core.head import Head, decode_head, encode_head
-from tidebook.core.key import Key
+from tidebook.core.key import ID_BYTES_MAX, Key
 from tidebook.core.position import Position
 from tidebook.core.repair import Damage, Repair
 from tidebook.core.replication_plan import EventRow, Parked, Pointer, SliceWrites, TagPosition, TagRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.multi_insert import each_row
-from tidebook.sqlite.shared_files import SharedFile
-from tidebook.sqlite.write_queue import WriteOperation, nothing
+from tidebook.sqlite.shared_files import SqliteAdapter
 from tidebook.store.port import ScanSplit, StoredSnapshot
-from tidebook.store.sqlite import id_ranges
 from tidebook.store.sqlite import writes as operations
-from tidebook.store.sqlite.apply_slice import ANY_POINTER, POINTER, apply, channel_of, pointer_of
-from tidebook.store.sqlite.repair import repair_journals
 from tidebook.store.sqlite.tables import FILE, SCHEMA
 
-PAGE_MAX = 1_000
-PAGE_BYTES_MAX = 8_000_000
-#: Number of tag rows that are fetched before their size is checked.
-STEP_ROWS = 50
+PAGE_MAX: Final = 1_000
+SCAN_PAGE_MAX: Final = 5_000
+PAGE_BYTES_MAX: Final = 8_000_000
+#: Number of rows that are fetched before their size is checked.
+STEP_ROWS: Final = 50
+#: A string after every id: the last character of Unicode, more often than an id has room for.
+_AFTER_ALL_IDS: Final = "\U0010ffff" * (ID_BYTES_MAX // 4 + 1)
 
-_EVENTS = """SELECT seq_nr, kept, time_ms, epoch, "offset", "index", log_ms FROM journal
-    WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"""
+_EVENT = 'seq_nr, kept, time_ms, epoch, "offset", "index", log_ms FROM journal'
+_EVENTS = f"SELECT {_EVENT} WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"
+_SCAN_EVENTS = f"""SELECT id, {_EVENT} WHERE topic = ? AND (id, seq_nr) > (?, ?) AND id <= ?
+    ORDER BY id, seq_nr LIMIT ?"""
+_SCAN_HEADS = "SELECT id, head FROM metajournal WHERE topic = ? AND id <= ? AND id > ? ORDER BY id LIMIT ?"
+_BORDERS = """SELECT id FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM metajournal WHERE topic = ?)
+    WHERE n % ? = 0 ORDER BY id"""
 _TAG_ROWS = """SELECT log_ms, topic, partition, "offset", "index", epoch, id, life_epoch, life_offset, tag_seq_nr,
     seq_nr, time_ms, kept FROM tag_views
     WHERE tag = ? AND log_ms < ? AND (log_ms, topic, partition, "offset", "index", epoch) > (?, ?, ?, ?, ?, ?)
@@ -49,11 +52,8 @@ _EXPIRED = """SELECT expires_at_ms, id, head FROM metajournal INDEXED BY metajou
 _PARKED = """SELECT topic, partition, epoch, "offset", time_ms, id, reason, value FROM parked
     WHERE (topic, partition, epoch, "offset") > (?, ?, ?, ?) ORDER BY topic, partition, epoch, "offset" LIMIT ?"""
 
-#: The column `kept` of a row of _TAG_ROWS.
-_encoded_event = itemgetter(12)
 
-
-class SqliteStore:
+class SqliteStore(SqliteAdapter):
     """Implements `tidebook.store.port.StoreWriter` in the file `store.db` of a folder.
 
     Several processes may have the folder open.
@@ -62,18 +62,7 @@ class SqliteStore:
     deletes_topics = True
 
     def __init__(self, folder: str | Path, *, metrics: Metrics | None = None) -> None:
-        self._file = SharedFile.open(folder, FILE, SCHEMA, metrics=metrics)
-        self._database = self._file.database
-        self._closed = False
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self._file.path
-
-    def damage(self) -> list[str]:
-        """Read the whole file and return the problems that SQLite finds; an empty list if there are none."""
-        return self._database.damage()
+        super().__init__(folder, FILE, SCHEMA, metrics)
 
     # Reads of applications
 
@@ -89,39 +78,19 @@ class SqliteStore:
     async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
         """Return the heads and graves of many journals by id; ids that have neither are absent."""
         sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id IN (VALUES {})"
-        try:
-            with self._database.reading() as connection:
-                found = each_row(connection, sql, (topic,), ids)
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+        found = self._read(each_row, sql, (topic,), ids)
         return {id: decode_head(head) for id, head in found}
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
         """Return the first rows with `after` < seq_nr ≤ `to`, in order: at most `limit`, fewer if they are large."""
-        page: list[EventRow] = []
-        size_bytes = 0
-        try:
-            with self._database.reading() as connection:
-                rows = connection.execute(_EVENTS, (*key, after, to, limit))
-                for seq_nr, kept, time_ms, epoch, offset, index, log_ms in rows:
-                    page.append(EventRow(seq_nr, kept, time_ms, Position(epoch, offset), index, log_ms))
-                    size_bytes += len(kept)
-                    if size_bytes > PAGE_BYTES_MAX:
-                        break
-                rows.close()
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
-        return page
+        return list(starmap(_event_row, self._read(_fetch_page, _EVENTS, (*key, after, to, limit), size_column=1)))
 
     async def ids(self, topic: str) -> AsyncIterator[str]:
         """Yield the ids of a topic's live journals, each once, in order."""
         sql = "SELECT id FROM metajournal WHERE topic = ? AND id > ? AND live ORDER BY id LIMIT ?"
-        last = ""
-        while page := self._select(sql, (topic, last, PAGE_MAX)):
+        async for page in self._pages(sql, (topic,), ("",)):
             for (id,) in page:
                 yield id
-            last = page[-1][0]
-            await asyncio.sleep(0)
 
     async def snapshots(self, key: Key, incarnation: Position) -> Sequence[StoredSnapshot]:
         """Return the snapshots of one incarnation of a journal, in descending order of seq_nr."""
@@ -138,17 +107,12 @@ class SqliteStore:
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
         """Return True as soon as the partition's pointer is after `beyond`, or False after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        channel, wakeups = channel_of(topic, partition), self._file.wakeups
-        while True:
-            seen = wakeups.count(channel)
+
+        def reached() -> bool:
             pointer = self._pointer(topic, partition)
-            if pointer is not None and (beyond is None or pointer.position > beyond):
-                return True
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            await wakeups.wait(channel, since=seen, timeout_s=left_s)
+            return pointer is not None and (beyond is None or pointer.position > beyond)
+
+        return await self._wait(operations.channel_of(topic, partition), reached, timeout_s)
 
     # Reads of queries by tag
 
@@ -159,22 +123,8 @@ class SqliteStore:
         start = (from_ms, "", -1, -1, -1, -1)
         if after is not None and after.time_ms >= from_ms:
             start = (after.time_ms, after.topic, after.partition, after.offset, after.index, after.epoch)
-        page: list[TagRow] = []
-        new_row = partial(TagRow, tag)
-        size_bytes = 0
-        try:
-            with self._database.reading() as connection:
-                rows = connection.execute(_TAG_ROWS, (tag, until_ms, *start, limit))
-                # Fetch in steps, without a Python loop over the rows: that would cost more than reading them.
-                while step := list(islice(rows, STEP_ROWS)):
-                    page += starmap(new_row, step)
-                    size_bytes += sum(map(len, map(_encoded_event, step)))
-                    if size_bytes > PAGE_BYTES_MAX:
-                        break
-                rows.close()
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
-        return page
+        rows = self._read(_fetch_page, _TAG_ROWS, (tag, until_ms, *start, limit), size_column=12)
+        return list(starmap(partial(TagRow, tag), rows))
 
     async def tags(self) -> AsyncIterator[str]:
         """Yield the tags that have rows, each once, in order."""
@@ -194,25 +144,30 @@ class SqliteStore:
         """Return once any pointer may have moved since `since`, or after `timeout_s`; return the next `since`."""
         self._database.refuse()
         wakeups = self._file.wakeups
-        await wakeups.wait(ANY_POINTER, since=since, timeout_s=timeout_s)
-        return wakeups.count(ANY_POINTER)
+        await wakeups.wait(operations.ANY_POINTER, since=since, timeout_s=timeout_s)
+        return wakeups.count(operations.ANY_POINTER)
 
     # Full scans
 
     async def splits(self, topic: str, *, count: int) -> Sequence[ScanSplit]:
-        """Return at most `count` ranges of ids that together cover the topic."""
-        try:
-            return id_ranges.id_splits(self._database, topic, count)
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+        """Return at most `count` ranges of ids, low < id ≤ high, with about the same number of heads each."""
+        ((heads,),) = self._select("SELECT count(*) FROM metajournal WHERE topic = ?", (topic,))
+        step = -(-heads // max(count, 1)) or 1
+        inner = [id for (id,) in self._select(_BORDERS, (topic, step))]
+        return [ScanSplit(low, high) for low, high in pairwise(["", *inner[: count - 1], _AFTER_ALL_IDS])]
 
-    def heads_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head]]]:
+    async def heads_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head]]]:
         """Yield pages of the split's heads and graves, by id."""
-        return self._pages(id_ranges.heads_in(self._database, topic, split))
+        async for page in self._scan_heads(topic, split):
+            yield [(id, decode_head(head)) for id, head in page]
 
-    def events_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
-        """Yield pages of the split's event rows as they are stored, by id."""
-        return self._pages(id_ranges.events_in(self._database, topic, split))
+    async def events_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
+        """Yield pages of the split's event rows as they are stored, by id, of about PAGE_BYTES_MAX at most."""
+        low: tuple[str, int] = (split.low, 2**63 - 1)
+        while rows := self._read(_fetch_page, _SCAN_EVENTS, (topic, *low, split.high, SCAN_PAGE_MAX), size_column=2):
+            yield [(row[0], _event_row(*row[1:])) for row in rows]
+            low = rows[-1][:2]
+            await asyncio.sleep(0)
 
     # Scans of a repair
 
@@ -220,25 +175,20 @@ class SqliteStore:
         self, topic: str, split: ScanSplit
     ) -> AsyncIterator[Sequence[tuple[str, Head | EventRow | Damage]]]:
         """Yield what `heads_in` and then what `events_in` yields, with Damage for rows that cannot be decoded."""
-        async for heads in self._pages(id_ranges.inspect_heads(self._database, topic, split)):
-            yield heads
+        async for heads in self._scan_heads(topic, split):
+            yield [(id, _head_or_damage(topic, id, data)) for id, data in heads]
         async for events in self.events_in(topic, split):
-            yield [(id, id_ranges.event_or_damage(topic, id, row)) for id, row in events]
+            yield [(id, _event_or_damage(topic, id, row)) for id, row in events]
 
     async def inspect_tag(
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow | Damage]:
         """Return what `tag_rows` returns, with Damage, which carries its place, for a damaged row."""
         page = await self.tag_rows(tag, after=after, from_ms=from_ms, until_ms=until_ms, limit=limit)
-        return [id_ranges.tag_row_or_damage(row) for row in page]
+        return [_tag_row_or_damage(row) for row in page]
 
-    async def _pages(self, pages: Iterator[Any]) -> AsyncIterator[Any]:
-        try:
-            for page in pages:
-                yield page
-                await asyncio.sleep(0)
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+    def _scan_heads(self, topic: str, split: ScanSplit) -> AsyncIterator[list[Any]]:
+        return self._pages(_SCAN_HEADS, (topic, split.high), (split.low,), SCAN_PAGE_MAX)
 
     # Writes
 
@@ -248,28 +198,28 @@ class SqliteStore:
         Do nothing if the pointer is at or after the slice's end already; otherwise raise Fenced if it is not the one
         that the slice was planned from.
         """
-        await self._run(apply, writes)
+        await self._run(operations.apply_slice, writes)
 
     async def repair(self, repair: Repair) -> None:
         """Repair one journal in one transaction; raise Fenced if the partition's pointer is not `repair.pointer`."""
-        await self._run(repair_journals, repair)
+        await self._run(operations.repair_journal, repair)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
         """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation."""
-        await self._run(operations.save_snapshots, operations.SaveSnapshot(key, incarnation, snapshot, slots))
+        await self._run(operations.save_snapshot, (key, incarnation, snapshot, slots))
 
     async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
         """Delete the snapshots of this incarnation with seq_nr ≤ `to`."""
-        await self._run(operations.delete_snapshots, operations.DeleteSnapshots(key, incarnation, to))
+        await self._run(operations.delete_snapshots, (key, incarnation, to))
 
     async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
         """Set a topic's configuration if it equals `expected`; return the one in force afterwards."""
-        current: TopicConfig = await self._run(operations.set_configs, operations.NewConfig(topic, config, expected))
+        current: TopicConfig = await self._run(operations.set_config, (topic, config, expected))
         return current
 
     async def delete_topic(self, topic: str) -> None:
         """Delete all rows of a topic, in one transaction."""
-        await self._run(operations.delete_topics, topic)
+        await self._run(operations.delete_topic, topic)
 
     async def setting(self, name: str) -> str | None:
         """Return the value of a setting, or None if it is not set."""
@@ -278,27 +228,21 @@ class SqliteStore:
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
         """Set a setting if its value is `expected`; return whether it was."""
-        was_expected: bool = await self._run(operations.set_settings, operations.NewSetting(name, value, expected))
+        was_expected: bool = await self._run(operations.set_setting, (name, value, expected))
         return was_expected
 
     async def expired(self, topic: str, *, now_ms: int) -> AsyncIterator[tuple[str, Head]]:
         """Yield the ids and heads of the live journals with expires_at_ms ≤ `now_ms`, the earliest expiry first."""
-        last: tuple[int, str] = (-(2**63), "")
-        while page := self._select(_EXPIRED, (topic, now_ms, *last, PAGE_MAX)):
+        async for page in self._pages(_EXPIRED, (topic, now_ms), (-(2**63), "")):
             for _, id, head in page:
                 yield id, decode_head(head)
-            last = page[-1][:2]
-            await asyncio.sleep(0)
 
     async def graves(self, topic: str) -> AsyncIterator[tuple[str, Head]]:
         """Yield the ids and graves of a topic's purged journals, in order of the ids."""
         sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id > ? AND NOT live ORDER BY id LIMIT ?"
-        last = ""
-        while page := self._select(sql, (topic, last, PAGE_MAX)):
+        async for page in self._pages(sql, (topic,), ("",)):
             for id, head in page:
                 yield id, decode_head(head)
-            last = page[-1][0]
-            await asyncio.sleep(0)
 
     async def remove_graves(self, topic: str, graves: Sequence[tuple[str, Head]]) -> None:
         """Delete graves, each only if it is still the journal's head."""
@@ -306,43 +250,72 @@ class SqliteStore:
 
     async def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
         """Yield the parked records, of one topic or of all."""
-        last: tuple[str, int, int, int] = (topic or "", -1, -1, -1)
-        while page := self._select(_PARKED, (*last, PAGE_MAX)):
+        async for page in self._pages(_PARKED, (), (topic or "", -1, -1, -1)):
             for row_topic, partition, epoch, offset, time_ms, id, reason, value in page:
                 if topic is not None and row_topic != topic:
                     return
                 yield Parked(row_topic, partition, Position(epoch, offset), time_ms, id, reason, value)
-            last = page[-1][:4]
-            await asyncio.sleep(0)
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
         """Delete parked records."""
         await self._run(operations.unpark, tuple(parked))
 
-    async def close(self) -> None:
-        """Wait for the writes in progress, then release the file. A second call does nothing."""
-        if self._closed or self._database.forked:
-            return
-        self._closed = True
-        try:
-            await self._file.writer.run(nothing, None)
-        except TidebookError:  # the callers of the writes have got the same error
-            pass
-        finally:
-            await asyncio.to_thread(self._file.release)
-
-    async def _run(self, run: WriteOperation, argument: Any) -> Any:
-        if self._closed:
-            raise Unavailable(f"{self._file.path} is closed")
-        return await self._file.writer.run(run, argument)
-
     def _pointer(self, topic: str, partition: int) -> Pointer | None:
-        rows = self._select(POINTER, (topic, partition))
-        return pointer_of(rows[0] if rows else None)
+        rows = self._select(operations.POINTER, (topic, partition))
+        return operations.pointer_of(rows[0] if rows else None)
 
-    def _select(self, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
-        try:
-            with self._database.reading() as connection:
-                return connection.execute(sql, bindings).fetchall()
-        except apsw.Error as error:
-            raise self._database.failure(error) from error
+    async def _pages(
+        self, sql: str, bindings: tuple[Any, ...], last: tuple[Any, ...], limit: int = PAGE_MAX
+    ) -> AsyncIterator[list[Any]]:
+        """Yield pages of a query for rows after `last`, the values of its first columns, by which it sorts."""
+        while page := self._select(sql, (*bindings, *last, limit)):
+            yield page
+            last = page[-1][: len(last)]
+            await asyncio.sleep(0)
+
+
+def _fetch_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], size_column: int) -> list[Any]:
+    """Return the rows of a query, or its first ones if the sizes in `size_column` exceed PAGE_BYTES_MAX."""
+    page: list[Any] = []
+    size_bytes = 0
+    rows: Any = connection.execute(sql, bindings)
+    # Fetch in steps, at half the cost of single rows. Steps are short, since their size is not known before.
+    while size_bytes <= PAGE_BYTES_MAX and (step := list(islice(rows, STEP_ROWS))):
+        page += step
+        size_bytes += sum([len(row[size_column]) for row in step])
+    rows.close()
+    return page
+
+
+def _event_row(seq_nr: int, encoded: bytes, time_ms: int, epoch: int, offset: int, index: int, log_ms: int) -> EventRow:
+    return EventRow(seq_nr, encoded, time_ms, Position(epoch, offset), index, log_ms)
+
+
+def _head_or_damage(topic: str, id: str, data: Any) -> Head | Damage:
+    try:
+        return decode_head(data)
+    except (Corrupt, TypeError) as error:
+        return Damage("head", topic, id, str(error))
+
+
+def _event_or_damage(topic: str, id: str, row: EventRow) -> EventRow | Damage:
+    """Return the row, or Damage if its event cannot be decoded or a column has a wrong type, which SQLite permits."""
+    encoded: object = row.kept
+    numbers = (row.timestamp_ms, row.position.epoch, row.position.offset, row.index, row.time_ms)
+    if not isinstance(encoded, bytes) or not all(isinstance(each, int) for each in numbers):
+        return Damage("event", topic, id, "a column of the event has the wrong type", seq_nr=row.seq_nr)
+    try:
+        event_tags(encoded)
+    except Corrupt as error:
+        return Damage("event", topic, id, str(error), seq_nr=row.seq_nr)
+    return row
+
+
+def _tag_row_or_damage(row: TagRow) -> TagRow | Damage:
+    """Return the row, or Damage if a column has a wrong type."""
+    encoded: object = row.kept
+    id: object = row.id
+    numbers = (row.life_epoch, row.life_offset, row.tag_seq_nr, row.seq_nr, row.timestamp_ms)
+    if isinstance(encoded, bytes) and isinstance(id, str) and all(isinstance(each, int) for each in numbers):
+        return row
+    return Damage("tag", row.topic, None, "a column of the tag row has the wrong type", place=row.place)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidebook.sqlite.schema import Schema
+from tidebook.sqlite.database import Schema
 
 FILE: Final = "store.db"
 
 SCHEMA: Final = Schema(
     name="store",
     application_id=0x7B10_0002,
+    first_version=2,
     steps=(
         """
         -- live and expires_at_ms repeat values of the head, for the queries over all heads.
@@ -37,7 +38,8 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, id, seq_nr)
         ) WITHOUT ROWID;
 
-        -- One stream per tag, ordered by the log's time, then by the position of the record in the log.
+        -- One stream per tag, ordered by the log's time, then by the position of the record in the log. Deletes find
+        -- its rows through the event rows: an index would be a third of the cost of writing a tagged event.
         CREATE TABLE tag_views (
             tag TEXT NOT NULL,
             log_ms INTEGER NOT NULL,
@@ -55,7 +57,6 @@ SCHEMA: Final = Schema(
             kept BLOB NOT NULL,
             PRIMARY KEY (tag, log_ms, topic, partition, "offset", "index", epoch)
         ) WITHOUT ROWID;
-        CREATE INDEX tag_views_by_journal ON tag_views (topic, id, seq_nr);
 
         CREATE TABLE tag_views_progress (
             topic TEXT NOT NULL,
@@ -112,7 +113,5 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, partition, epoch, "offset")
         ) WITHOUT ROWID;
         """,
-        # Deletes find tag rows through the event rows: the index made up a third of the cost of writing a tagged event.
-        "DROP INDEX tag_views_by_journal;",
     ),
 )

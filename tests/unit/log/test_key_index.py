@@ -1,4 +1,4 @@
-"""The embedded log's index by key finds what a plain list would, run borders, merges and truncation included."""
+"""The embedded log's index by key finds what a plain list would, truncation included."""
 
 from __future__ import annotations
 
@@ -9,37 +9,13 @@ from typing import Any
 
 import pytest
 
-from tidebook.core.errors import LogLost
+from tidebook.core.errors import Corrupt, LogLost
 from tidebook.log.port import Acknowledged, Outgoing, read_all
-from tidebook.log.sqlite import SqliteLog, key_runs
-from tidebook.log.sqlite.key_runs import runs_between
-from tidebook.log.sqlite.reading import LogReader, PageRequest
-
-
-@pytest.mark.parametrize("indexed_to", [0, 2048, 2048 * 15, 2048 * 16, 2048 * 35])
-def test_runs_cover_a_range_once_and_without_holes(indexed_to: int) -> None:
-    for start in range(0, indexed_to + 1, 777):
-        for stop in (start, start + 1, start + 5000, indexed_to, indexed_to + 9):
-            covered = [offset for first, count in runs_between(start, stop, indexed_to) for offset in (first, count)]
-            ends = [first + count for first, count in zip(covered[::2], covered[1::2], strict=True)]
-            assert covered[2::2] == ends[:-1]
-            if start < min(stop, indexed_to):
-                assert covered[0] <= start
-                assert min(stop, indexed_to) <= ends[-1] <= indexed_to
-
-
-def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and lists of a few, so that their borders are met."""
-    monkeypatch.setattr(key_runs, "RUN_RECORDS", 8)
-    monkeypatch.setattr("tidebook.log.sqlite.append.RUN_RECORDS", 8)
-    monkeypatch.setattr(key_runs, "MERGED_RUNS", 4)
-    monkeypatch.setattr("tidebook.log.sqlite.append.CHUNKS_PER_LISTING", 3)
-    monkeypatch.setattr("tidebook.log.sqlite.chunk_directory.CHUNKS_PER_FETCH", 2)
-    monkeypatch.setattr("tidebook.log.sqlite.topic_writes.SWEEP_MAX", 5)
+from tidebook.log.sqlite import SqliteLog, writes
 
 
 async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_small(monkeypatch)
+    monkeypatch.setattr(writes, "SWEEP_MAX", 5)
     seeded = random.Random(7)
     log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
@@ -66,13 +42,13 @@ async def test_every_key_is_found_over_every_range(tmp_path: Path, monkeypatch: 
 async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_small(monkeypatch)
+    monkeypatch.setattr(writes, "SWEEP_MAX", 5)
     seeded = random.Random(3)
     log = SqliteLog(tmp_path)
-    rows = "SELECT (SELECT count(*) FROM chunk), (SELECT count(*) FROM key_run), (SELECT count(*) FROM directory)"
+    rows = "SELECT (SELECT count(*) FROM record), (SELECT count(*) FROM partition), (SELECT count(*) FROM topic)"
     for _ in range(3):
         await log.create_topic("t", 2)
-        sent = 0
+        sent = kept_records = 0
         while sent < 200:
             count = seeded.randrange(1, 6)
             await asyncio.gather(*(log.append(Outgoing("t", i % 2, b"k", b"v")) for i in range(count)))
@@ -83,25 +59,14 @@ async def test_what_is_truncated_or_deleted_leaves_no_rows_behind(
             assert len(await read_all(log, "t", partition, start=end // 2, stop=end)) == end - end // 2
             if partition:
                 await log.truncate("t", partition, before=end)
+            else:
+                kept_records = end - end // 2
         with log._database.reading() as connection:
-            chunks: Any = connection.execute("SELECT count(*) FROM chunk").get
-        assert 0 < chunks < 70
+            kept: Any = connection.execute("SELECT count(*) FROM record").get
+        assert kept == kept_records
         await log.delete_topic("t")
         with log._database.reading() as connection:
             assert connection.execute(rows).fetchall() == [(0, 0, 0)]
-    await log.close()
-
-
-async def test_keys_that_share_a_hash_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_runs, "key_hash", lambda key: 5 << 32)
-    monkeypatch.setattr(key_runs, "RUN_RECORDS", 4)
-    monkeypatch.setattr("tidebook.log.sqlite.append.RUN_RECORDS", 4)
-    log = SqliteLog(tmp_path)
-    await log.create_topic("t", 1)
-    for i in range(10):
-        await log.append(Outgoing("t", 0, b"%d" % (i % 2), b"v"))
-    found = await read_all(log, "t", 0, start=0, stop=10, key=b"1")
-    assert [each.offset for each in found] == [1, 3, 5, 7, 9]
     await log.close()
 
 
@@ -116,12 +81,7 @@ async def test_what_another_instance_appends_is_found(tmp_path: Path) -> None:
     await other.close()
 
 
-async def test_a_reader_keeps_up_with_runs_that_are_merged_under_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_runs, "RUN_RECORDS", 4)
-    monkeypatch.setattr("tidebook.log.sqlite.append.RUN_RECORDS", 4)
-    monkeypatch.setattr(key_runs, "MERGED_RUNS", 2)
+async def test_a_reader_keeps_up_with_a_writer(tmp_path: Path) -> None:
     log, other = SqliteLog(tmp_path), SqliteLog(tmp_path)
     await log.create_topic("t", 1)
     count = 2000
@@ -146,20 +106,40 @@ async def test_a_reader_keeps_up_with_runs_that_are_merged_under_it(
     await other.close()
 
 
-async def test_a_reader_overtaken_by_truncation_in_the_middle_of_a_page_is_told(tmp_path: Path) -> None:
+async def test_a_reader_that_truncation_overtakes_sees_a_whole_page_or_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "SWEEP_MAX", 7)
+    log, other = SqliteLog(tmp_path), SqliteLog(tmp_path)
+    await log.create_topic("t", 1)
+    count = 2_000
+    await asyncio.gather(*(log.append(Outgoing("t", 0, b"k", b"%d" % i)) for i in range(count)))
+    truncating = asyncio.create_task(log.truncate("t", 0, before=count - 10))
+    lost = 0
+    while not truncating.done() or not lost:
+        for key in (None, b"k"):
+            try:
+                page = await other.read("t", 0, start=5, stop=count, key=key, limit=count)
+            except LogLost as error:
+                found, expected = [error.first, error.last], [5, count - 11]
+                lost += 1
+            else:
+                found, expected = [each.offset for each in page.records], list(range(5, count))
+            assert found == expected
+        await asyncio.sleep(0)
+    await truncating
+    await log.close()
+    await other.close()
+
+
+async def test_a_missing_record_is_reported_as_damage(tmp_path: Path) -> None:
     log = SqliteLog(tmp_path)
     await log.create_topic("t", 1)
-    for i in range(30):
+    for i in range(5):
         await log.append(Outgoing("t", 0, b"k", b"%d" % i))
-    reading, guarded = log._reader, log._database.reading()
-    with guarded as connection:
-        bounds = reading.bounds(connection, "t", 0)
-    await log.truncate("t", 0, before=20)
-    for key in (None, b"k"):
-        known, fresh = [bounds], LogReader.bounds
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LogReader, "bounds", lambda *at: known.pop() if known else fresh(*at))  # noqa: B023
-            with pytest.raises(LogLost) as lost, guarded as connection:
-                reading.page(connection, PageRequest("t", 0, 5, 30, 1000, 10**6), key)
-        assert (lost.value.first, lost.value.last) == (5, 19)
+    with log._database.writing as connection:
+        connection.execute("DELETE FROM record WHERE value = ?", (b"2",))
+    assert len((await log.read("t", 0, start=3, stop=5)).records) == 2
+    with pytest.raises(Corrupt, match="missing"):
+        await log.read("t", 0, start=0, stop=5)
     await log.close()
