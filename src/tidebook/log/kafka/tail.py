@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tidebook.kafka.client import LOGGER, new_consumer
 from tidebook.kafka.errors import OUT_OF_RANGE, UNKNOWN_TOPIC
 from tidebook.kafka.settings import KafkaSettings
+from tidebook.log.kafka.consumer_pool import LogSlice, Message, record_of
 from tidebook.log.kafka.loop_bridge import LoopBridge
-from tidebook.log.kafka.slice_reader import LogSlice, Message, record_of
 from tidebook.log.port import Record, RecordPage
 from tidebook.runtime.metrics import Metrics
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from tidebook.kafka.client import common_config, connect
 from tidebook.kafka.errors import REFUSED, TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.log.port import TopicState
+from tidebook.runtime.futures import ignore_failure
 
 #: The maximum overhead of a batch, a key and headers, without a record's value.
 FRAME_BYTES = 4096
@@ -92,10 +94,13 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._client = connect(AdminClient, common_config(settings) | {"error_cb": self._on_error})
         #: The last authentication or authorization error of the client, and when it occurred.
         self._refusal: tuple[KafkaError, float] | None = None
         self._timeout_s = settings.request_timeout_ms / 1000
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        return connect(AdminClient, common_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
         """Return the topic as it is now, validated, or None if it does not exist."""
@@ -200,19 +205,13 @@ class Topics:
 
     async def _await_future(self, future: Future[T]) -> T:
         answer = asyncio.wrap_future(future)
-        answer.add_done_callback(_ignore_failure)
+        answer.add_done_callback(ignore_failure)
         return await asyncio.shield(answer)  # the client fails on a cancelled future
 
     async def close(self) -> None:
         """Close the client."""
-        clients = [self._client]
-        del self._client
+        clients = [self.__dict__.pop("_client", None)]
         await asyncio.to_thread(clients.clear)  # in a thread, because freeing the client waits for its threads
-
-
-def _ignore_failure(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()  # the caller may have been cancelled
 
 
 def _only(futures: Mapping[Any, Future[Any]]) -> Future[Any]:
