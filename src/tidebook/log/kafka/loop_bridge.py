@@ -20,14 +20,9 @@ class LoopBridge:
         self._loop = asyncio.get_running_loop()
         self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._eventfd = -1
-        if sys.platform == "linux":
-            eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            try:
-                self._loop.add_reader(eventfd, self._on_wakeup)
-            except NotImplementedError:  # a loop without readers: fall back to call_soon_threadsafe
-                os.close(eventfd)
-            else:
-                self._eventfd = eventfd
+        if sys.platform == "linux":  # elsewhere there is no eventfd
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._loop.add_reader(self._eventfd, self._on_wakeup)
 
     def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
         """Run this call in the loop; thread-safe. Return False if the loop is closed."""
@@ -52,16 +47,12 @@ class LoopBridge:
             self._eventfd = -1
 
     def _on_wakeup(self) -> None:
-        try:
-            os.eventfd_read(self._eventfd)
-        except BlockingIOError:
-            pass  # an earlier iteration has read it
+        os.eventfd_read(self._eventfd)
         self._run_calls()
 
     def _run_calls(self) -> None:
-        calls = self._calls
-        while calls:
-            call, args = calls.popleft()
+        while self._calls:
+            call, args = self._calls.popleft()
             try:
                 call(*args)
             except Exception as error:  # like the loop itself: one failing call must not prevent the next

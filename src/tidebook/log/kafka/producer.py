@@ -40,12 +40,11 @@ _PROBE_S = 1.0
 _FULL_WAIT_S = 0.005
 #: How long `close` waits for the results of records that it has purged from the client.
 _PURGE_S = 1.0
-#: Delivery reports that a batch reads together: that halves their cost, and thousands would not fit in the CPU cache.
-REPORTS_AT_ONCE = 32
+_DRAIN_POLL_S = 0.002
 #: The maximum size of a batch; a batch of larger records has fewer of them.
 BATCH_BYTES = 1_000_000
 
-_value_of, _offset_of, _time_of = Message.value, Message.offset, Message.timestamp
+_error_of, _value_of, _offset_of, _time_of = Message.error, Message.value, Message.offset, Message.timestamp
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -81,11 +80,6 @@ class Delivery(msgspec.Struct, gc=False):
 class ProduceBatch:
     """Records of one partition in send order; the client calls it once for each that was delivered or has failed."""
 
-    __slots__ = (
-        "_columns", "_in_order", "_irregular", "_keys", "_offsets", "_on_sent", "_producer", "_rejected", "_reports",
-        "_reports_due", "_timestamps_ms", "_unreported", "_values", "deadline", "indexes", "partition", "produced",
-    )  # fmt: skip
-
     def __init__(
         self,
         producer: KafkaProducer,
@@ -107,16 +101,7 @@ class ProduceBatch:
         self._values: Sequence[bytes] = take(columns.values)[1:]
         self._keys: Sequence[bytes] = take(columns.keys)[1:]
         self._on_sent = on_sent
-        self._unreported = len(indexes)
-        #: Reports that are not read yet, and how many are read together.
         self._reports: list[Message] = []
-        self._reports_due = min(len(indexes), REPORTS_AT_ONCE)
-        #: The results of the first records, as long as reports come in order and without an error.
-        self._offsets: list[int] = []
-        self._timestamps_ms: list[int] = []
-        self._in_order = True
-        #: All reports that were not read in order.
-        self._irregular: list[Message] = []
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}
 
@@ -143,47 +128,18 @@ class ProduceBatch:
         """Fail the next record, which the client does not get."""
         self._rejected[self.produced] = error
         self.produced += 1
-        self._expect_reports(self._unreported - 1)
+        if len(self._reports) + len(self._rejected) == len(self.indexes):
+            self._resolve()
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Add a report; with the last one, call the sender back."""
         if self._producer.thread_polls:
             self._producer.reports.append((self, error, message))
             return
-        if error is not None:
-            self._in_order = False
-        reports = self._reports
-        reports.append(message)
-        if len(reports) == self._reports_due:
-            self._read_reports()
-
-    def _expect_reports(self, unreported: int) -> None:
-        """Set how many reports are still to be read, and read those that are due."""
-        self._unreported = unreported
-        self._reports_due = min(unreported, REPORTS_AT_ONCE)
-        if not unreported:
+        self._producer.in_flight -= 1
+        self._reports.append(message)
+        if len(self._reports) + len(self._rejected) == len(self.indexes):
             self._resolve()
-        elif len(self._reports) >= self._reports_due:
-            self._read_reports()
-
-    def _read_reports(self) -> None:
-        """Read the collected reports; each returns its record, which identifies it."""
-        reports, at = self._reports, len(self._offsets)
-        self._reports = []
-        self._producer.in_flight -= len(reports)
-        offsets: list[int] = []
-        try:
-            if self._in_order and tuple(map(_value_of, reports)) == self._values[at : at + len(reports)]:
-                self._timestamps_ms += [timestamp_ms for _, timestamp_ms in map(_time_of, reports)]
-                offsets = [offset for offset in map(_offset_of, reports) if offset is not None]
-        except Exception:
-            pass  # `_outcomes` meets the same error and handles it
-        self._in_order = len(offsets) == len(reports)  # less if the broker no longer knows an offset
-        if self._in_order:
-            self._offsets += offsets
-        else:
-            self._irregular += reports
-        self._expect_reports(self._unreported - len(reports))
 
     def _resolve(self) -> None:
         """Call the sender back with all results."""
@@ -203,11 +159,14 @@ class ProduceBatch:
                 self._producer.callback_failed(error)
 
     def _outcomes(self) -> Iterator[tuple[Sequence[int], Sequence[Acknowledged | TidebookError]]]:
-        """Yield the indexes of records with their results."""
-        sent = AcknowledgedBatch(self.partition, self._offsets, self._timestamps_ms)
-        if len(sent) == len(self.indexes):
-            yield self.indexes, sent
-            return
+        """Yield the indexes of records with their results; each report returns its record, which identifies it."""
+        reports = self._reports
+        if tuple(map(_value_of, reports)) == self._values and not any(map(_error_of, reports)):
+            offsets = [offset for offset in map(_offset_of, reports) if offset is not None]
+            if len(offsets) == len(reports):  # else the broker no longer knows one
+                timestamps_ms = [timestamp_ms for _, timestamp_ms in map(_time_of, reports)]
+                yield self.indexes, AcknowledgedBatch(self.partition, offsets, timestamps_ms)
+                return
         # Match reports to records by key and value; equal records are interchangeable.
         unmatched: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
         for number, index in enumerate(self.indexes):
@@ -215,9 +174,7 @@ class ProduceBatch:
                 yield (index,), (self._rejected[number],)
             else:
                 unmatched[self._keys[number], self._values[number]].append(index)
-        for key, value, each in zip(self._keys, self._values, sent, strict=False):
-            yield (unmatched[key, value].popleft(),), (each,)
-        for report in self._irregular:
+        for report in reports:
             index, error, offset = unmatched[report.key(), report.value()].popleft(), report.error(), report.offset()
             if error is None and offset is not None:
                 yield (index,), (Acknowledged(self.partition, offset, report.timestamp()[1]),)
@@ -230,7 +187,8 @@ def split_columns(columns: RecordColumns) -> Iterator[tuple[int, Sequence[int]]]
     by_partition: defaultdict[int, list[int]] = defaultdict(list)
     for index, partition in enumerate(columns.partitions):
         by_partition[partition].append(index)
-    length = max(1, BATCH_BYTES // max(1, *map(len, columns.values), 1))
+    largest = max(map(len, columns.values), default=0)
+    length = max(1, BATCH_BYTES // max(1, largest))
     for partition, indexes in by_partition.items():
         for start in range(0, len(indexes), length):
             yield partition, indexes[start : start + length]
@@ -258,8 +216,6 @@ class KafkaProducer:
         self._deadline = 0.0
         #: No broker is reachable: records wait here, where they are certainly not written.
         self._down = False
-        #: Set by `close`, to be notified when every record has a result.
-        self._drained: asyncio.Event | None = None
         #: The thread polls; else the loop polls, and the thread waits for the lock.
         self.thread_polls = True
         self._thread_may_poll = threading.Lock()
@@ -332,7 +288,7 @@ class KafkaProducer:
                 if error.args[0].code() == KafkaError._FATAL:
                     self._replace(self._client_number)
                     return False
-                self._reject(delivery, self._error(error.args[0], delivery.record, sent=False))
+                self._reject(delivery, self.delivery_error(delivery.record, error.args[0], sent=False))
             except (TypeError, ValueError) as error:
                 record = delivery.record
                 self._reject(delivery, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
@@ -362,7 +318,6 @@ class KafkaProducer:
             )
             self._reject(delivery, error)
             self._metrics.count("kafka_send_failed", error="Unavailable")
-        self._check_drained()
 
     def _take_turn(self) -> None:
         """Poll in the loop: the thread waits now."""
@@ -377,13 +332,12 @@ class KafkaProducer:
             delivery(error, message)
         self._poll(self._client, 0)
         for retired in list(self._retired):
-            retired.purge(blocking=True)  # librdkafka's binding inverts the flag: this does not block (0069)
+            retired.purge(blocking=True)  # does not block, see `_drain`
             self._poll(retired, 0)
             if len(retired) == 0:
                 self._retired.remove(retired)
         if self.in_flight < before:
             self._metrics.count("kafka_sent", before - self.in_flight)
-            self._check_drained()
             self._flush_soon()
         else:
             self.thread_polls = True
@@ -393,27 +347,20 @@ class KafkaProducer:
         """Report the error of a sender's callback, which must not cost other senders their results."""
         self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
 
-    def delivery_error(self, record: Outgoing, error: KafkaError | None) -> TidebookError:
-        """Return the error of a record that was not delivered."""
-        if error is not None:
-            return self._error(error, record, sent=True)
-        return OutcomeUnknown(  # a duplicate batch whose offset the broker no longer knows
-            f"sending to {record.topic}/{record.partition}: written, but the broker no longer knows the offset",
-            partition=record.partition,
-        )
-
-    def _error(self, error: KafkaError, record: Outgoing, *, sent: bool) -> TidebookError:
+    def delivery_error(self, record: Outgoing, error: KafkaError | None, *, sent: bool = True) -> TidebookError:
+        """Return the error of a record that was not delivered, or with `sent=False` that the client did not accept."""
+        failed: TidebookError
+        if error is None:  # a duplicate batch whose offset the broker no longer knows
+            return OutcomeUnknown(
+                f"sending to {record.topic}/{record.partition}: written, but the broker no longer knows the offset",
+                partition=record.partition,
+            )
         if error.code() in TOO_LARGE:
-            size_bytes, limit_bytes = len(record.value), self._config["batch.size"]
-            rejected: TidebookError = TooLarge("the record", size_bytes=size_bytes, limit_bytes=limit_bytes)
+            failed = TooLarge("the record", size_bytes=len(record.value), limit_bytes=self._config["batch.size"])
         else:
-            rejected = (not_acknowledged if sent else not_sent)(error, record.topic, record.partition)
-        self._metrics.count("kafka_send_failed", error=type(rejected).__name__)
-        return rejected
-
-    def _check_drained(self) -> None:
-        if self._drained is not None and self.in_flight == 0 and not self._waiting:
-            self._drained.set()
+            failed = (not_acknowledged if sent else not_sent)(error, record.topic, record.partition)
+        self._metrics.count("kafka_send_failed", error=type(failed).__name__)
+        return failed
 
     async def refresh_metadata(self, topic: str) -> None:
         """Refresh the metadata of a topic: one that was sent to while it did not exist stays unknown for minutes."""
@@ -457,12 +404,8 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """Wait for the records in flight, up to the send timeout; the outcome of the rest is unknown."""
-        self._drained = asyncio.Event()
-        self._check_drained()
-        try:
-            async with asyncio.timeout(self._timeout_s + 1):
-                await self._drained.wait()
-        except TimeoutError:
+        await self._drain(self._timeout_s + 1)
+        if self.in_flight or self._waiting:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
@@ -470,15 +413,19 @@ class KafkaProducer:
         self._bridge.close()
         self.thread_polls = False
         clients = [self._client, *self._retired]
-        deadline = self._loop.time() + _PURGE_S
-        while self.in_flight and self._loop.time() < deadline:
-            for number in range(len(clients)):
-                clients[number].purge(blocking=True)  # as above, this does not block
-                self._poll(clients[number], 0)
-            await asyncio.sleep(_FULL_WAIT_S)
+        await self._drain(_PURGE_S, clients)
         # Client and producer reference each other, so it would never be freed; and freeing it waits for its threads.
         del self._client, self._retired
         await asyncio.to_thread(clients.clear)
+
+    async def _drain(self, timeout_s: float, purged: Sequence[Producer] = ()) -> None:
+        """Wait until every record has a result; `purged` clients are polled here and give up the records they have."""
+        deadline = self._loop.time() + timeout_s
+        while (self.in_flight or self._waiting) and self._loop.time() < deadline:
+            for client in purged:
+                client.purge(blocking=True)  # librdkafka's binding inverts the flag: this does not block (0069)
+                self._poll(client, 0)
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     # ---- in the producer's thread
 
@@ -493,15 +440,11 @@ class KafkaProducer:
                     if self._loop.is_closed():
                         return
             if self._down:
-                self._probe(client)
-
-    def _probe(self, client: Producer) -> None:
-        """While no broker is reachable, try to reach one."""
-        try:
-            client.list_topics(timeout=_PROBE_S)
-        except KafkaException:
-            return
-        self._bridge.call_in_loop(self._set_brokers_down, False)
+                try:
+                    client.list_topics(timeout=_PROBE_S)
+                except KafkaException:
+                    continue
+                self._bridge.call_in_loop(self._set_brokers_down, False)
 
     # ---- in either thread
 

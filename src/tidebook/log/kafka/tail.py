@@ -52,6 +52,9 @@ class FollowedPartition:
 
     def take(self, records: list[Record], *, bytes_max: int) -> None:
         """Add the next records, drop the oldest ones above `bytes_max`, and wake the waiters."""
+        records = [record for record in records if record.offset >= self.next_offset]
+        if not records:
+            return
         self.records += records
         self.next_offset = records[-1].offset + 1
         self._bytes += sum(_size(record) for record in records)
@@ -164,7 +167,9 @@ class LogTail:
             self._thread.start()
 
     def _unfollow(self, partition_key: PartitionKey) -> None:
-        followed = self._followed.pop(partition_key)
+        followed = self._followed.pop(partition_key, None)
+        if followed is None:
+            return
         self._command(partition_key, None)
         for waiter in followed.waiters:
             if not waiter.done():
@@ -180,15 +185,8 @@ class LogTail:
     def _take(self, news: dict[PartitionKey, list[Record]]) -> None:
         for partition_key, records in news.items():
             followed = self._followed.get(partition_key)
-            if followed is None:
-                continue
-            records = [record for record in records if record.offset >= followed.next_offset]
-            if records:
+            if followed is not None:
                 followed.take(records, bytes_max=self._settings.tail_bytes_max)
-
-    def _on_lost(self, partition_key: PartitionKey) -> None:
-        if partition_key in self._followed:
-            self._unfollow(partition_key)
 
     # ---- in the tail's thread
 
@@ -220,7 +218,7 @@ class LogTail:
                     assigned.add(partition_key)
             except KafkaException as error:
                 LOGGER.warning("following %s/%d: %s", *partition_key, error)
-                self._call_in_loop(self._on_lost, partition_key)
+                self._call_in_loop(self._unfollow, partition_key)
 
     def _dispatch(self, messages: list[Message]) -> None:
         news: defaultdict[PartitionKey, list[Record]] = defaultdict(list)
@@ -229,7 +227,7 @@ class LogTail:
             if error is None:
                 news[message.topic(), message.partition()].append(record_of(message))
             elif error.code() in OUT_OF_RANGE or error.code() in UNKNOWN_TOPIC:
-                self._call_in_loop(self._on_lost, (message.topic(), message.partition()))
+                self._call_in_loop(self._unfollow, (message.topic(), message.partition()))
             elif error.code() != KafkaError._PARTITION_EOF:
                 LOGGER.info("following: %s", error)
         if news:
