@@ -53,26 +53,40 @@ class LogSlice(msgspec.Struct, frozen=True):
 
 
 class SliceReader:
-    """A consumer with its position: the assigned partition and the next offset."""
+    """A consumer with its position and its thread, in which alone it is used; it connects at the first read."""
 
     def __init__(self, settings: KafkaSettings, metrics: Metrics) -> None:
-        began = time.perf_counter()
+        self._settings = settings
         self._metrics = metrics
         self._timeout_s = settings.request_timeout_ms / 1000
-        self._client = new_consumer(settings, fetch_wait_ms=_FETCH_WAIT_MS)
+        self.thread = ThreadPoolExecutor(1, "tidebook-kafka-consumer")
+        self.idle_since = 0.0
+        self._client: Any = None
         #: The assigned partition, or None.
         self.assigned: tuple[str, int] | None = None
         self.next_offset = -1
+        #: Topics whose leaders the client has asked for.
         self._known: set[str] = set()
         #: Messages that were consumed and not returned yet.
         self._buffered: Sequence[Message] = ()
-        metrics.count("kafka_consumer_opened", kind="read")
-        metrics.time("kafka_consumer_init", time.perf_counter() - began)
+
+    def fitness(self, wanted: LogSlice) -> int:
+        """Rate how well the consumer is positioned for a read; 3 is exactly at its start, 0 in another partition."""
+        if self.assigned != (wanted.topic, wanted.partition):
+            return 1 if self.assigned is None else 0
+        return 3 if self.next_offset == wanted.start else 2
 
     def read(self, wanted: LogSlice) -> RecordPage:
         """Return the next page of the slice; `stop` must not be after the end of the partition."""
-        if self.assigned != (wanted.topic, wanted.partition) or self.next_offset != wanted.start:
-            self._assign(wanted, wanted.start)
+        try:
+            if self.assigned != (wanted.topic, wanted.partition) or self.next_offset != wanted.start:
+                self._assign(wanted, wanted.start)
+            return self._read_page(wanted)
+        except NotFound:  # a client may keep this answer long after the topic was created again
+            self.close()
+            raise
+
+    def _read_page(self, wanted: LogSlice) -> RecordPage:
         try:
             page = _Page(wanted)
             deadline = time.monotonic() + self._timeout_s
@@ -102,12 +116,21 @@ class SliceReader:
             self.assigned, self._buffered = None, ()
 
     def close(self) -> None:
-        """Close the client."""
-        self._client.close()
+        """Close the client; the next read connects again."""
+        client, self._client = self._client, None
+        if client is not None:
+            self.assigned, self._buffered = None, ()
+            self._known.clear()
+            client.close()
+            self._metrics.count("kafka_consumer_closed", kind="read")
 
     def _assign(self, wanted: LogSlice, offset: int) -> None:
         """Assign the slice's partition at `offset`, and nothing else."""
         began = time.perf_counter()
+        if self._client is None:
+            self._client = new_consumer(self._settings, fetch_wait_ms=_FETCH_WAIT_MS)
+            self._metrics.count("kafka_consumer_opened", kind="read")
+            self._metrics.time("kafka_consumer_init", time.perf_counter() - began)
         self._buffered = ()
         try:
             if self.assigned is not None:
@@ -136,7 +159,7 @@ class SliceReader:
                 self._metrics.time("kafka_consumer_poll", time.perf_counter() - began)
                 return [message, *(self._client.consume(count - 1, 0) if count > 1 else ())]
             if time.monotonic() > deadline:
-                if page.advanced:
+                if page.next_offset > page.wanted.start:
                     return ()
                 raise Unavailable(
                     f"reading {page.wanted}: Kafka sent nothing for {self._timeout_s:g} s: try again later"
@@ -205,8 +228,6 @@ class SliceReader:
 class _Page:
     """A page while it is being filled."""
 
-    __slots__ = ("_bytes", "_scanned", "full", "next_offset", "records", "wanted")
-
     def __init__(self, wanted: LogSlice) -> None:
         self.wanted = wanted
         self.records: list[Record] = []
@@ -220,10 +241,6 @@ class _Page:
         """Return how many more messages the page may need."""
         left = self.wanted.stop - self.next_offset
         return left if self.wanted.key is not None else min(left, self.wanted.limit - len(self.records))
-
-    @property
-    def advanced(self) -> bool:
-        return self.next_offset > self.wanted.start
 
     def take(self, messages: Sequence[Message]) -> int:
         """Add messages until the page is full or one of them is an event; return how many were taken."""
@@ -276,24 +293,6 @@ def log_lost(topic: str, partition: int, wanted: int, low: int, high: int) -> Lo
     return LogLost(topic=topic, partition=partition, first=first, last=last, remedy=remedy)
 
 
-class _PooledConsumer:
-    """A consumer, its thread, and since when it is idle."""
-
-    __slots__ = ("idle_since", "paused", "reader", "thread")
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, "tidebook-kafka-consumer")
-        self.reader: SliceReader | None = None
-        self.idle_since = 0.0
-        self.paused = True
-
-    def fitness(self, wanted: LogSlice) -> int:
-        """Rate how well the consumer is positioned for a read; 3 is exactly at its start, 0 in another partition."""
-        if self.reader is None or self.reader.assigned != (wanted.topic, wanted.partition):
-            return 1 if self.reader is None or self.reader.assigned is None else 0
-        return 3 if self.reader.next_offset == wanted.start else 2
-
-
 class ConsumerPool:
     """Opens consumers for reads on demand, and closes those that are idle."""
 
@@ -301,7 +300,7 @@ class ConsumerPool:
         self._settings = settings
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._idle: list[_PooledConsumer] = []
+        self._idle: list[SliceReader] = []
         self._count = 0
         self._free = asyncio.Semaphore(settings.consumers_max)
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -315,17 +314,22 @@ class ConsumerPool:
                 await self._free.acquire()
         except TimeoutError as error:
             raise Unavailable(f"reading {wanted}: all {self._settings.consumers_max} consumers are busy") from error
-        pooled = self._acquire(wanted)
-        reading = self._loop.run_in_executor(pooled.thread, self._read, pooled, wanted)
+        best = max(self._idle, key=lambda reader: reader.fitness(wanted), default=None)
+        if best is None or (best.fitness(wanted) == 0 and self._count < self._settings.consumers_max):
+            self._count += 1
+            best = SliceReader(self._settings, self._metrics)
+        else:
+            self._idle.remove(best)
+        reading = self._loop.run_in_executor(best.thread, best.read, wanted)
         # If the reader is cancelled, its consumer stays busy until the read ends, and then returns to the pool.
-        reading.add_done_callback(partial(self._release, pooled))
+        reading.add_done_callback(partial(self._release, best))
         return await asyncio.shield(reading)
 
     def forget(self, topic: str) -> None:
         """Unassign the topic: it is or was deleted, so no consumer may continue at its offset."""
-        for pooled in self._idle:
-            if pooled.reader is not None and pooled.reader.assigned is not None and pooled.reader.assigned[0] == topic:
-                self._run_in_thread(pooled, pooled.reader.pause)
+        for reader in self._idle:
+            if reader.assigned is not None and reader.assigned[0] == topic:
+                self._run_in_thread(reader, reader.pause)
 
     async def close(self) -> None:
         """Wait for the reads in progress, then close every consumer."""
@@ -334,36 +338,16 @@ class ConsumerPool:
             self._sweep_timer.cancel()
         for _ in range(self._settings.consumers_max):
             await self._free.acquire()
-        for pooled in self._idle:
-            self._close(pooled)
+        for reader in self._idle:
+            self._close(reader)
         self._idle.clear()
         self._count = 0
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _acquire(self, wanted: LogSlice) -> _PooledConsumer:
-        best = max(self._idle, key=lambda pooled: pooled.fitness(wanted), default=None)
-        if best is None or (best.fitness(wanted) == 0 and self._count < self._settings.consumers_max):
-            self._count += 1
-            return _PooledConsumer()
-        self._idle.remove(best)
-        return best
-
-    def _read(self, pooled: _PooledConsumer, wanted: LogSlice) -> RecordPage:
-        reader = pooled.reader
-        if reader is None:
-            reader = pooled.reader = SliceReader(self._settings, self._metrics)
-        try:
-            return reader.read(wanted)
-        except NotFound:  # a client may keep this answer long after the topic was created again
-            pooled.reader = None
-            self._close_reader(reader)
-            raise
-
-    def _release(self, pooled: _PooledConsumer, reading: asyncio.Future[RecordPage]) -> None:
+    def _release(self, reader: SliceReader, reading: asyncio.Future[RecordPage]) -> None:
         ignore_failure(reading)  # the caller may have been cancelled
-        pooled.idle_since = self._loop.time()
-        pooled.paused = False
-        self._idle.append(pooled)
+        reader.idle_since = self._loop.time()
+        self._idle.append(reader)
         if self._sweep_timer is None and not self._closed:
             self._sweep_timer = self._loop.call_later(_PAUSE_AFTER_S, self._sweep)
         self._free.release()
@@ -372,27 +356,21 @@ class ConsumerPool:
         """Pause the consumers that are idle, and close those that are idle for long."""
         now = self._loop.time()
         self._sweep_timer = None
-        for pooled in list(self._idle):
-            if now - pooled.idle_since >= self._settings.consumer_idle_ms / 1000:
-                self._idle.remove(pooled)
+        for reader in list(self._idle):
+            if now - reader.idle_since >= self._settings.consumer_idle_ms / 1000:
+                self._idle.remove(reader)
                 self._count -= 1
-                self._close(pooled)
-            elif not pooled.paused and now - pooled.idle_since >= _PAUSE_AFTER_S and pooled.reader is not None:
-                pooled.paused = True
-                self._run_in_thread(pooled, pooled.reader.pause)
+                self._close(reader)
+            elif reader.assigned is not None and now - reader.idle_since >= _PAUSE_AFTER_S:
+                self._run_in_thread(reader, reader.pause)
         if self._idle:
             self._sweep_timer = self._loop.call_later(_PAUSE_AFTER_S, self._sweep)
 
-    def _close(self, pooled: _PooledConsumer) -> None:
-        if pooled.reader is not None:
-            self._run_in_thread(pooled, partial(self._close_reader, pooled.reader))
-        pooled.thread.shutdown(wait=False)
+    def _close(self, reader: SliceReader) -> None:
+        self._run_in_thread(reader, reader.close)
+        reader.thread.shutdown(wait=False)
 
-    def _close_reader(self, reader: SliceReader) -> None:
-        reader.close()
-        self._metrics.count("kafka_consumer_closed", kind="read")
-
-    def _run_in_thread(self, pooled: _PooledConsumer, call: Callable[[], None]) -> None:
-        task = self._loop.run_in_executor(pooled.thread, call)
+    def _run_in_thread(self, reader: SliceReader, call: Callable[[], None]) -> None:
+        task = self._loop.run_in_executor(reader.thread, call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
