@@ -88,7 +88,7 @@ class SliceReader:
 
     def _read_page(self, wanted: LogSlice) -> RecordPage:
         try:
-            page = _Page(wanted)
+            page = SlicePage(wanted)
             deadline = time.monotonic() + self._timeout_s
             while not page.full:
                 messages = self._buffered or self._poll(page, deadline)
@@ -146,7 +146,7 @@ class SliceReader:
         self.assigned, self.next_offset = (wanted.topic, wanted.partition), offset
         self._metrics.time("kafka_consumer_seek", time.perf_counter() - began)
 
-    def _poll(self, page: _Page, deadline: float) -> Sequence[Message]:
+    def _poll(self, page: SlicePage, deadline: float) -> Sequence[Message]:
         """Return the messages that are there, or wait for the first one; return none if the page may end here."""
         count = min(_CONSUME_RECORDS_MAX, page.room)
         messages: list[Message] = self._client.consume(count, 0)
@@ -165,7 +165,7 @@ class SliceReader:
                     f"reading {page.wanted}: Kafka sent nothing for {self._timeout_s:g} s: try again later"
                 )
 
-    def _ends_page(self, event: Message, page: _Page, deadline: float) -> bool:
+    def _ends_page(self, event: Message, page: SlicePage, deadline: float) -> bool:
         """Return whether an event in the stream ends the page; raise if it is an error."""
         wanted = page.wanted
         error: KafkaError = event.error()
@@ -190,7 +190,7 @@ class SliceReader:
             )
         return False  # a reconnect, or the deadline, resolves it
 
-    def _check_range(self, page: _Page, deadline: float) -> None:
+    def _check_range(self, page: SlicePage, deadline: float) -> None:
         """Raise LogLost if the page's next offset is outside the log; else assign it again and continue.
 
         librdkafka may deliver the event of a position that was left by an assign, and stops fetching in either case.
@@ -225,7 +225,7 @@ class SliceReader:
         return found is None or found[1] <= self.next_offset
 
 
-class _Page:
+class SlicePage:
     """A page while it is being filled."""
 
     def __init__(self, wanted: LogSlice) -> None:
@@ -262,7 +262,8 @@ class _Page:
                     self.full = True
                     break
                 size_bytes += size
-                records.append(record_of(message))
+                headers = tuple((name, value or b"") for name, value in message.headers() or ())
+                records.append(Record(offset, message.timestamp()[1], message.key(), value, headers))
             taken += 1
             next_offset = offset + 1
         self._bytes, self.next_offset = size_bytes, next_offset
@@ -270,18 +271,6 @@ class _Page:
         if next_offset >= stop or len(records) >= limit or self._scanned >= SCANNED_RECORDS_MAX:
             self.full = True
         return taken
-
-
-def record_of(message: Message) -> Record:
-    """Convert a message that is not an event to a record."""
-    headers = message.headers()
-    return Record(
-        message.offset(),
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        tuple((name, value or b"") for name, value in headers) if headers else (),
-    )
 
 
 def log_lost(topic: str, partition: int, wanted: int, low: int, high: int) -> LogLost:

@@ -411,6 +411,8 @@ class KafkaProducer:
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._metadata_executor.shutdown)
         self._bridge.close()
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
         self.thread_polls = False
         clients = [self._client, *self._retired]
         await self._drain(_PURGE_S, clients)
