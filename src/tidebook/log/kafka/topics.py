@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -128,8 +128,8 @@ class Topics:
             NewTopic(topic, partitions, self._settings.replication or -1, config=config),
             f"making topic {topic}",
         )
-        create = partial(self._client.create_topics, [new], **self._timeout)
-        await self._ask(doing, create, KafkaError.TOPIC_ALREADY_EXISTS)
+        exists = KafkaError.TOPIC_ALREADY_EXISTS
+        await self._ask(doing, lambda: self._client.create_topics([new], **self._timeout), exists)
         async with _deadline(self._timeout_s, doing):
             while (found := await self._describe(topic)) is None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
@@ -140,7 +140,7 @@ class Topics:
     async def delete(self, topic: str) -> None:
         """Delete the topic, and return when the broker no longer lists it."""
         doing = f"deleting topic {topic}"
-        await self._ask(doing, partial(self._client.delete_topics, [topic], **self._timeout))
+        await self._ask(doing, lambda: self._client.delete_topics([topic], **self._timeout))
         async with _deadline(self._timeout_s, doing):
             while await self._describe(topic) is not None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
@@ -149,21 +149,28 @@ class Topics:
         """Delete the records below `before` (DeleteRecords)."""
         at = TopicPartition(topic, partition, before)
         doing = f"truncating {topic}/{partition} before {before}"
-        await self._ask(doing, partial(self._client.delete_records, [at], **self._timeout))
+        await self._ask(doing, lambda: self._client.delete_records([at], **self._timeout))
 
     async def _describe(self, topic: str) -> tuple[TopicState, dict[str, str]] | None:
         doing, resource = f"looking for topic {topic}", ConfigResource(ConfigResource.Type.TOPIC, topic)
-        describe: Any = partial(self._client.describe_topics, TopicCollection([topic]), **self._timeout)
-        if (described := await self._ask(doing, describe, *UNKNOWN_TOPIC)) is None:
+        described = await self._ask(
+            doing, lambda: self._client.describe_topics(TopicCollection([topic]), **self._timeout), *UNKNOWN_TOPIC
+        )
+        if described is None:
             return None
-        describe = partial(self._client.describe_configs, [resource], **self._timeout)
-        if (entries := await self._ask(doing, describe, *UNKNOWN_TOPIC)) is None:
+        entries = await self._ask(
+            doing, lambda: self._client.describe_configs([resource], **self._timeout), *UNKNOWN_TOPIC
+        )
+        if entries is None:
             return None
         state = TopicState(topic, str(described.topic_id), len(described.partitions))
         return state, {name: str(entry.value) for name, entry in entries.items()}
 
     async def _ask(self, doing: str, ask: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
-        """Return the only result of a request, or None after an ignored error; retry while a leader is elected."""
+        """Return the only result of a request, or None after an ignored error; retry while a leader is elected.
+
+        `ask` must not hold the client: the traceback of an error may keep it until a garbage collection.
+        """
         async with _deadline(self._timeout_s, doing):
             while True:
                 futures = ask()  # the client requires that a future stays in the map
