@@ -141,9 +141,7 @@ def _from_url(url: str) -> dict[str, Any]:
     given: dict[str, Any] = dict(parse_qsl(parts.query))
     if "password" in given:
         raise InvalidInput("a password is no option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
-    given["servers"] = tuple(server if _has_port(server) else f"{server}:{PORT}" for server in servers)
+    given["servers"] = tuple(
+        server if server.rpartition("]")[2].count(":") == 1 else f"{server}:{PORT}" for server in servers
+    )
     return given | read_user(user_info)
-
-
-def _has_port(server: str) -> bool:
-    return server.rpartition("]")[2].count(":") == 1

@@ -9,6 +9,8 @@ it finds no report; then it is the thread's turn again. Only one of them polls a
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -26,7 +28,6 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, To
 from tidebook.kafka.client import LOGGER, connect, producer_config
 from tidebook.kafka.errors import TOO_LARGE, not_acknowledged, not_sent
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.loop_bridge import LoopBridge
 from tidebook.log.port import Acknowledged, AcknowledgedBatch, OnSent, OnSentMany, Outgoing, RecordColumns
 from tidebook.runtime.metrics import Metrics
 
@@ -45,6 +46,56 @@ _DRAIN_POLL_S = 0.002
 BATCH_BYTES = 1_000_000
 
 _error_of, _value_of, _offset_of, _time_of = Message.error, Message.value, Message.offset, Message.timestamp
+
+
+class LoopBridge:
+    """Runs calls from any thread in one event loop, in order, at half the cost of `call_soon_threadsafe`.
+
+    That wakes the loop through a socket pair (one send, two receives) and runs the call in the next iteration. An
+    eventfd needs one write and one read, and the calls run in the iteration that was woken.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._eventfd = -1
+        if sys.platform == "linux":  # elsewhere there is no eventfd
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._loop.add_reader(self._eventfd, self._on_wakeup)
+
+    def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
+        """Run this call in the loop; thread-safe. Return False if the loop is closed."""
+        if self._loop.is_closed():
+            return False
+        self._calls.append((call, args))
+        try:
+            if self._eventfd >= 0:
+                os.eventfd_write(self._eventfd, 1)
+            else:
+                self._loop.call_soon_threadsafe(self._run_calls)
+        except (RuntimeError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Run the remaining calls and close the eventfd; call it in the loop, when no thread can call any more."""
+        self._run_calls()
+        if self._eventfd >= 0:
+            self._loop.remove_reader(self._eventfd)
+            os.close(self._eventfd)
+            self._eventfd = -1
+
+    def _on_wakeup(self) -> None:
+        os.eventfd_read(self._eventfd)
+        self._run_calls()
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            call, args = self._calls.popleft()
+            try:
+                call(*args)
+            except Exception as error:  # like the loop itself: one failing call must not prevent the next
+                self._loop.call_exception_handler({"message": "a call from a thread failed", "exception": error})
 
 
 class Delivery(msgspec.Struct, gc=False):
