@@ -16,7 +16,7 @@ from tidebook.log.kafka import producer as producing
 from tidebook.log.kafka.consumer_pool import LogSlice, SliceReader
 from tidebook.log.kafka.log import KafkaLog
 from tidebook.log.kafka.producer import KafkaProducer
-from tidebook.log.kafka.topics import KafkaTopic
+from tidebook.log.kafka.topics import KafkaTopic, Topics
 from tidebook.log.port import Acknowledged, Outgoing, RecordColumns, TopicState
 from tidebook.runtime.metrics import Metrics
 
@@ -156,3 +156,10 @@ def test_a_permanent_consumer_error_is_raised_at_once_with_its_cause(
     with pytest.raises(kind, match=told):
         reader.read(LogSlice("t", 0, 0, 5, None, 10, 10**6))
     assert time.monotonic() - began < 0.9
+
+
+async def test_after_closing_no_request_of_an_earlier_call_connects_again() -> None:
+    topics = Topics(KafkaSettings(servers=("h:1",)))
+    await topics.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await topics.find("t")

@@ -93,6 +93,7 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
+        self._closed = False
         #: The last authentication or authorization error of the client, and when it occurred.
         self._refusal: tuple[KafkaError, float] | None = None
         self._timeout_s = settings.request_timeout_ms / 1000
@@ -100,6 +101,8 @@ class Topics:
 
     @cached_property
     def _client(self) -> AdminClient:
+        if self._closed:
+            raise Unavailable("this log is closed: open it again")
         return connect(AdminClient, common_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -204,6 +207,7 @@ class Topics:
 
     async def close(self) -> None:
         """Close the client."""
+        self._closed = True
         clients = [self.__dict__.pop("_client", None)]
         await asyncio.to_thread(clients.clear)  # in a thread, because freeing the client waits for its threads
 
