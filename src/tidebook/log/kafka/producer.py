@@ -370,13 +370,12 @@ class KafkaProducer:
             self._reject(delivery, error)
             self._metrics.count("kafka_send_failed", error="Unavailable")
 
-    def _take_turn(self) -> None:
-        """Poll in the loop: the thread waits now."""
-        self.thread_polls = False
-        self._poll_in_loop()
-
     def _poll_in_loop(self) -> None:
-        """Handle all reports, and poll again in the next iteration; if there are none, it is the thread's turn."""
+        """Handle all reports, and poll again in the next iteration; if there are none, it is the thread's turn.
+
+        The thread calls this through the bridge when it has reports, and then waits.
+        """
+        self.thread_polls = False
         before = self.in_flight
         reports, self.reports = self.reports, []
         for delivery, error, message in reports:
@@ -487,7 +486,7 @@ class KafkaProducer:
             client = self._client
             self._poll(client, _POLL_S)
             if self.reports or self._retired:
-                if not self._bridge.call_in_loop(self._take_turn):
+                if not self._bridge.call_in_loop(self._poll_in_loop):
                     return
                 while not self._thread_may_poll.acquire(timeout=_LOOP_CHECK_S):
                     if self._loop.is_closed():
