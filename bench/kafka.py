@@ -50,7 +50,7 @@ asyncio.run(main())
 TARGETS = {
     "appends_256_vs_best_async_client": 1.0,
     "append_many_vs_produce_loop": 0.6,
-    "append_unconfirmed_p50_vs_produce": 1.3,
+    "append_unconfirmed_p50_vs_produce": 1.5,
     "append_confirmed_p50_vs_produce": 3.0,
     "read_1k_vs_driver": 1.5,
     "read_100k_vs_driver": 1.3,

@@ -42,6 +42,8 @@ REFUSED = frozenset(
         KafkaError._SSL,
     }
 )
+#: The leader rejects such a record on every attempt, so it is not in the log. A permission that was revoked or a topic
+#: that was deleted says nothing about an earlier attempt whose acknowledgement was lost.
 _INVALID = frozenset(
     {
         KafkaError.TOPIC_EXCEPTION,
@@ -55,9 +57,6 @@ _INVALID = frozenset(
         KafkaError._INVALID_ARG,
     }
 )
-#: The leader rejects such a record on every attempt, so it is not in the log. A permission that was revoked or a topic
-#: that was deleted says nothing about an earlier attempt whose acknowledgement was lost.
-_NEVER_WRITTEN = _INVALID
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
@@ -87,7 +86,7 @@ def not_sent(error: KafkaException | KafkaError, topic: str, partition: int) -> 
 
 def not_acknowledged(error: KafkaError, topic: str, partition: int) -> TidebookError:
     """Return the error of a record that the client accepted: only a rejection proves that it was not written."""
-    if error.code() in _NEVER_WRITTEN:
+    if error.code() in _INVALID:
         return not_sent(error, topic, partition)
     look = ""
     if error.code() in UNKNOWN_TOPIC:

@@ -107,8 +107,8 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         check_identity(self.password, self.password_file, self.cert_file, self.key_file)
         if self.requests_in_flight_max > 5:
             raise InvalidInput("requests_in_flight_max may be 5: a broker tells repetitions apart only so far back")
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
+        for name in self.__struct_fields__:
+            if name.endswith(("_max", "_timeout_ms", "_idle_ms")) and getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1")
 
     @property
@@ -130,21 +130,6 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidInput(f"password_file {self.password_file}: {type(error).__name__}") from error
 
 
-_AT_LEAST_ONE = (
-    "batch_bytes_max",
-    "requests_in_flight_max",
-    "in_flight_records_max",
-    "in_flight_bytes_max",
-    "send_timeout_ms",
-    "request_timeout_ms",
-    "consumers_max",
-    "consumer_idle_ms",
-    "prefetch_bytes_max",
-    "tail_bytes_max",
-    "tail_idle_ms",
-)
-
-
 def _from_url(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme != "kafka":
@@ -156,9 +141,7 @@ def _from_url(url: str) -> dict[str, Any]:
     given: dict[str, Any] = dict(parse_qsl(parts.query))
     if "password" in given:
         raise InvalidInput("a password is no option of a URL: use password_file, or TIDEBOOK_LOG_PASSWORD")
-    given["servers"] = tuple(server if _has_port(server) else f"{server}:{PORT}" for server in servers)
+    given["servers"] = tuple(
+        server if server.rpartition("]")[2].count(":") == 1 else f"{server}:{PORT}" for server in servers
+    )
     return given | read_user(user_info)
-
-
-def _has_port(server: str) -> bool:
-    return server.rpartition("]")[2].count(":") == 1

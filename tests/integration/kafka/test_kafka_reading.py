@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from tests.integration.kafka.conftest import OpenKafkaLog, kafka_clients
 from tidebook.core.errors import LogLost, TidebookError
 from tidebook.log.kafka import KafkaLog
-from tidebook.log.kafka.slice_reader import LogSlice, SliceReader
+from tidebook.log.kafka.consumer_pool import LogSlice, SliceReader
 from tidebook.log.port import Acknowledged, Outgoing, Record, read_all
 from tidebook.runtime.metrics import Metrics
 

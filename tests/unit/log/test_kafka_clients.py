@@ -11,12 +11,12 @@ from confluent_kafka import KafkaError
 
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
 from tidebook.kafka.settings import KafkaSettings
+from tidebook.log.kafka import consumer_pool as reading
 from tidebook.log.kafka import producer as producing
-from tidebook.log.kafka import slice_reader as reading
+from tidebook.log.kafka.consumer_pool import LogSlice, SliceReader
 from tidebook.log.kafka.log import KafkaLog
 from tidebook.log.kafka.producer import KafkaProducer
-from tidebook.log.kafka.slice_reader import LogSlice, SliceReader
-from tidebook.log.kafka.topics import KafkaTopic
+from tidebook.log.kafka.topics import KafkaTopic, Topics
 from tidebook.log.port import Acknowledged, Outgoing, RecordColumns, TopicState
 from tidebook.runtime.metrics import Metrics
 
@@ -51,9 +51,9 @@ async def test_records_keep_their_order_while_a_topic_is_looked_up_twice(monkeyp
     """A read that met a broker just started looks the topic up again; a record sent meanwhile looks for itself."""
     log = KafkaLog(KafkaSettings(servers=("h:1",)), metrics=Metrics())
     topics, taking = LookedUp(KafkaTopic(TopicState("t", "id", 1), 1000, 10**6)), Taking()
-    monkeypatch.setattr(log, "_topics", lambda: topics)
+    monkeypatch.setattr(log, "_topics", topics)
     monkeypatch.setattr(log, "_producer", lambda _: taking)
-    again = asyncio.create_task(log._refresh_topic("t", 0))
+    again = asyncio.create_task(log._topic_of("t", 0))
     await asyncio.sleep(0)
     log.send(Outgoing("t", 0, b"k", b"1"), print)
     await asyncio.sleep(0)
@@ -156,3 +156,10 @@ def test_a_permanent_consumer_error_is_raised_at_once_with_its_cause(
     with pytest.raises(kind, match=told):
         reader.read(LogSlice("t", 0, 0, 5, None, 10, 10**6))
     assert time.monotonic() - began < 0.9
+
+
+async def test_after_closing_no_request_of_an_earlier_call_connects_again() -> None:
+    topics = Topics(KafkaSettings(servers=("h:1",)))
+    await topics.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await topics.find("t")

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from tidebook.log.kafka.loop_bridge import LoopBridge
+from tidebook.log.kafka.producer import LoopBridge
 
 
 async def test_calls_of_a_thread_run_in_the_loop_in_their_order() -> None:

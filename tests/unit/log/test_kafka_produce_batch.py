@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
-from tidebook.log.kafka import produce_batch as run_module
-from tidebook.log.kafka.produce_batch import ProduceBatch, produce_batches
+from tidebook.log.kafka import producer as producing
+from tidebook.log.kafka.producer import ProduceBatch, split_columns
 from tidebook.log.port import Acknowledged, Outgoing, RecordColumns
 
 
@@ -24,29 +24,42 @@ class Report(Message):
         super().__init__("t", 3, offset, key, value, error=error, timestamp=(1, 1000 + offset))
 
 
+class Sender:
+    """The producer, as a batch sees it."""
+
+    thread_polls = False
+    in_flight = 0
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+
+    def delivery_error(self, record: Outgoing, error: KafkaError | None) -> TidebookError:
+        return Unavailable(f"{record.value!r}") if error is not None else OutcomeUnknown(f"{record.value!r}")
+
+    def callback_failed(self, error: Exception) -> None:
+        self.failures.append(error)
+
+
+def batch(sender: Any, values: Sequence[bytes], on_sent: Any) -> ProduceBatch:
+    columns = RecordColumns("t", [3] * len(values), [b"k"] * len(values), list(values))
+    return ProduceBatch(sender, columns, 3, range(len(values)), on_sent, 0.0)
+
+
 class Told:
-    """The results of the senders, and when the batch was completed."""
+    """The results of the senders of a batch."""
 
-    def __init__(self, values: Sequence[bytes], places: Sequence[int] | None = None) -> None:
+    def __init__(self, values: Sequence[bytes]) -> None:
         self.results: dict[int, Acknowledged | TidebookError] = {}
-        self.done: list[ProduceBatch] = []
-        many = RecordColumns("t", [3] * len(values), [b"k"] * len(values), list(values))
-        self.run = ProduceBatch(many, 3, places or range(len(values)), self._take, self.done.append, 0.0)
+        self.batch = batch(Sender(), values, self._take)
 
-    def _take(self, places: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
-        self.results |= dict(zip(places, results, strict=True))
+    def _take(self, indexes: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
+        self.results |= dict(zip(indexes, results, strict=True))
 
     def report(self, *reports: Report) -> dict[int, Any]:
         for each in reports:
-            assert self.done == []
-            self.run.report(each.error(), each)
-        [run] = self.done
-        run.resolve_reported(undelivered)
+            assert self.results == {}
+            self.batch(each.error(), each)
         return self.results
-
-
-def undelivered(record: Outgoing, error: KafkaError | None) -> TidebookError:
-    return Unavailable(f"{record.value!r}") if error is not None else OutcomeUnknown(f"{record.value!r}")
 
 
 FAILED = KafkaError(KafkaError._MSG_TIMED_OUT)
@@ -88,14 +101,15 @@ def test_of_equal_records_one_failed() -> None:
 @pytest.mark.parametrize("refused_first", [True, False])
 def test_a_record_that_the_client_rejects_has_its_own_error(refused_first: bool) -> None:
     told, refusal = Told([b"a", b"a", b"c"]), Unavailable("full")
-    told.run.produced = 1
+    told.batch.produced = 1
     if refused_first:
-        assert not told.run.reject(refusal)
-    told.run.report(None, Report(b"a", 4))
-    told.run.report(None, Report(b"c", 5))
-    assert len(told.done) == refused_first
-    assert refused_first or told.run.reject(refusal)
-    told.run.resolve_reported(undelivered)
+        told.batch.reject(refusal)
+    told.batch(None, Report(b"a", 4))
+    assert told.results == {}
+    told.batch(None, Report(b"c", 5))
+    if not refused_first:
+        assert told.results == {}
+        told.batch.reject(refusal)
     assert told.results == {0: Acknowledged(3, 4, 1004), 1: refusal, 2: Acknowledged(3, 5, 1005)}
 
 
@@ -107,13 +121,11 @@ def test_a_resolved_batch_is_freed_at_once() -> None:
 
     heard = Heard()
     gone = weakref.ref(heard)
-    done: list[ProduceBatch] = []
-    run = ProduceBatch(RecordColumns("t", [0], [b"k"], [b"a"]), 0, (0,), heard.take, done.append, 0.0)
+    each = batch(Sender(), [b"a"], heard.take)
     gc.disable()
     try:
-        run.report(None, Report(b"a", 4))
-        done.pop().resolve_reported(undelivered)
-        del run, heard
+        each(None, Report(b"a", 4))
+        del each, heard
         assert gone() is None
     finally:
         gc.enable()
@@ -122,27 +134,24 @@ def test_a_resolved_batch_is_freed_at_once() -> None:
 def test_a_failing_callback_costs_no_other_sender_its_result() -> None:
     heard: list[int] = []
 
-    def take(places: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:
-        if 0 in places:
+    def take(indexes: Sequence[int], _: Sequence[Acknowledged | TidebookError]) -> None:
+        if 0 in indexes:
             raise RuntimeError("mine")
-        heard.extend(places)
+        heard.extend(indexes)
 
-    run = ProduceBatch(
-        RecordColumns("t", [0, 0], [b"k"] * 2, [b"a", b"b"]), 0, (0, 1), take, list[ProduceBatch]().append, 0.0
-    )
-    run.report(FAILED, Report(b"a", -1, FAILED))
-    run.report(None, Report(b"b", 4))
-    with pytest.raises(RuntimeError, match="mine"):
-        run.resolve_reported(undelivered)
+    each = batch(sender := Sender(), [b"a", b"b"], take)
+    each(FAILED, Report(b"a", -1, FAILED))
+    each(None, Report(b"b", 4))
     assert heard == [1]
+    assert [str(error) for error in sender.failures] == ["mine"]
 
 
 def test_a_batch_is_of_one_partition_in_order_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "BATCH_BYTES", 25)
+    monkeypatch.setattr(producing, "BATCH_BYTES", 25)
     many = RecordColumns("t", [0, 1, 0, 0, 1, 0], [b"k"] * 6, [b"x" * 10] * 6)
-    assert list(produce_batches(many)) == [(0, [0, 2]), (0, [3, 5]), (1, [1, 4])]
-    assert list(produce_batches(RecordColumns("t", [0, 0], [b"k"] * 2, [b"x" * 1000] * 2))) == [(0, [0]), (0, [1])]
-    assert list(produce_batches(RecordColumns("t", [], [], []))) == []
+    assert list(split_columns(many)) == [(0, [0, 2]), (0, [3, 5]), (1, [1, 4])]
+    assert list(split_columns(RecordColumns("t", [0, 0], [b"k"] * 2, [b"x" * 1000] * 2))) == [(0, [0]), (0, [1])]
+    assert list(split_columns(RecordColumns("t", [], [], []))) == []
 
 
 @pytest.mark.parametrize("count", [31, 32, 33, 64, 100])
@@ -161,12 +170,12 @@ def test_a_client_that_stops_in_the_midst_is_given_the_rest_later() -> None:
     told, given = Told([b"a", b"b", b"c"]), list[bytes]()
 
     def produce(_: str, value: bytes, *__: object) -> None:
-        if len(given) == 1 and told.run.produced == 0:
+        if len(given) == 1 and told.batch.produced == 0:
             raise BufferError
         given.append(value)
 
     with pytest.raises(BufferError):
-        told.run.produce_all(produce)
-    assert told.run.produced == 1
-    told.run.produce_all(produce)
-    assert (told.run.produced, given) == (3, [b"a", b"b", b"c"])
+        told.batch.produce_rest(produce)
+    assert told.batch.produced == 1
+    told.batch.produce_rest(produce)
+    assert (told.batch.produced, given) == (3, [b"a", b"b", b"c"])

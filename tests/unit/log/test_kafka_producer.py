@@ -13,7 +13,6 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka import produce_batch as running
 from tidebook.log.kafka import producer as producing
 from tidebook.log.kafka.producer import KafkaProducer
 from tidebook.log.port import Acknowledged, RecordColumns
@@ -87,9 +86,8 @@ class Outcomes:
 
     async def close(self) -> None:
         """Every record has a result, and none is counted as in flight."""
-        producer = self.producer
-        assert (producer._in_flight, producer._in_flight_bytes, producer._batches_in_flight) == (0, 0, 0)
-        await producer.close()
+        assert self.producer.in_flight == 0
+        await self.producer.close()
 
 
 async def test_one_record_of_a_batch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +110,7 @@ async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeyp
         raise SystemError("from within the client")
 
     monkeypatch.setattr(Report, "timestamp", unreadable)
-    monkeypatch.setattr(running, "_time_of", unreadable)
+    monkeypatch.setattr(producing, "_time_of", unreadable)
     outcomes = Outcomes(monkeypatch, Client())
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [OutcomeUnknown, OutcomeUnknown]
     await outcomes.close()
@@ -180,15 +178,23 @@ async def test_of_a_partly_accepted_batch_only_the_rest_expires(
     await outcomes.close()
 
 
-@pytest.mark.parametrize("bound", [{"in_flight_records_max": 5}, {"in_flight_bytes_max": 5 * 4096 + 400}])
-async def test_a_batch_waits_until_there_is_room_for_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, bound: dict[str, int]
+class Bounded(Client):
+    """Takes four records, and no more until it is polled."""
+
+    def produce(self, topic: str, value: bytes, key: bytes, partition: int, on_delivery: Any) -> None:
+        if len(self._taken) == 4:
+            raise BufferError
+        super().produce(topic, value, key, partition, on_delivery)
+
+
+async def test_batches_keep_their_order_through_a_client_that_has_no_room_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = Client()
-    outcomes = Outcomes(monkeypatch, client, **bound)
-    values = [[b"%d-%d" % (run, n) for n in range(3)] for run in range(10)]
-    told = await asyncio.gather(*(outcomes.send(*run) for run in values))
-    assert [each for run in told for each in run] == [Acknowledged(0, n, 1000) for n in range(30)]
-    assert client.values == [value for run in values for value in run]
-    assert client.in_flight_most == 3
+    client = Bounded()
+    outcomes = Outcomes(monkeypatch, client)
+    values = [[b"%d-%d" % (batch, n) for n in range(3)] for batch in range(10)]
+    told = await asyncio.gather(*(outcomes.send(*batch) for batch in values))
+    assert [each for batch in told for each in batch] == [Acknowledged(0, n, 1000) for n in range(30)]
+    assert client.values == [value for batch in values for value in batch]
+    assert client.in_flight_most == 4
     await outcomes.close()

@@ -1,38 +1,285 @@
-"""A bounded pool of consumers; a read that continues gets the consumer that is already at its offset."""
+"""Reads of slices of partitions, with a bounded pool of consumers.
+
+A read that continues gets the consumer that is already at its offset.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
-from tidebook.core.errors import NotFound, Unavailable
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from tidebook.core.errors import Corrupt, LogLost, NotFound, Unavailable
+from tidebook.kafka.client import new_consumer
+from tidebook.kafka.errors import DAMAGED, OUT_OF_RANGE, REFUSED, UNKNOWN_TOPIC, failed
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.slice_reader import LogSlice, SliceReader
-from tidebook.log.port import RecordPage
+from tidebook.log.port import Record, RecordPage
+from tidebook.runtime.futures import ignore_failure
 from tidebook.runtime.metrics import Metrics
 
 #: An idle consumer stops fetching after this time.
 _PAUSE_AFTER_S = 1.0
+#: Reads never wait for new records, so this only bounds how soon the consumer can be assigned elsewhere.
+_FETCH_WAIT_MS = 1
+#: Larger batches are slower.
+_CONSUME_RECORDS_MAX = 1000
+#: A read by key returns what it has after scanning this many records.
+SCANNED_RECORDS_MAX = 50_000
+_POLL_S = 1.0
+
+#: A `confluent_kafka.Message`; its stubs declare everything optional, which is true of events only.
+Message = Any
 
 
-class _PooledConsumer:
-    """A consumer, its thread, and since when it is idle."""
+class LogSlice(msgspec.Struct, frozen=True):
+    """The range of a partition that one read asks for, with its filter and limits."""
 
-    __slots__ = ("idle_since", "paused", "reader", "thread")
+    topic: str
+    partition: int
+    start: int
+    stop: int
+    key: bytes | None
+    limit: int
+    limit_bytes: int
 
-    def __init__(self) -> None:
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition} from {self.start}"
+
+
+class SliceReader:
+    """A consumer with its position and its thread, in which alone it is used; it connects at the first read."""
+
+    def __init__(self, settings: KafkaSettings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._timeout_s = settings.request_timeout_ms / 1000
         self.thread = ThreadPoolExecutor(1, "tidebook-kafka-consumer")
-        self.reader: SliceReader | None = None
         self.idle_since = 0.0
-        self.paused = True
+        self._client: Any = None
+        #: The assigned partition, or None.
+        self.assigned: tuple[str, int] | None = None
+        self.next_offset = -1
+        #: Topics whose leaders the client has asked for.
+        self._known: set[str] = set()
+        #: Messages that were consumed and not returned yet.
+        self._buffered: Sequence[Message] = ()
 
     def fitness(self, wanted: LogSlice) -> int:
         """Rate how well the consumer is positioned for a read; 3 is exactly at its start, 0 in another partition."""
-        if self.reader is None or self.reader.assigned != (wanted.topic, wanted.partition):
-            return 1 if self.reader is None or self.reader.assigned is None else 0
-        return 3 if self.reader.next_offset == wanted.start else 2
+        if self.assigned != (wanted.topic, wanted.partition):
+            return 1 if self.assigned is None else 0
+        return 3 if self.next_offset == wanted.start else 2
+
+    def read(self, wanted: LogSlice) -> RecordPage:
+        """Return the next page of the slice; `stop` must not be after the end of the partition."""
+        try:
+            if self.assigned != (wanted.topic, wanted.partition) or self.next_offset != wanted.start:
+                self._assign(wanted, wanted.start)
+            return self._read_page(wanted)
+        except NotFound:  # a client may keep this answer long after the topic was created again
+            self.close()
+            raise
+
+    def _read_page(self, wanted: LogSlice) -> RecordPage:
+        try:
+            page = SlicePage(wanted)
+            deadline = time.monotonic() + self._timeout_s
+            while not page.full:
+                messages = self._buffered or self._poll(page, deadline)
+                if not messages:
+                    break
+                taken = page.take(messages)
+                self._buffered = messages[taken:]
+                if taken < len(messages) and messages[taken].error() is not None:
+                    self._buffered = messages[taken + 1 :]
+                    if self._ends_page(messages[taken], page, deadline):
+                        break
+            self.next_offset = page.next_offset
+        except BaseException:
+            self.assigned = None  # its position is unknown now, so the next read must assign it again
+            raise
+        # A read of a single record is a lookup that is not continued, so prefetching after it would be wasted.
+        if wanted.limit == 1 or (not self._buffered and self._caught_up()):
+            self.pause()
+        return RecordPage(tuple(page.records), page.next_offset)
+
+    def pause(self) -> None:
+        """Stop fetching; the next read assigns a partition again."""
+        if self.assigned is not None:
+            self._client.unassign()
+            self.assigned, self._buffered = None, ()
+
+    def close(self) -> None:
+        """Close the client; the next read connects again."""
+        client, self._client = self._client, None
+        if client is not None:
+            self.assigned, self._buffered = None, ()
+            self._known.clear()
+            client.close()
+            self._metrics.count("kafka_consumer_closed", kind="read")
+
+    def _assign(self, wanted: LogSlice, offset: int) -> None:
+        """Assign the slice's partition at `offset`, and nothing else."""
+        began = time.perf_counter()
+        if self._client is None:
+            self._client = new_consumer(self._settings, fetch_wait_ms=_FETCH_WAIT_MS)
+            self._metrics.count("kafka_consumer_opened", kind="read")
+            self._metrics.time("kafka_consumer_init", time.perf_counter() - began)
+        self._buffered = ()
+        try:
+            if self.assigned is not None:
+                self._client.unassign()
+            if wanted.topic not in self._known:
+                # Without a request, a client refreshes the leader of a new topic only once a second.
+                self._client.list_topics(wanted.topic, timeout=self._timeout_s)
+                self._known.add(wanted.topic)
+            self._client.assign([TopicPartition(wanted.topic, wanted.partition, offset)])
+        except KafkaException as error:
+            self.assigned = None
+            raise failed(error, f"reading {wanted}") from error
+        self.assigned, self.next_offset = (wanted.topic, wanted.partition), offset
+        self._metrics.time("kafka_consumer_seek", time.perf_counter() - began)
+
+    def _poll(self, page: SlicePage, deadline: float) -> Sequence[Message]:
+        """Return the messages that are there, or wait for the first one; return none if the page may end here."""
+        count = min(_CONSUME_RECORDS_MAX, page.room)
+        messages: list[Message] = self._client.consume(count, 0)
+        if messages:
+            return messages
+        began = time.perf_counter()
+        while True:
+            message = self._client.poll(_POLL_S)
+            if message is not None:
+                self._metrics.time("kafka_consumer_poll", time.perf_counter() - began)
+                return [message, *(self._client.consume(count - 1, 0) if count > 1 else ())]
+            if time.monotonic() > deadline:
+                if page.next_offset > page.wanted.start:
+                    return ()
+                raise Unavailable(
+                    f"reading {page.wanted}: Kafka sent nothing for {self._timeout_s:g} s: try again later"
+                )
+
+    def _ends_page(self, event: Message, page: SlicePage, deadline: float) -> bool:
+        """Return whether an event in the stream ends the page; raise if it is an error."""
+        wanted = page.wanted
+        error: KafkaError = event.error()
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            if (event.topic(), event.partition()) != self.assigned:
+                return False
+            if event.offset() >= wanted.stop:  # only gaps up to stop
+                page.next_offset = wanted.stop
+                return True
+            _, high = self._watermarks(wanted)
+            return high <= page.next_offset
+        if code in OUT_OF_RANGE:
+            self._check_range(page, deadline)
+            return False
+        if code in UNKNOWN_TOPIC or code in REFUSED:
+            raise failed(error, f"reading {wanted}")
+        if code in DAMAGED:
+            raise Corrupt(
+                f"reading {wanted}: Kafka sent a batch at offset {page.next_offset} that is damaged ({error.str()}): "
+                "nothing after it can be read until the broker has an intact copy"
+            )
+        return False  # a reconnect, or the deadline, resolves it
+
+    def _check_range(self, page: SlicePage, deadline: float) -> None:
+        """Raise LogLost if the page's next offset is outside the log; else assign it again and continue.
+
+        librdkafka may deliver the event of a position that was left by an assign, and stops fetching in either case.
+        """
+        wanted, offset = page.wanted, page.next_offset
+        low, high = self._watermarks(wanted)
+        if not low <= offset <= high:
+            raise log_lost(wanted.topic, wanted.partition, offset, low, high)
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"reading {wanted}: Kafka says that offset {offset} is out of range, and that the log is from {low} "
+                f"to {high}, for {self._timeout_s:g} s: try again later"
+            )
+        self._metrics.count("kafka_consumer_assigned_again")
+        self._assign(wanted, offset)
+
+    def _watermarks(self, wanted: LogSlice) -> tuple[int, int]:
+        found: tuple[int, int] | None
+        try:
+            found = self._client.get_watermark_offsets(
+                TopicPartition(wanted.topic, wanted.partition), timeout=self._timeout_s
+            )
+        except KafkaException as error:
+            raise failed(error, f"reading {wanted}") from error
+        if found is None:
+            raise Unavailable(f"reading {wanted}: Kafka did not report the log's start and end in time")
+        return found
+
+    def _caught_up(self) -> bool:
+        assert self.assigned is not None
+        found: tuple[int, int] | None = self._client.get_watermark_offsets(TopicPartition(*self.assigned), cached=True)
+        return found is None or found[1] <= self.next_offset
+
+
+class SlicePage:
+    """A page while it is being filled."""
+
+    def __init__(self, wanted: LogSlice) -> None:
+        self.wanted = wanted
+        self.records: list[Record] = []
+        self.next_offset = wanted.start
+        self.full = False
+        self._bytes = 0
+        self._scanned = 0
+
+    @property
+    def room(self) -> int:
+        """Return how many more messages the page may need."""
+        left = self.wanted.stop - self.next_offset
+        return left if self.wanted.key is not None else min(left, self.wanted.limit - len(self.records))
+
+    def take(self, messages: Sequence[Message]) -> int:
+        """Add messages until the page is full or one of them is an event; return how many were taken."""
+        wanted, records = self.wanted, self.records
+        key, stop, limit, limit_bytes = wanted.key, wanted.stop, wanted.limit, wanted.limit_bytes
+        size_bytes, next_offset = self._bytes, self.next_offset
+        taken = 0
+        for message in messages:
+            if message.error() is not None:
+                break
+            offset = message.offset()
+            if offset >= stop:
+                next_offset = stop
+                break
+            if key is None or message.key() == key:
+                value = message.value()
+                size = len(value) if value is not None else 0
+                if len(records) >= limit or (records and size_bytes + size > limit_bytes):
+                    self.full = True
+                    break
+                size_bytes += size
+                headers = tuple((name, value or b"") for name, value in message.headers() or ())
+                records.append(Record(offset, message.timestamp()[1], message.key(), value, headers))
+            taken += 1
+            next_offset = offset + 1
+        self._bytes, self.next_offset = size_bytes, next_offset
+        self._scanned += taken
+        if next_offset >= stop or len(records) >= limit or self._scanned >= SCANNED_RECORDS_MAX:
+            self.full = True
+        return taken
+
+
+def log_lost(topic: str, partition: int, wanted: int, low: int, high: int) -> LogLost:
+    """Return the error for an offset below the start or after the end of the log."""
+    first, last, remedy = wanted, low - 1, "keep records longer than replication may take"
+    if wanted >= low:
+        first, last = high, wanted - 1
+        remedy = "the log ends before what was read of it: its topic was made again, or lost acknowledged records"
+    return LogLost(topic=topic, partition=partition, first=first, last=last, remedy=remedy)
 
 
 class ConsumerPool:
@@ -42,7 +289,7 @@ class ConsumerPool:
         self._settings = settings
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._idle: list[_PooledConsumer] = []
+        self._idle: list[SliceReader] = []
         self._count = 0
         self._free = asyncio.Semaphore(settings.consumers_max)
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -56,17 +303,22 @@ class ConsumerPool:
                 await self._free.acquire()
         except TimeoutError as error:
             raise Unavailable(f"reading {wanted}: all {self._settings.consumers_max} consumers are busy") from error
-        pooled = self._acquire(wanted)
-        reading = self._loop.run_in_executor(pooled.thread, self._read, pooled, wanted)
+        best = max(self._idle, key=lambda reader: reader.fitness(wanted), default=None)
+        if best is None or (best.fitness(wanted) == 0 and self._count < self._settings.consumers_max):
+            self._count += 1
+            best = SliceReader(self._settings, self._metrics)
+        else:
+            self._idle.remove(best)
+        reading = self._loop.run_in_executor(best.thread, best.read, wanted)
         # If the reader is cancelled, its consumer stays busy until the read ends, and then returns to the pool.
-        reading.add_done_callback(partial(self._release, pooled))
+        reading.add_done_callback(partial(self._release, best))
         return await asyncio.shield(reading)
 
     def forget(self, topic: str) -> None:
         """Unassign the topic: it is or was deleted, so no consumer may continue at its offset."""
-        for pooled in self._idle:
-            if pooled.reader is not None and pooled.reader.assigned is not None and pooled.reader.assigned[0] == topic:
-                self._run_in_thread(pooled, pooled.reader.pause)
+        for reader in self._idle:
+            if reader.assigned is not None and reader.assigned[0] == topic:
+                self._run_in_thread(reader, reader.pause)
 
     async def close(self) -> None:
         """Wait for the reads in progress, then close every consumer."""
@@ -75,37 +327,16 @@ class ConsumerPool:
             self._sweep_timer.cancel()
         for _ in range(self._settings.consumers_max):
             await self._free.acquire()
-        for pooled in self._idle:
-            self._close(pooled)
+        for reader in self._idle:
+            self._close(reader)
         self._idle.clear()
         self._count = 0
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _acquire(self, wanted: LogSlice) -> _PooledConsumer:
-        best = max(self._idle, key=lambda pooled: pooled.fitness(wanted), default=None)
-        if best is None or (best.fitness(wanted) == 0 and self._count < self._settings.consumers_max):
-            self._count += 1
-            return _PooledConsumer()
-        self._idle.remove(best)
-        return best
-
-    def _read(self, pooled: _PooledConsumer, wanted: LogSlice) -> RecordPage:
-        reader = pooled.reader
-        if reader is None:
-            reader = pooled.reader = SliceReader(self._settings, self._metrics)
-        try:
-            return reader.read(wanted)
-        except NotFound:  # a client may keep this answer long after the topic was created again
-            pooled.reader = None
-            self._close_reader(reader)
-            raise
-
-    def _release(self, pooled: _PooledConsumer, reading: asyncio.Future[RecordPage]) -> None:
-        if not reading.cancelled():
-            reading.exception()  # the caller may have been cancelled
-        pooled.idle_since = self._loop.time()
-        pooled.paused = False
-        self._idle.append(pooled)
+    def _release(self, reader: SliceReader, reading: asyncio.Future[RecordPage]) -> None:
+        ignore_failure(reading)  # the caller may have been cancelled
+        reader.idle_since = self._loop.time()
+        self._idle.append(reader)
         if self._sweep_timer is None and not self._closed:
             self._sweep_timer = self._loop.call_later(_PAUSE_AFTER_S, self._sweep)
         self._free.release()
@@ -114,27 +345,21 @@ class ConsumerPool:
         """Pause the consumers that are idle, and close those that are idle for long."""
         now = self._loop.time()
         self._sweep_timer = None
-        for pooled in list(self._idle):
-            if now - pooled.idle_since >= self._settings.consumer_idle_ms / 1000:
-                self._idle.remove(pooled)
+        for reader in list(self._idle):
+            if now - reader.idle_since >= self._settings.consumer_idle_ms / 1000:
+                self._idle.remove(reader)
                 self._count -= 1
-                self._close(pooled)
-            elif not pooled.paused and now - pooled.idle_since >= _PAUSE_AFTER_S and pooled.reader is not None:
-                pooled.paused = True
-                self._run_in_thread(pooled, pooled.reader.pause)
+                self._close(reader)
+            elif reader.assigned is not None and now - reader.idle_since >= _PAUSE_AFTER_S:
+                self._run_in_thread(reader, reader.pause)
         if self._idle:
             self._sweep_timer = self._loop.call_later(_PAUSE_AFTER_S, self._sweep)
 
-    def _close(self, pooled: _PooledConsumer) -> None:
-        if pooled.reader is not None:
-            self._run_in_thread(pooled, partial(self._close_reader, pooled.reader))
-        pooled.thread.shutdown(wait=False)
+    def _close(self, reader: SliceReader) -> None:
+        self._run_in_thread(reader, reader.close)
+        reader.thread.shutdown(wait=False)
 
-    def _close_reader(self, reader: SliceReader) -> None:
-        reader.close()
-        self._metrics.count("kafka_consumer_closed", kind="read")
-
-    def _run_in_thread(self, pooled: _PooledConsumer, call: Callable[[], None]) -> None:
-        task = self._loop.run_in_executor(pooled.thread, call)
+    def _run_in_thread(self, reader: SliceReader, call: Callable[[], None]) -> None:
+        task = self._loop.run_in_executor(reader.thread, call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -6,15 +6,17 @@ import asyncio
 import math
 import os
 import weakref
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from tidebook.core.errors import InvalidInput, NotFound, TidebookError, TooLarge, Unavailable
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.consumer_pool import ConsumerPool
+from tidebook.log.kafka.consumer_pool import ConsumerPool, LogSlice, log_lost
 from tidebook.log.kafka.offsets import Offsets, Which
 from tidebook.log.kafka.producer import KafkaProducer
-from tidebook.log.kafka.slice_reader import LogSlice, log_lost
 from tidebook.log.kafka.tail import LogTail, PartitionKey
 from tidebook.log.kafka.topics import FRAME_BYTES, KafkaTopic, Topics, not_found
 from tidebook.log.port import Acknowledged, OnSent, OnSentMany, Outgoing, RecordColumns, RecordPage, TopicState, one_of
@@ -29,44 +31,20 @@ _END_CHECK_INTERVAL_S = 5.0
 RECORD_FRAME_BYTES: Final = 96
 _KEY_BYTES_MAX: Final = FRAME_BYTES - RECORD_FRAME_BYTES
 
+T = TypeVar("T")
+
 
 async def open_kafka_log(settings: KafkaSettings, *, metrics: Metrics) -> KafkaLog:
     """Return a log on a Kafka cluster; clients connect on first use."""
     return KafkaLog(settings, metrics=metrics)
 
 
-class ValidatedTopic:
+class ValidatedTopic(msgspec.Struct, frozen=True):
     """The fast path to a topic that was sent to before: its producer, and what a record must satisfy."""
 
-    __slots__ = ("limit_bytes", "partitions", "send", "send_many", "topic")
-
-    def __init__(self, known: KafkaTopic, producer: KafkaProducer) -> None:
-        self.topic = known.state.topic
-        self.partitions = known.state.partitions
-        self.limit_bytes = known.limit_bytes
-        self.send = producer.send
-        self.send_many = producer.send_many
-
-    def accepts_all(self, columns: RecordColumns) -> bool:
-        """Return whether all records can be sent without further checks."""
-        partitions = set(columns.partitions)
-        return (
-            bool(partitions)
-            and min(partitions) >= 0
-            and max(partitions) < self.partitions
-            and max(map(len, columns.values)) <= self.limit_bytes
-            and max(map(len, columns.keys)) <= _KEY_BYTES_MAX
-        )
-
-    def accepts(self, record: Outgoing) -> bool:
-        """Return whether the record can be sent without further checks."""
-        return (
-            record.topic == self.topic
-            and 0 <= record.partition < self.partitions
-            and len(record.value) <= self.limit_bytes
-            and not record.headers
-            and (record.key is None or len(record.key) <= _KEY_BYTES_MAX)
-        )
+    partitions: int
+    limit_bytes: int
+    producer: KafkaProducer
 
 
 #: Comparing process ids costs half a microsecond for each record, so a fork marks all open logs in the child instead.
@@ -106,33 +84,46 @@ class KafkaLog:
         #: The fast path of each topic that was sent to.
         self._validated_topics: dict[str, ValidatedTopic] = {}
         self._producers: dict[int, KafkaProducer] = {}
-        self._lazy_topics: Topics | None = None
-        self._lazy_offsets: Offsets | None = None
-        self._lazy_pool: ConsumerPool | None = None
-        self._lazy_tail: LogTail | None = None
+        self._topics = Topics(settings)
+        self._offsets = Offsets(settings)
+        self._pool = ConsumerPool(settings, metrics)
+        self._tail = LogTail(settings, metrics)
+
+    def _check_usable(self) -> None:
+        if self._closed or self._forked:
+            raise self._unusable_error()
+
+    def _unusable_error(self) -> TidebookError:
+        if self._closed:
+            return Unavailable("this log is closed: open it again")
+        return InvalidInput("this log was opened before a fork: open one in the child")
 
     # ---- topics
 
     async def create_topic(
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:
-        made = await self._topics().create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
+        self._check_usable()
+        made = await self._topics.create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
         known = self._learn(topic, made, warm=True)
         await self._producer(known).refresh_metadata(topic)
         return known.state
 
     async def topic(self, topic: str) -> TopicState | None:
-        found = await self._topics().find(topic)
+        self._check_usable()
+        found = await self._topics.find(topic)
         if found is None:
             self._forget(topic)
             return None
         return self._learn(topic, found, warm=True).state
 
     async def topics(self) -> list[str]:
-        return await self._topics().names()
+        self._check_usable()
+        return await self._topics.names()
 
     async def delete_topic(self, topic: str) -> None:
-        await self._topics().delete(topic)
+        self._check_usable()
+        await self._topics.delete(topic)
         self._forget(topic)
 
     def _learn(self, topic: str, found: KafkaTopic, *, warm: bool = False) -> KafkaTopic:
@@ -150,16 +141,15 @@ class KafkaLog:
         self._validated_topics.pop(topic, None)
         for partition_key in [partition_key for partition_key in self._ends if partition_key[0] == topic]:
             del self._ends[partition_key]
-        if self._lazy_pool is not None:
-            self._lazy_pool.forget(topic)
-        if self._lazy_tail is not None:
-            self._lazy_tail.forget(topic)
+        self._pool.forget(topic)
+        self._tail.forget(topic)
 
     async def _topic_of(self, topic: str, partition: int) -> KafkaTopic:
         """Return the topic; look it up if it or the partition is not known, and raise NotFound if it does not exist."""
+        self._check_usable()
         known = self._known.get(topic)
         if known is None or not 0 <= partition < known.state.partitions:
-            found = await self._topics().find(topic)
+            found = await self._topics.find(topic)
             if found is None:
                 raise not_found(topic)
             known = self._learn(topic, found)
@@ -167,52 +157,69 @@ class KafkaLog:
                 raise not_found(topic, partition)
         return known
 
-    async def _refresh_topic(self, topic: str, partition: int) -> None:
-        self._forget(topic)
-        await self._topic_of(topic, partition)
+    async def _retry_not_found(self, topic: str, partition: int, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again if a client does not find a topic that exists: a broker that has just started may not know it."""
+        self._check_usable()
+        try:
+            return await ask()
+        except NotFound:
+            self._forget(topic)
+            await self._topic_of(topic, partition)
+            return await ask()
 
     # ---- writing
 
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
-        validated = self._validated_topics.get(record.topic)
-        if validated is not None and validated.accepts(record):
-            validated.send(record, on_sent)
+        topic = self._validated_topics.get(record.topic)
+        if (
+            topic is not None
+            and 0 <= record.partition < topic.partitions
+            and len(record.value) <= topic.limit_bytes
+            and not record.headers
+            and (record.key is None or len(record.key) <= _KEY_BYTES_MAX)
+        ):
+            topic.producer.send(record, on_sent)
         else:
             self._send_checked(record, on_sent)
 
     def send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
-        validated = self._validated_topics.get(columns.topic)
-        if validated is not None and validated.accepts_all(columns):
-            validated.send_many(columns, on_sent)
+        topic, partitions = self._validated_topics.get(columns.topic), set(columns.partitions)
+        if (
+            topic is not None
+            and partitions
+            and min(partitions) >= 0
+            and max(partitions) < topic.partitions
+            and max(map(len, columns.values)) <= topic.limit_bytes
+            and max(map(len, columns.keys)) <= _KEY_BYTES_MAX
+        ):
+            topic.producer.send_many(columns, on_sent)
         else:
             for index in range(len(columns.values)):
                 self.send(columns.record(index), one_of(on_sent, index))
 
     def _send_checked(self, record: Outgoing, on_sent: OnSent) -> None:
         """Send a record that is not on the fast path: to an unknown topic, with headers, or one to reject."""
-        known = self._known.get(record.topic)
+        known, awaiting = self._known.get(record.topic), self._awaiting_topic.get(record.topic)
         if self._closed or self._forked:
             self._loop.call_soon(on_sent, self._unusable_error())
-        elif (
-            record.topic in self._awaiting_topic or known is None or not 0 <= record.partition < known.state.partitions
-        ):
-            self._send_after_lookup(record, on_sent)  # after the records that wait, even if the topic was found since
-        elif len(record.value) > known.limit_bytes or _frame_bytes(record) > FRAME_BYTES:
-            self._loop.call_soon(on_sent, _too_large(known, record))
-        else:
-            validated = self._validated_topics[record.topic] = ValidatedTopic(known, self._producer(known))
-            validated.send(record, on_sent)
-
-    def _send_after_lookup(self, record: Outgoing, on_sent: OnSent) -> None:
-        """Look up the topic first; records that are sent to it meanwhile wait in order."""
-        awaiting = self._awaiting_topic.get(record.topic)
-        if awaiting is not None:
+        elif awaiting is not None:  # even if the topic was found since
             awaiting.append((record, on_sent))
-            return
-        self._awaiting_topic[record.topic] = [(record, on_sent)]
-        task = self._loop.create_task(self._look_up(record.topic))
-        self._lookups.add(task)
-        task.add_done_callback(self._lookups.discard)
+        elif known is None or not 0 <= record.partition < known.state.partitions:
+            self._awaiting_topic[record.topic] = [(record, on_sent)]
+            task = self._loop.create_task(self._look_up(record.topic))
+            self._lookups.add(task)
+            task.add_done_callback(self._lookups.discard)
+        elif len(record.value) > known.limit_bytes:
+            limit_bytes = known.limit_bytes
+            error = TooLarge("the record", size_bytes=len(record.value), limit_bytes=limit_bytes)
+            self._loop.call_soon(on_sent, error)
+        elif (frame_bytes := _frame_bytes(record)) > FRAME_BYTES:
+            error = TooLarge("the record's key and headers", size_bytes=frame_bytes, limit_bytes=FRAME_BYTES)
+            self._loop.call_soon(on_sent, error)
+        else:
+            producer = self._producer(known)
+            self._validated_topics[record.topic] = ValidatedTopic(known.state.partitions, known.limit_bytes, producer)
+            producer.send(record, on_sent)
 
     async def append(self, record: Outgoing) -> Acknowledged:
         future: asyncio.Future[Acknowledged] = self._loop.create_future()
@@ -223,7 +230,7 @@ class KafkaLog:
         """Look up a topic, then send the records that wait for it."""
         error: TidebookError | None = None
         try:
-            found = await self._topics().find(topic)
+            found = await self._topics.find(topic)
             known = None if found is None else self._learn(topic, found)
         except TidebookError as failure:
             known, error = None, failure
@@ -267,15 +274,10 @@ class KafkaLog:
         if wanted.stop <= start:
             return RecordPage((), start)
         page = await self._read_tail(wanted)
-        if page is not None:
-            return page
-        try:
-            page = await self._pool().read(wanted)
-        except NotFound:  # a broker that has just started may not know the topic yet
-            await self._refresh_topic(topic, partition)
-            page = await self._pool().read(wanted)
-        if page.next_offset <= start:
-            await self._check_end(wanted)
+        if page is None:
+            page = await self._retry_not_found(topic, partition, lambda: self._pool.read(wanted))
+            if page.next_offset <= start:
+                await self._check_end(wanted)
         return page
 
     async def _check_end(self, wanted: LogSlice) -> None:
@@ -287,8 +289,7 @@ class KafkaLog:
 
     async def _clip_stop(self, topic: str, partition: int, start: int, stop: int) -> int:
         """Return `stop`, or the end of the partition if that is lower: a read does not wait for new records."""
-        partition_key = (topic, partition)
-        end = self._ends.get(partition_key, -1)
+        end = self._ends.get((topic, partition), -1)
         if stop > end and end <= start:
             end = await self._fetch_offset(topic, partition, "end")
             if end < start:
@@ -296,7 +297,7 @@ class KafkaLog:
         return min(stop, end)
 
     async def _read_tail(self, wanted: LogSlice) -> RecordPage | None:
-        followed = self._lazy_tail.get((wanted.topic, wanted.partition)) if self._lazy_tail is not None else None
+        followed = self._tail.get((wanted.topic, wanted.partition))
         if followed is None:
             return None
         if followed.next_offset == wanted.start:  # the record exists, so the tail is about to deliver it
@@ -315,11 +316,7 @@ class KafkaLog:
         return await self._fetch_offset(topic, partition, "end")
 
     async def _fetch_offset(self, topic: str, partition: int, which: Which) -> int:
-        try:
-            offset = await self._offsets().fetch(topic, partition, which)
-        except NotFound:  # a broker that has just started may not know the topic yet
-            await self._refresh_topic(topic, partition)
-            offset = await self._offsets().fetch(topic, partition, which)
+        offset = await self._retry_not_found(topic, partition, lambda: self._offsets.fetch((topic, partition, which)))
         if which == "end":
             self._ends[topic, partition] = offset
         return offset
@@ -330,28 +327,27 @@ class KafkaLog:
             self._fetch_offset(topic, partition, "start"), self._fetch_offset(topic, partition, "end")
         )
         if before > start:
-            await self._topics().truncate(topic, partition, min(before, end))
-            if self._lazy_pool is not None:
-                self._lazy_pool.forget(topic)
-            if self._lazy_tail is not None:
-                self._lazy_tail.forget(topic)
+            await self._topics.truncate(topic, partition, min(before, end))
+            self._pool.forget(topic)
+            self._tail.forget(topic)
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
         await self._topic_of(topic, partition)
         deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
         while True:
-            followed = self._tail().get((topic, partition))
+            followed = self._tail.get((topic, partition))
             if followed is None:
                 end = await self._fetch_offset(topic, partition, "end")
                 if end > offset:
                     return True
-                followed = self._tail().follow((topic, partition), end)
+                self._check_usable()
+                followed = self._tail.follow((topic, partition), end)
             left = max(0.0, deadline - self._loop.time())
             news = await followed.wait(offset, min(left, _END_CHECK_INTERVAL_S))
             if news or (news is False and left <= _END_CHECK_INTERVAL_S):
                 return bool(news)
             if news is False and await self._end_differs(topic, partition, followed.next_offset):
-                self._tail().forget(topic)
+                self._tail.forget(topic)
 
     async def _end_differs(self, topic: str, partition: int, followed_to: int) -> bool:
         """Return whether a followed partition has another end: the client does not report a topic that was deleted."""
@@ -360,41 +356,6 @@ class KafkaLog:
         except Unavailable:
             return False  # the broker may come back, and the tail then continues
 
-    # ---- clients, created on first use
-
-    def _check_usable(self) -> None:
-        if self._closed or self._forked:
-            raise self._unusable_error()
-
-    def _unusable_error(self) -> TidebookError:
-        if self._closed:
-            return Unavailable("this log is closed: open it again")
-        return InvalidInput("this log was opened before a fork: open one in the child")
-
-    def _topics(self) -> Topics:
-        self._check_usable()
-        if self._lazy_topics is None:
-            self._lazy_topics = Topics(self.settings)
-        return self._lazy_topics
-
-    def _offsets(self) -> Offsets:
-        self._check_usable()
-        if self._lazy_offsets is None:
-            self._lazy_offsets = Offsets(self.settings)
-        return self._lazy_offsets
-
-    def _pool(self) -> ConsumerPool:
-        self._check_usable()
-        if self._lazy_pool is None:
-            self._lazy_pool = ConsumerPool(self.settings, self._metrics)
-        return self._lazy_pool
-
-    def _tail(self) -> LogTail:
-        self._check_usable()
-        if self._lazy_tail is None:
-            self._lazy_tail = LogTail(self.settings, self._metrics)
-        return self._lazy_tail
-
     async def close(self) -> None:
         if self._closed or self._forked:
             return
@@ -402,8 +363,13 @@ class KafkaLog:
             await asyncio.gather(*self._lookups, return_exceptions=True)
         self._closed = True
         self._validated_topics.clear()
-        parts = (*self._producers.values(), self._lazy_pool, self._lazy_tail, self._lazy_offsets, self._lazy_topics)
-        await asyncio.gather(*(part.close() for part in parts if part is not None))
+        await asyncio.gather(
+            *(producer.close() for producer in self._producers.values()),
+            self._pool.close(),
+            self._tail.close(),
+            self._offsets.close(),
+            self._topics.close(),
+        )
 
 
 def _frame_bytes(record: Outgoing) -> int:
@@ -411,9 +377,3 @@ def _frame_bytes(record: Outgoing) -> int:
     for name, value in record.headers:
         size += 16 + 4 * len(name) + len(value)
     return size
-
-
-def _too_large(known: KafkaTopic, record: Outgoing) -> TooLarge:
-    if len(record.value) > known.limit_bytes:
-        return TooLarge("the record", size_bytes=len(record.value), limit_bytes=known.limit_bytes)
-    return TooLarge("the record's key and headers", size_bytes=_frame_bytes(record), limit_bytes=FRAME_BYTES)

@@ -1,49 +1,254 @@
-"""The producer: records are sent from the event loop, and acknowledgements return to it in batches.
+"""The producer: the event loop produces and handles delivery reports; a thread waits for them and wakes the loop.
 
-`produce()` only queues a record, so the loop calls it directly: at once if nothing is in flight, else once an iteration
-for all records of that iteration. The producer's own thread only polls, and passes all acknowledgements of one poll to
-the loop in a single call. Under load the thread waits, and the loop polls until no acknowledgement is left: each one
-needs the GIL, for which two threads would compete. `PollOwnership` decides this, also for lone records.
+`produce()` only queues a record, so the loop calls it, once an iteration for all records of that iteration. The client
+takes the GIL for every single report, for which two threads would compete under load. So after a poll with reports the
+thread hands them to the loop and waits. The loop handles them, lets the senders send again, and polls by itself until
+it finds no report; then it is the thread's turn again. Only one of them polls at a time, so reports stay in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.kafka.client import LOGGER, connect, producer_config
 from tidebook.kafka.errors import TOO_LARGE, not_acknowledged, not_sent
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.delivery import DeliveryCallback
-from tidebook.log.kafka.loop_bridge import LoopBridge
-from tidebook.log.kafka.poll_ownership import PollOwnership
-from tidebook.log.kafka.produce_batch import ProduceBatch, produce_batches
-from tidebook.log.kafka.topics import FRAME_BYTES
-from tidebook.log.port import OnSent, OnSentMany, Outgoing, RecordColumns
+from tidebook.log.port import Acknowledged, AcknowledgedBatch, OnSent, OnSentMany, Outgoing, RecordColumns
 from tidebook.runtime.metrics import Metrics
 
-#: A poll returns as soon as there is an event; this only bounds how soon a stop is noticed.
+#: A poll of the thread returns as soon as there is a report; this only bounds how soon a stop is noticed.
 _POLL_S = 0.1
+#: How soon the waiting thread notices that its loop was closed.
+_LOOP_CHECK_S = 1.0
 #: The maximum number of records that one iteration of the event loop produces.
 _TICK_RECORDS_MAX = 1000
 _PROBE_S = 1.0
 _FULL_WAIT_S = 0.005
+#: How long `close` waits for the results of records that it has purged from the client.
+_PURGE_S = 1.0
+_DRAIN_POLL_S = 0.002
+#: The maximum size of a batch; a batch of larger records has fewer of them.
+BATCH_BYTES = 1_000_000
+
+_error_of, _value_of, _offset_of, _time_of = Message.error, Message.value, Message.offset, Message.timestamp
+
+
+class LoopBridge:
+    """Runs calls from any thread in one event loop, in order, at half the cost of `call_soon_threadsafe`.
+
+    That wakes the loop through a socket pair (one send, two receives) and runs the call in the next iteration. An
+    eventfd needs one write and one read, and the calls run in the iteration that was woken.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._eventfd = -1
+        if sys.platform == "linux":  # elsewhere there is no eventfd
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._loop.add_reader(self._eventfd, self._on_wakeup)
+
+    def call_in_loop(self, call: Callable[..., object], *args: object) -> bool:
+        """Run this call in the loop; thread-safe. Return False if the loop is closed."""
+        if self._loop.is_closed():
+            return False
+        self._calls.append((call, args))
+        try:
+            if self._eventfd >= 0:
+                os.eventfd_write(self._eventfd, 1)
+            else:
+                self._loop.call_soon_threadsafe(self._run_calls)
+        except (RuntimeError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Run the remaining calls and close the eventfd; call it in the loop, when no thread can call any more."""
+        self._run_calls()
+        if self._eventfd >= 0:
+            self._loop.remove_reader(self._eventfd)
+            os.close(self._eventfd)
+            self._eventfd = -1
+
+    def _on_wakeup(self) -> None:
+        os.eventfd_read(self._eventfd)
+        self._run_calls()
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            call, args = self._calls.popleft()
+            try:
+                call(*args)
+            except Exception as error:  # like the loop itself: one failing call must not prevent the next
+                self._loop.call_exception_handler({"message": "a call from a thread failed", "exception": error})
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """A record in flight: the client calls it when the record was delivered or has failed."""
+
+    producer: KafkaProducer
+    record: Outgoing
+    on_sent: Any
+    #: If the record still waits in this process at this time, it fails.
+    deadline: float
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        """Call the sender back with the result."""
+        producer = self.producer
+        if producer.thread_polls:
+            producer.reports.append((self, error, message))
+            return
+        try:
+            offset = message.offset()
+            if error is None and offset is not None:
+                result: Any = Acknowledged(self.record.partition, offset, message.timestamp()[1])
+            else:
+                result = producer.delivery_error(self.record, error)
+        except Exception as failure:
+            result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
+        producer.in_flight -= 1
+        try:
+            self.on_sent(result)
+        except Exception as failure:
+            producer.callback_failed(failure)
+
+
+class ProduceBatch:
+    """Records of one partition in send order; the client calls it once for each that was delivered or has failed."""
+
+    def __init__(
+        self,
+        producer: KafkaProducer,
+        columns: RecordColumns,
+        partition: int,
+        indexes: Sequence[int],
+        on_sent: OnSentMany,
+        deadline: float,
+    ) -> None:
+        self.partition = partition
+        self.indexes = indexes
+        #: How many records the client was given, including those that it rejected.
+        self.produced = 0
+        #: If the batch still waits in this process at this time, the rest of it fails.
+        self.deadline = deadline
+        self._producer = producer
+        self._columns = columns
+        take = itemgetter(slice(0), *indexes)  # the slice makes the result a tuple even for a single index
+        self._values: Sequence[bytes] = take(columns.values)[1:]
+        self._keys: Sequence[bytes] = take(columns.keys)[1:]
+        self._on_sent = on_sent
+        self._reports: list[Message] = []
+        #: The records that the client rejected, by their position in the batch.
+        self._rejected: dict[int, TidebookError] = {}
+
+    @property
+    def record(self) -> Outgoing:
+        """Return the record to produce next."""
+        return self._columns.record(self.indexes[self.produced])
+
+    def produce_rest(self, produce: Callable[..., None]) -> None:
+        """Produce the remaining records; on error, `record` is the one that failed."""
+        first = produced = self.produced
+        topic, partition = self._columns.topic, self.partition
+        try:
+            # One call a record but no Python code between them: less than half the cost of `produce_batch()`.
+            for _ in map(
+                produce, repeat(topic), self._values[first:], self._keys[first:], repeat(partition), repeat(self)
+            ):
+                produced += 1
+        finally:
+            self.produced = produced
+            self._producer.in_flight += produced - first
+
+    def reject(self, error: TidebookError) -> None:
+        """Fail the next record, which the client does not get."""
+        self._rejected[self.produced] = error
+        self.produced += 1
+        if len(self._reports) + len(self._rejected) == len(self.indexes):
+            self._resolve()
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        """Add a report; with the last one, call the sender back."""
+        if self._producer.thread_polls:
+            self._producer.reports.append((self, error, message))
+            return
+        self._producer.in_flight -= 1
+        self._reports.append(message)
+        if len(self._reports) + len(self._rejected) == len(self.indexes):
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Call the sender back with all results."""
+        try:
+            outcomes = list(self._outcomes())
+        except Exception as failure:
+            unknown = OutcomeUnknown(
+                f"sending to {self._columns.topic}/{self.partition}: the acknowledgements could not be read: "
+                f"{failure!r}",
+                partition=self.partition,
+            )
+            outcomes = [(self.indexes, [unknown] * len(self.indexes))]
+        for indexes, results in outcomes:
+            try:
+                self._on_sent(indexes, results)
+            except Exception as error:
+                self._producer.callback_failed(error)
+
+    def _outcomes(self) -> Iterator[tuple[Sequence[int], Sequence[Acknowledged | TidebookError]]]:
+        """Yield the indexes of records with their results; each report returns its record, which identifies it."""
+        reports = self._reports
+        if tuple(map(_value_of, reports)) == self._values and not any(map(_error_of, reports)):
+            offsets = [offset for offset in map(_offset_of, reports) if offset is not None]
+            if len(offsets) == len(reports):  # else the broker no longer knows one
+                timestamps_ms = [timestamp_ms for _, timestamp_ms in map(_time_of, reports)]
+                yield self.indexes, AcknowledgedBatch(self.partition, offsets, timestamps_ms)
+                return
+        # Match reports to records by key and value; equal records are interchangeable.
+        unmatched: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
+        for number, index in enumerate(self.indexes):
+            if number in self._rejected:
+                yield (index,), (self._rejected[number],)
+            else:
+                unmatched[self._keys[number], self._values[number]].append(index)
+        for report in reports:
+            index, error, offset = unmatched[report.key(), report.value()].popleft(), report.error(), report.offset()
+            if error is None and offset is not None:
+                yield (index,), (Acknowledged(self.partition, offset, report.timestamp()[1]),)
+            else:
+                yield (index,), (self._producer.delivery_error(self._columns.record(index), error),)
+
+
+def split_columns(columns: RecordColumns) -> Iterator[tuple[int, Sequence[int]]]:
+    """Yield each partition with the indexes of its records, split at `BATCH_BYTES`."""
+    by_partition: defaultdict[int, list[int]] = defaultdict(list)
+    for index, partition in enumerate(columns.partitions):
+        by_partition[partition].append(index)
+    largest = max(map(len, columns.values), default=0)
+    length = max(1, BATCH_BYTES // max(1, largest))
+    for partition, indexes in by_partition.items():
+        for start in range(0, len(indexes), length):
+            yield partition, indexes[start : start + length]
 
 
 class KafkaProducer:
     """An idempotent producer; its client is replaced after a fatal error."""
 
     def __init__(self, settings: KafkaSettings, metrics: Metrics, *, batch_bytes: int) -> None:
-        self._settings = settings
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._bridge = LoopBridge()
@@ -54,23 +259,20 @@ class KafkaProducer:
         #: Clients with a fatal error, polled until all their records have a result.
         self._retired: list[Producer] = []
         #: Records that the client was not given yet.
-        self._waiting: deque[DeliveryCallback | ProduceBatch] = deque()
+        self._waiting: deque[Delivery | ProduceBatch] = deque()
+        #: Records that a client was given and that have no result yet.
+        self.in_flight = 0
         self._flush_handle: asyncio.Handle | None = None
-        self._in_flight = 0
-        self._in_flight_bytes = 0
-        #: Batches of which some were given to the client and not all are acknowledged.
-        self._batches_in_flight = 0
-        self._ownership = PollOwnership()
-        #: No broker is reachable: records wait here, where they are certainly not written.
-        self._down = False
         #: The deadline of records that are sent in this iteration.
         self._deadline = 0.0
-        #: Set by `close`, to be notified when every record has a result.
-        self._drained: asyncio.Event | None = None
-        # Owned by the polling thread:
-        #: A flat list [callback, result, …], because a tuple for each pair would cost an object.
-        self.completed: list[Any] = []
-        self._reported_down = False
+        #: No broker is reachable: records wait here, where they are certainly not written.
+        self._down = False
+        #: The thread polls; else the loop polls, and the thread waits for the lock.
+        self.thread_polls = True
+        self._thread_may_poll = threading.Lock()
+        self._thread_may_poll.acquire()
+        #: The reports of the thread's poll: callbacks and their arguments, to be repeated in the loop.
+        self.reports: list[tuple[Delivery | ProduceBatch, KafkaError | None, Any]] = []
         self._stopping = False
         self._metadata_executor = ThreadPoolExecutor(1, "tidebook-kafka-metadata")
         self._thread = threading.Thread(target=self._run, name="tidebook-kafka-producer", daemon=True)
@@ -81,183 +283,134 @@ class KafkaProducer:
     def send(self, record: Outgoing, on_sent: OnSent) -> None:
         """Send a record; `on_sent` is called in a later iteration of the loop."""
         if self._flush_handle is None or self._down:
-            self._deadline = self._loop.time() + self._timeout_s
-        alone = self._in_flight == 0 and not self._waiting
-        self._waiting.append(DeliveryCallback(self, record, on_sent, self._deadline))
-        if alone and not self._down and self._produce(1):
-            self._ownership.ack_latency.sent(self._deadline - self._timeout_s)
-            if not self._ownership.loop_owns:
-                return
-        else:
-            self._ownership.ack_latency.discard_sample()
-        self._flush_soon()
+            self._flush_soon()
+        self._waiting.append(Delivery(self, record, on_sent, self._deadline))
 
     def send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
         """Send records; `on_sent` is called in later iterations of the loop."""
         if self._flush_handle is None or self._down:
-            self._deadline = self._loop.time() + self._timeout_s
-        self._ownership.ack_latency.discard_sample()
-        for partition, indexes in produce_batches(columns):
-            self._waiting.append(ProduceBatch(columns, partition, indexes, on_sent, self._batch_done, self._deadline))
-        self._flush_soon()
+            self._flush_soon()
+        for partition, indexes in split_columns(columns):
+            self._waiting.append(ProduceBatch(self, columns, partition, indexes, on_sent, self._deadline))
+
+    def _flush_soon(self, at: float | None = None) -> None:
+        """Flush at this time; by default after the callers that were just resumed have sent their next records."""
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        self._deadline = self._loop.time() + self._timeout_s
+        self._flush_handle = self._loop.call_soon(self._flush) if at is None else self._loop.call_at(at, self._flush)
 
     def _flush(self) -> None:
+        """Produce the waiting records, then poll if it is the loop's turn."""
         self._flush_handle = None
-        waiting, full = self._waiting, False
+        full = False
         try:
             if not self._down:
                 full = not self._produce(_TICK_RECORDS_MAX)
             self._expire_waiting()
         finally:  # even after an error, or the thread would wait forever
-            if self._ownership.loop_owns:
+            if not self.thread_polls:
                 self._poll_in_loop()
-        if waiting and self._flush_handle is None:
-            self._deadline = self._loop.time() + self._timeout_s  # for records that are sent before the next flush
-            if full:
-                self._flush_handle = self._loop.call_later(_FULL_WAIT_S, self._flush)
-            elif self._down:
-                self._flush_handle = self._loop.call_at(waiting[0].deadline, self._flush)
-            else:
-                self._flush_handle = self._loop.call_soon(self._flush)
-
-    def _poll_in_loop(self) -> None:
-        """Poll in the event loop; hand polling back to the thread if there is nothing to wait for."""
-        if not self._retired and not self._reported_down:
-            self._poll_client(self._client, 0)
-            if self.completed:
-                completed, self.completed = self.completed, []
-                self._ownership.reset_empty_polls()
-                self._resolve_completed(completed, True)
-                return
-            if self._batches_in_flight and self._ownership.retry_soon(self._flush_soon):
-                return
-            if self._ownership.should_keep(self._in_flight):
-                if self._in_flight:
-                    self._flush_soon()
-                return
-        self._ownership.release()
-
-    def _flush_soon(self) -> None:
-        if self._flush_handle is None:
-            self._flush_handle = self._loop.call_soon(self._flush)
-
-    def _expire_waiting(self) -> None:
-        """Fail the records that have waited past their deadline; none of them was written."""
-        now = self._loop.time()
-        while self._waiting and self._waiting[0].deadline <= now:
-            delivery = self._waiting.popleft()
-            count, where = (
-                (len(delivery.indexes), delivery) if isinstance(delivery, ProduceBatch) else (1, delivery.record)
-            )
-            error = Unavailable(
-                f"sending to {where.topic}/{where.partition}: no Kafka server accepted it for "
-                f"{self._timeout_s:g} s: nothing was written"
-            )
-            if isinstance(delivery, ProduceBatch) and delivery.in_flight:  # the client may have a part of it
-                count -= delivery.produced
-                for _ in range(count):
-                    self._reject(delivery, error)
-            else:
-                self._loop.call_soon(delivery.resolve, error)
-            self._metrics.count("kafka_send_failed", count, error="Unavailable")
-        self._check_drained()
+        if self._waiting and self._flush_handle is None:
+            full_until = self._loop.time() + _FULL_WAIT_S if full else None
+            self._flush_soon(self._waiting[0].deadline if self._down else full_until)
 
     def _produce(self, count: int) -> bool:
         """Produce up to `count` waiting records; return False if the client accepts no more now."""
         waiting, produce = self._waiting, self._client.produce
         while waiting and count > 0:
             delivery = waiting[0]
-            if isinstance(delivery, ProduceBatch):
-                count -= len(delivery.indexes)
-                if not self._produce_batch(delivery):
-                    return False
-                continue
-            count -= 1
-            record = delivery.record
             try:
-                if record.headers:
-                    headers: list[tuple[str, str | bytes | None]] = list(record.headers)
-                    produce(record.topic, record.value, record.key, record.partition, delivery, headers=headers)
+                if isinstance(delivery, ProduceBatch):
+                    count -= len(delivery.indexes)
+                    delivery.produce_rest(produce)
                 else:
-                    produce(record.topic, record.value, record.key, record.partition, delivery)
-                self._in_flight += 1
-                self._in_flight_bytes += len(record.value)
+                    count -= 1
+                    record = delivery.record
+                    if record.headers:
+                        headers: Any = list(record.headers)
+                        produce(record.topic, record.value, record.key, record.partition, delivery, headers=headers)
+                    else:
+                        produce(record.topic, record.value, record.key, record.partition, delivery)
+                    self.in_flight += 1
             except BufferError:
                 return False
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._FATAL:
                     self._replace(self._client_number)
                     return False
-                self._loop.call_soon(delivery.resolve, self._error(error.args[0], record, sent=False))
+                self._reject(delivery, self.delivery_error(delivery.record, error.args[0], sent=False))
             except (TypeError, ValueError) as error:
-                rejected = InvalidInput(f"sending to {record.topic}/{record.partition}: {error}")
-                self._loop.call_soon(delivery.resolve, rejected)
-            waiting.popleft()
+                record = delivery.record
+                self._reject(delivery, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
+            else:
+                waiting.popleft()
         return True
 
-    def _produce_batch(self, batch: ProduceBatch) -> bool:
-        """Produce the first waiting batch if there is room for all of it; return False if it has to wait."""
-        if not batch.in_flight:
-            if not self._has_room(batch):
-                return False
-            batch.in_flight = True
-            self._batches_in_flight += 1
-            self._in_flight += len(batch.indexes)
-            self._in_flight_bytes += batch.size_bytes
-        while batch.produced < len(batch.indexes):
-            try:
-                batch.produce_all(self._client.produce)
-            except BufferError:
-                return False
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError._FATAL:
-                    self._replace(self._client_number)
-                    return False
-                self._reject(batch, self._error(error.args[0], batch.record(batch.produced), sent=False))
-            except (TypeError, ValueError) as error:
-                self._reject(batch, InvalidInput(f"sending to {batch.topic}/{batch.partition}: {error}"))
+    def _reject(self, delivery: Delivery | ProduceBatch, error: TidebookError) -> None:
+        """Fail the next record of the first waiting delivery."""
+        if isinstance(delivery, Delivery):
+            self._loop.call_soon(delivery.on_sent, error)
+        else:
+            delivery.reject(error)
+            if delivery.produced < len(delivery.indexes):
+                return
         self._waiting.popleft()
-        return True
 
-    def _reject(self, batch: ProduceBatch, error: TidebookError) -> None:
-        if batch.reject(error):
-            self._loop.call_soon(self._resolve_completed, [batch, None], False)
+    def _expire_waiting(self) -> None:
+        """Fail the records that have waited past their deadline; none of them was written."""
+        now = self._loop.time()
+        while self._waiting and self._waiting[0].deadline <= now:
+            delivery = self._waiting[0]
+            record = delivery.record
+            error = Unavailable(
+                f"sending to {record.topic}/{record.partition}: no Kafka server accepted it for "
+                f"{self._timeout_s:g} s: nothing was written"
+            )
+            self._reject(delivery, error)
+            self._metrics.count("kafka_send_failed", error="Unavailable")
 
-    def _has_room(self, batch: ProduceBatch) -> bool:
-        """Return whether the client has room for the batch; it also counts keys, of which only the maximum is known."""
-        settings, records = self._settings, self._in_flight + len(batch.indexes)
-        size_bytes = self._in_flight_bytes + batch.size_bytes + records * FRAME_BYTES
-        fits = records <= settings.in_flight_records_max and size_bytes <= settings.in_flight_bytes_max
-        return fits or not self._in_flight
+    def _poll_in_loop(self) -> None:
+        """Handle all reports, and poll again in the next iteration; if there are none, it is the thread's turn.
 
-    def _resolve_completed(self, completed: list[Any], loop_owns: bool) -> None:
-        """Resolve results in the order in which the broker sent them; with `loop_owns`, let the loop poll next."""
-        count = len(completed) // 2
-        size_bytes = 0
-        self._ownership.ack_latency.acknowledged(self._loop.time())
-        flat = iter(completed)
-        for delivery, result in zip(flat, flat, strict=True):
-            try:
-                if result is None:
-                    self._batches_in_flight -= 1
-                    count += len(delivery.indexes) - 1
-                    size_bytes += delivery.size_bytes
-                    delivery.resolve_reported(self.delivery_error)
-                else:
-                    size_bytes += len(delivery.record.value)
-                    delivery.on_sent(result)
-            except Exception as error:  # a failing callback must not cost other senders their results
-                self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
-        self._in_flight -= count
-        self._in_flight_bytes -= size_bytes
-        self._metrics.count("kafka_sent", count)
-        self._check_drained()
-        if loop_owns:  # after the callers that were just resumed have sent their next records
-            self._ownership.take()
-            if self._flush_handle is not None:
-                self._flush_handle.cancel()
-            self._deadline = self._loop.time() + self._timeout_s
-            self._flush_handle = self._loop.call_soon(self._flush)
+        The thread calls this through the bridge when it has reports, and then waits.
+        """
+        self.thread_polls = False
+        before = self.in_flight
+        reports, self.reports = self.reports, []
+        for delivery, error, message in reports:
+            delivery(error, message)
+        self._poll(self._client, 0)
+        for retired in list(self._retired):
+            retired.purge(blocking=True)  # does not block, see `_drain`
+            self._poll(retired, 0)
+            if len(retired) == 0:
+                self._retired.remove(retired)
+        if self.in_flight < before:
+            self._metrics.count("kafka_sent", before - self.in_flight)
+            self._flush_soon()
+        else:
+            self.thread_polls = True
+            self._thread_may_poll.release()
+
+    def callback_failed(self, error: Exception) -> None:
+        """Report the error of a sender's callback, which must not cost other senders their results."""
+        self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
+
+    def delivery_error(self, record: Outgoing, error: KafkaError | None, *, sent: bool = True) -> TidebookError:
+        """Return the error of a record that was not delivered, or with `sent=False` that the client did not accept."""
+        failed: TidebookError
+        if error is None:  # a duplicate batch whose offset the broker no longer knows
+            return OutcomeUnknown(
+                f"sending to {record.topic}/{record.partition}: written, but the broker no longer knows the offset",
+                partition=record.partition,
+            )
+        if error.code() in TOO_LARGE:
+            failed = TooLarge("the record", size_bytes=len(record.value), limit_bytes=self._config["batch.size"])
+        else:
+            failed = (not_acknowledged if sent else not_sent)(error, record.topic, record.partition)
+        self._metrics.count("kafka_send_failed", error=type(failed).__name__)
+        return failed
 
     async def refresh_metadata(self, topic: str) -> None:
         """Refresh the metadata of a topic: one that was sent to while it did not exist stays unknown for minutes."""
@@ -268,17 +421,11 @@ class KafkaProducer:
         except KafkaException:
             LOGGER.warning("the producer could not read the metadata of topic %s", topic)
 
-    def _check_drained(self) -> None:
-        if self._drained is not None and self._in_flight == 0 and not self._waiting:
-            self._drained.set()
-
     def _set_brokers_down(self, down: bool) -> None:
         self._down = down
         self._metrics.gauge("kafka_brokers_down", int(down))
         if not down and self._waiting:
-            if self._flush_handle is not None:
-                self._flush_handle.cancel()
-            self._flush_handle = self._loop.call_soon(self._flush)
+            self._flush_soon()
 
     def _replace(self, number: int) -> None:
         """Replace the client after a fatal error; its unacknowledged records have an unknown outcome."""
@@ -293,109 +440,71 @@ class KafkaProducer:
         self._retired.append(self._client)
         self._client = client
 
+    def _connect(self) -> Producer:
+        number = self._client_number + 1
+
+        def on_error(error: KafkaError) -> None:
+            if error.fatal():
+                self._bridge.call_in_loop(self._replace, number)
+            elif error.code() == KafkaError._ALL_BROKERS_DOWN and not self._down:
+                self._bridge.call_in_loop(self._set_brokers_down, True)
+
+        client, self._client_number = connect(Producer, self._config | {"error_cb": on_error}, logger=LOGGER), number
+        return client
+
     async def close(self) -> None:
         """Wait for the records in flight, up to the send timeout; the outcome of the rest is unknown."""
-        self._drained = asyncio.Event()
-        self._check_drained()
-        try:
-            async with asyncio.timeout(self._timeout_s + 1):
-                await self._drained.wait()
-        except TimeoutError:
+        await self._drain(self._timeout_s + 1)
+        if self.in_flight or self._waiting:
             LOGGER.warning("records were not acknowledged before closing")
         self._stopping = True
-        self._ownership.release()
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._metadata_executor.shutdown)
         self._bridge.close()
-        # Client and producer reference each other, so it would never be freed; and freeing it waits for its threads.
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        self.thread_polls = False
         clients = [self._client, *self._retired]
+        await self._drain(_PURGE_S, clients)
+        # Client and producer reference each other, so it would never be freed; and freeing it waits for its threads.
         del self._client, self._retired
         await asyncio.to_thread(clients.clear)
+
+    async def _drain(self, timeout_s: float, purged: Sequence[Producer] = ()) -> None:
+        """Wait until every record has a result; `purged` clients are polled here and give up the records they have."""
+        deadline = self._loop.time() + timeout_s
+        while (self.in_flight or self._waiting) and self._loop.time() < deadline:
+            for client in purged:
+                client.purge(blocking=True)  # librdkafka's binding inverts the flag: this does not block (0069)
+                self._poll(client, 0)
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     # ---- in the producer's thread
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping and not self._loop.is_closed():
             client = self._client
-            self._poll_client(client, _POLL_S)
-            if not self._retired and not self._reported_down:
-                loop_owns = self._ownership.should_hand_to_loop(self.completed)
-                self._pass_on(loop_owns)
-                if loop_owns and not self._ownership.wait_for_turn():
-                    self._stopping = True
-                continue
-            self._pass_on()
-            for retired in list(self._retired):
-                retired.purge(blocking=True)  # librdkafka's binding inverts the flag: this does not block (0069)
-                self._poll_client(retired, 0)
-                if len(retired) == 0:
-                    self._retired.remove(retired)
-                self._pass_on()
-            if self._reported_down:
-                self._probe(client)
-        for client in (self._client, *self._retired):
-            client.purge()
-            client.flush(1)
-        self._pass_on()
+            self._poll(client, _POLL_S)
+            if self.reports or self._retired:
+                if not self._bridge.call_in_loop(self._poll_in_loop):
+                    return
+                while not self._thread_may_poll.acquire(timeout=_LOOP_CHECK_S):
+                    if self._loop.is_closed():
+                        return
+            if self._down:
+                try:
+                    client.list_topics(timeout=_PROBE_S)
+                except KafkaException:
+                    continue
+                self._bridge.call_in_loop(self._set_brokers_down, False)
 
-    def _pass_on(self, loop_owns: bool = False) -> None:
-        if self.completed:
-            completed, self.completed = self.completed, []
-            self._call_in_loop(self._resolve_completed, completed, loop_owns)
+    # ---- in either thread
 
-    def _poll_client(self, client: Producer, timeout_s: float) -> None:
-        """Poll a client in the current thread; a failing callback must not stop the polling."""
+    def _poll(self, client: Producer, timeout_s: float) -> None:
+        """Poll a client; a failing callback must not stop the polling."""
         try:
             client.poll(timeout_s)
         except Exception:
             LOGGER.exception("a callback of the Kafka client failed")
             self._metrics.count("kafka_callback_failed")
             time.sleep(timeout_s)
-
-    def _batch_done(self, batch: ProduceBatch) -> None:
-        """Add a completed batch; runs in the polling thread."""
-        self.completed += (batch, None)
-
-    def delivery_error(self, record: Outgoing, error: KafkaError | None) -> TidebookError:
-        """Return the error of a record that was not delivered; runs in either thread."""
-        if error is not None:
-            return self._error(error, record, sent=True)
-        return OutcomeUnknown(  # a duplicate batch whose offset the broker no longer knows
-            f"sending to {record.topic}/{record.partition}: written, but the broker no longer knows the offset",
-            partition=record.partition,
-        )
-
-    def _error(self, error: KafkaError, record: Outgoing, *, sent: bool) -> TidebookError:
-        if error.code() in TOO_LARGE:
-            size_bytes, limit_bytes = len(record.value), self._config["batch.size"]
-            rejected: TidebookError = TooLarge("the record", size_bytes=size_bytes, limit_bytes=limit_bytes)
-        else:
-            rejected = (not_acknowledged if sent else not_sent)(error, record.topic, record.partition)
-        self._metrics.count("kafka_send_failed", error=type(rejected).__name__)
-        return rejected
-
-    def _connect(self) -> Producer:
-        number = self._client_number + 1
-
-        def on_error(error: KafkaError) -> None:
-            if error.fatal():
-                self._call_in_loop(self._replace, number)
-            elif error.code() == KafkaError._ALL_BROKERS_DOWN and not self._reported_down:
-                self._reported_down = True
-                self._call_in_loop(self._set_brokers_down, True)
-
-        client, self._client_number = connect(Producer, self._config | {"error_cb": on_error}, logger=LOGGER), number
-        return client
-
-    def _probe(self, client: Producer) -> None:
-        """While no broker is reachable, try to reach one."""
-        try:
-            client.list_topics(timeout=_PROBE_S)
-        except KafkaException:
-            return
-        self._reported_down = False
-        self._call_in_loop(self._set_brokers_down, False)
-
-    def _call_in_loop(self, call: Callable[..., object], *args: object) -> None:
-        if not self._bridge.call_in_loop(call, *args):
-            self._stopping = True  # the loop was closed without closing the producer

@@ -11,16 +11,15 @@ import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
-from operator import attrgetter
+from operator import methodcaller
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidebook.kafka.client import LOGGER, new_consumer
 from tidebook.kafka.errors import OUT_OF_RANGE, UNKNOWN_TOPIC
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka.loop_bridge import LoopBridge
-from tidebook.log.kafka.slice_reader import LogSlice, Message, record_of
-from tidebook.log.port import Record, RecordPage
+from tidebook.log.kafka.consumer_pool import LogSlice, Message, SlicePage
+from tidebook.log.port import RecordPage
 from tidebook.runtime.metrics import Metrics
 
 PartitionKey = tuple[str, int]
@@ -35,32 +34,28 @@ _SWEEP_S = 1.0
 class FollowedPartition:
     """The state of one followed partition in the event loop."""
 
-    __slots__ = ("_bytes", "next_offset", "records", "used_at", "waiters")
-
     def __init__(self, next_offset: int) -> None:
-        #: Every record below this exists; `records` are the last of them, without a gap.
+        #: Every record below this exists; `messages` are the last of them, without a gap.
         self.next_offset = next_offset
-        self.records: list[Record] = []
+        self.messages: list[Message] = []
         self.waiters: dict[asyncio.Future[bool], int] = {}
         self.used_at = 0.0
         self._bytes = 0
 
-    @property
-    def first_offset(self) -> int:
-        """Return the offset from which `records` is complete."""
-        return self.records[0].offset if self.records else self.next_offset
-
-    def take(self, records: list[Record], *, bytes_max: int) -> None:
-        """Add the next records, drop the oldest ones above `bytes_max`, and wake the waiters."""
-        self.records += records
-        self.next_offset = records[-1].offset + 1
-        self._bytes += sum(_size(record) for record in records)
+    def take(self, messages: list[Message], *, bytes_max: int) -> None:
+        """Add the next messages, drop the oldest ones above `bytes_max`, and wake the waiters."""
+        messages = [message for message in messages if message.offset() >= self.next_offset]
+        if not messages:
+            return
+        self.messages += messages
+        self.next_offset = messages[-1].offset() + 1
+        self._bytes += sum(map(_size, messages))
         if self._bytes > bytes_max:
             drop = 0
-            while self._bytes > bytes_max // 2 and drop < len(self.records) - 1:
-                self._bytes -= _size(self.records[drop])
+            while self._bytes > bytes_max // 2 and drop < len(self.messages) - 1:
+                self._bytes -= _size(self.messages[drop])
                 drop += 1
-            del self.records[:drop]
+            del self.messages[:drop]
         for waiter in [waiter for waiter, offset in self.waiters.items() if offset < self.next_offset]:
             del self.waiters[waiter]
             if not waiter.done():
@@ -82,27 +77,17 @@ class FollowedPartition:
 
     def read(self, wanted: LogSlice) -> RecordPage | None:
         """Return the next page of the slice if it is in memory, else None."""
-        if not self.first_offset <= wanted.start < self.next_offset:
+        first_offset = self.messages[0].offset() if self.messages else self.next_offset
+        if not first_offset <= wanted.start < self.next_offset:
             return None
-        found: list[Record] = []
-        size_bytes = 0
-        next_offset = min(wanted.stop, self.next_offset)
-        for i in range(bisect_left(self.records, wanted.start, key=attrgetter("offset")), len(self.records)):
-            record = self.records[i]
-            if record.offset >= wanted.stop:
-                break
-            if wanted.key is not None and record.key != wanted.key:
-                continue
-            size_bytes += len(record.value or b"")
-            if len(found) >= wanted.limit or (found and size_bytes > wanted.limit_bytes):
-                next_offset = record.offset
-                break
-            found.append(record)
-        return RecordPage(tuple(found), next_offset)
+        page = SlicePage(wanted)
+        page.take(self.messages[bisect_left(self.messages, wanted.start, key=methodcaller("offset")) :])
+        next_offset = page.next_offset if page.full else min(wanted.stop, self.next_offset)
+        return RecordPage(tuple(page.records), next_offset)
 
 
-def _size(record: Record) -> int:
-    return 100 + len(record.value or b"") + len(record.key or b"")
+def _size(message: Message) -> int:
+    return 300 + len(message.value() or b"") + len(message.key() or b"")  # with the object itself
 
 
 class LogTail:
@@ -112,7 +97,6 @@ class LogTail:
         self._settings = settings
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._bridge = LoopBridge()
         self._followed: dict[PartitionKey, FollowedPartition] = {}
         self._sweep_timer: asyncio.TimerHandle | None = None
         #: A partition with the offset to follow it from, or with None to unfollow it; None alone stops the thread.
@@ -153,7 +137,6 @@ class LogTail:
         if self._thread is not None:
             self._commands.put(None)
             await asyncio.to_thread(self._thread.join)
-        self._bridge.close()
 
     def _command(self, partition_key: PartitionKey, offset: int | None) -> None:
         self._commands.put((partition_key, offset))
@@ -164,7 +147,9 @@ class LogTail:
             self._thread.start()
 
     def _unfollow(self, partition_key: PartitionKey) -> None:
-        followed = self._followed.pop(partition_key)
+        followed = self._followed.pop(partition_key, None)
+        if followed is None:
+            return
         self._command(partition_key, None)
         for waiter in followed.waiters:
             if not waiter.done():
@@ -177,18 +162,11 @@ class LogTail:
                 self._unfollow(partition_key)
         self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep) if self._followed else None
 
-    def _take(self, news: dict[PartitionKey, list[Record]]) -> None:
-        for partition_key, records in news.items():
+    def _take(self, news: dict[PartitionKey, list[Message]]) -> None:
+        for partition_key, messages in news.items():
             followed = self._followed.get(partition_key)
-            if followed is None:
-                continue
-            records = [record for record in records if record.offset >= followed.next_offset]
-            if records:
-                followed.take(records, bytes_max=self._settings.tail_bytes_max)
-
-    def _on_lost(self, partition_key: PartitionKey) -> None:
-        if partition_key in self._followed:
-            self._unfollow(partition_key)
+            if followed is not None:
+                followed.take(messages, bytes_max=self._settings.tail_bytes_max)
 
     # ---- in the tail's thread
 
@@ -220,21 +198,23 @@ class LogTail:
                     assigned.add(partition_key)
             except KafkaException as error:
                 LOGGER.warning("following %s/%d: %s", *partition_key, error)
-                self._call_in_loop(self._on_lost, partition_key)
+                self._call_in_loop(self._unfollow, partition_key)
 
     def _dispatch(self, messages: list[Message]) -> None:
-        news: defaultdict[PartitionKey, list[Record]] = defaultdict(list)
+        news: defaultdict[PartitionKey, list[Message]] = defaultdict(list)
         for message in messages:
             error = message.error()
             if error is None:
-                news[message.topic(), message.partition()].append(record_of(message))
+                news[message.topic(), message.partition()].append(message)
             elif error.code() in OUT_OF_RANGE or error.code() in UNKNOWN_TOPIC:
-                self._call_in_loop(self._on_lost, (message.topic(), message.partition()))
+                self._call_in_loop(self._unfollow, (message.topic(), message.partition()))
             elif error.code() != KafkaError._PARTITION_EOF:
                 LOGGER.info("following: %s", error)
         if news:
             self._call_in_loop(self._take, dict(news))
 
     def _call_in_loop(self, call: Callable[..., object], *args: object) -> None:
-        if not self._bridge.call_in_loop(call, *args):
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
             self._commands.put(None)  # the loop was closed without closing the tail

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import Any
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -22,6 +24,7 @@ from tidebook.kafka.client import common_config, connect
 from tidebook.kafka.errors import REFUSED, TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.log.port import TopicState
+from tidebook.runtime.futures import ignore_failure
 
 #: The maximum overhead of a batch, a key and headers, without a record's value.
 FRAME_BYTES = 4096
@@ -33,8 +36,6 @@ REQUIRED_CONFIG: Mapping[str, tuple[str, str]] = {
     "message.timestamp.type": ("LogAppendTime", "the log's own clock orders records, not its clients'"),
     "unclean.leader.election.enable": ("false", "an unclean leader loses acknowledged records"),
 }
-
-T = TypeVar("T")
 
 
 class KafkaTopic(msgspec.Struct, frozen=True):
@@ -92,10 +93,17 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._client = connect(AdminClient, common_config(settings) | {"error_cb": self._on_error})
+        self._closed = False
         #: The last authentication or authorization error of the client, and when it occurred.
         self._refusal: tuple[KafkaError, float] | None = None
         self._timeout_s = settings.request_timeout_ms / 1000
+        self._timeout: Any = {"request_timeout": self._timeout_s}
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        if self._closed:
+            raise Unavailable("this log is closed: open it again")
+        return connect(AdminClient, common_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
         """Return the topic as it is now, validated, or None if it does not exist."""
@@ -119,13 +127,13 @@ class Topics:
         if partitions < 1:
             raise InvalidInput(f"topic {topic}: it needs at least one partition, not {partitions}")
         config = new_topic_config(self._settings, limit_bytes=limit_bytes, keep_forever=keep_forever)
-        new = NewTopic(topic, partitions, self._settings.replication or -1, config=config)
-        try:
-            await self._await_future(self._client.create_topics([new], request_timeout=self._timeout_s)[topic])
-        except KafkaException as error:
-            if kafka_error(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise self._failed(error, f"making topic {topic}") from error
-        async with _deadline(self._timeout_s, f"making topic {topic}"):
+        new, doing = (
+            NewTopic(topic, partitions, self._settings.replication or -1, config=config),
+            f"making topic {topic}",
+        )
+        exists = KafkaError.TOPIC_ALREADY_EXISTS
+        await self._ask(doing, lambda: self._client.create_topics([new], **self._timeout), exists)
+        async with _deadline(self._timeout_s, doing):
             while (found := await self._describe(topic)) is None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
         check_topic(topic, found[1])
@@ -134,11 +142,9 @@ class Topics:
 
     async def delete(self, topic: str) -> None:
         """Delete the topic, and return when the broker no longer lists it."""
-        try:
-            await self._await_future(self._client.delete_topics([topic], request_timeout=self._timeout_s)[topic])
-        except KafkaException as error:
-            raise self._failed(error, f"deleting topic {topic}") from error
-        async with _deadline(self._timeout_s, f"deleting topic {topic}"):
+        doing = f"deleting topic {topic}"
+        await self._ask(doing, lambda: self._client.delete_topics([topic], **self._timeout))
+        async with _deadline(self._timeout_s, doing):
             while await self._describe(topic) is not None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
 
@@ -146,40 +152,41 @@ class Topics:
         """Delete the records below `before` (DeleteRecords)."""
         at = TopicPartition(topic, partition, before)
         doing = f"truncating {topic}/{partition} before {before}"
-        try:
-            await self._retry_transient(
-                lambda: _only(self._client.delete_records([at], request_timeout=self._timeout_s)), doing
-            )
-        except KafkaException as error:
-            raise self._failed(error, doing) from error
+        await self._ask(doing, lambda: self._client.delete_records([at], **self._timeout))
 
     async def _describe(self, topic: str) -> tuple[TopicState, dict[str, str]] | None:
-        doing = f"looking for topic {topic}"
-        try:
-            described = await self._retry_transient(
-                lambda: self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic],
-                doing,
-            )
-            resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-            entries = await self._retry_transient(
-                lambda: self._client.describe_configs([resource], request_timeout=self._timeout_s)[resource], doing
-            )
-        except KafkaException as error:
-            if kafka_error(error).code() in UNKNOWN_TOPIC:
-                return None
-            raise self._failed(error, doing) from error
+        doing, resource = f"looking for topic {topic}", ConfigResource(ConfigResource.Type.TOPIC, topic)
+        described = await self._ask(
+            doing, lambda: self._client.describe_topics(TopicCollection([topic]), **self._timeout), *UNKNOWN_TOPIC
+        )
+        if described is None:
+            return None
+        entries = await self._ask(
+            doing, lambda: self._client.describe_configs([resource], **self._timeout), *UNKNOWN_TOPIC
+        )
+        if entries is None:
+            return None
         state = TopicState(topic, str(described.topic_id), len(described.partitions))
         return state, {name: str(entry.value) for name, entry in entries.items()}
 
-    async def _retry_transient(self, ask: Any, doing: str) -> Any:
-        """Retry a request while a leader is being elected."""
+    async def _ask(self, doing: str, ask: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
+        """Return the only result of a request, or None after an ignored error; retry while a leader is elected.
+
+        `ask` must not hold the client: the traceback of an error may keep it until a garbage collection.
+        """
         async with _deadline(self._timeout_s, doing):
             while True:
+                futures = ask()  # the client requires that a future stays in the map
+                (answer,) = map(asyncio.wrap_future, futures.values())
+                answer.add_done_callback(ignore_failure)
                 try:
-                    return await self._await_future(ask())
+                    return await asyncio.shield(answer)  # the client fails on a cancelled future
                 except KafkaException as error:
-                    if kafka_error(error).code() not in TRANSIENT:
-                        raise
+                    code = kafka_error(error).code()
+                    if code in ignored:
+                        return None
+                    if code not in TRANSIENT:
+                        raise self._failed(error, doing) from error
                 await asyncio.sleep(_POLL_S)
 
     def _topic(self, state: TopicState, config: Mapping[str, str]) -> KafkaTopic:
@@ -198,44 +205,21 @@ class Topics:
             return failed(self._refusal[0], doing)
         return failed(error, doing)
 
-    async def _await_future(self, future: Future[T]) -> T:
-        answer = asyncio.wrap_future(future)
-        answer.add_done_callback(_ignore_failure)
-        return await asyncio.shield(answer)  # the client fails on a cancelled future
-
     async def close(self) -> None:
         """Close the client."""
-        clients = [self._client]
-        del self._client
+        self._closed = True
+        clients = [self.__dict__.pop("_client", None)]
         await asyncio.to_thread(clients.clear)  # in a thread, because freeing the client waits for its threads
 
 
-def _ignore_failure(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()  # the caller may have been cancelled
-
-
-def _only(futures: Mapping[Any, Future[Any]]) -> Future[Any]:
-    """Return the only future of the map; the client requires that it stays in the map."""
-    (future,) = futures.values()
-    return future
-
-
-class _deadline:
-    """`asyncio.timeout` whose error names the operation."""
-
-    def __init__(self, seconds: float, doing: str) -> None:
-        self._timeout = asyncio.timeout(seconds + 1)  # the client's own timeout comes first and has a better message
-        self._doing = doing
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise Unavailable(f"{self._doing}: Kafka did not answer in time") from late
+@asynccontextmanager
+async def _deadline(seconds: float, doing: str) -> AsyncIterator[None]:
+    """Bound the time of an operation with an error that names it."""
+    try:
+        async with asyncio.timeout(seconds + 1):  # the client's own timeout comes first and has a better message
+            yield
+    except TimeoutError as late:
+        raise Unavailable(f"{doing}: Kafka did not answer in time") from late
 
 
 def not_found(topic: str, partition: int | None = None) -> NotFound:

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, TopicPartition
 from tidebook.core.errors import LogLost, Unavailable
 from tidebook.kafka.errors import OUT_OF_RANGE
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.log.kafka import slice_reader as reading
-from tidebook.log.kafka.slice_reader import LogSlice, SliceReader
+from tidebook.log.kafka import consumer_pool as reading
+from tidebook.log.kafka.consumer_pool import LogSlice, SliceReader
 from tidebook.runtime.metrics import Metrics
 
 
