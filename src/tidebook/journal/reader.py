@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 
 from tidebook.core.errors import LogLost, Truncated, Unavailable
-from tidebook.core.event import ReadEvent, read_event
+from tidebook.core.event import ReadEvent, read_events
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -187,7 +187,8 @@ class Reader:
         self, key: Key, view: ReadView, rows: RowPrefetcher, plan: ReadPlan
     ) -> AsyncIterator[Sequence[ReadEvent] | None]:
         """Yield valid pages of the store's events, then those of the tail; yield None and stop if one is invalid."""
-        head, after, partition = view.stored, plan.after, self.cache.partition
+        head, after = view.stored, plan.after
+        partition, epoch = self.cache.partition, self.cache.config.epoch
         if head is not None and after < plan.rows_to:
             if not rows.begin(head, after=after, to=plan.rows_to):
                 self._metrics.count("read_rows_in_vain")
@@ -204,9 +205,7 @@ class Reader:
                 # embedded store answers without suspending.
                 await asyncio.sleep(0)
                 after = page[-1].seq_nr if page else plan.rows_to
-                yield [
-                    read_event(row.kept, row.seq_nr, row.timestamp_ms, partition, row.position.offset) for row in page
-                ]
+                yield read_events(page, partition)
             if not rows.dense:  # large events or gaps: the next read should not request rows in vain
                 if len(self._sparse_ids) >= SPARSE_IDS_MAX:
                     self._sparse_ids.clear()
@@ -214,7 +213,7 @@ class Reader:
         if plan.rows_to < plan.to:
             async for tail in self._tails(key, view):
                 for append in tail.appends or ():
-                    yield list(append.events(partition, after=plan.rows_to, to=plan.to))
+                    yield read_events(append.rows(epoch, after=plan.rows_to, to=plan.to), partition)
 
     async def _tails(self, key: Key, view: ReadView) -> AsyncIterator[ReadView]:
         """Yield the tail of a view, in parts if it exceeds the memory limit: these are folded a second time."""

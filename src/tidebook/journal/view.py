@@ -6,14 +6,14 @@ after that offset, its tail, are folded onto it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
 from tidebook.core.errors import Corrupt, Fenced
-from tidebook.core.event import ReadEvent, read_event, unpack_events
+from tidebook.core.event import unpack_events
 from tidebook.core.fold import AppendApplied, Change, PurgeApplied, fold
 from tidebook.core.head import Head
 from tidebook.core.position import Position
@@ -81,11 +81,13 @@ class TailAppend(msgspec.Struct, frozen=True, gc=False):
     timestamp_ms: int
     offset: int
 
-    def events(self, partition: int, *, after: int, to: int) -> Iterator[ReadEvent]:
-        """Return the events with after < seq_nr ≤ to."""
-        for number, encoded in enumerate(unpack_events(self.body), self.first):
-            if after < number <= to:
-                yield read_event(encoded, number, self.timestamp_ms, partition, self.offset)
+    def rows(self, epoch: int, *, after: int, to: int) -> list[EventRow]:
+        """Return the events with after < seq_nr ≤ to, as the store will have them."""
+        return [
+            EventRow(self.first + index, encoded, self.timestamp_ms, Position(epoch, self.offset), index)
+            for index, encoded in enumerate(unpack_events(self.body))
+            if after < self.first + index <= to
+        ]
 
 
 class ReadPlan(NamedTuple):
