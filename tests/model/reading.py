@@ -17,13 +17,11 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer, listed_between
 from tidebook.core.seq_nr import LAST
-from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.prefetch import PrefetchedRange, RowPrefetcher
-from tidebook.journal.reader import Reader, ReadView
-from tidebook.journal.replicated_state import ReplicatedState
+from tidebook.journal.reader import Reader
 from tidebook.journal.settings import BarrierKind, JournalSettings
-from tidebook.journal.tail import JournalTail
+from tidebook.journal.view import ReadView, ViewBase, is_replicated, stored_base
 from tidebook.log.port import RecordPage
 from tidebook.runtime.metrics import Metrics
 
@@ -98,8 +96,8 @@ class BarrierLast(Reader):
     """A reader whose mark is slow: pointer and head are read before the barrier is fixed."""
 
     async def view(self, key: Key, kind: BarrierKind) -> ReadView:
-        stored = await self._cache.stored(key)
-        return await self._view(key, await self._barriers.fix(kind), stored)
+        stored = await self.cache.stored(key)
+        return await self._view(key, await self.barriers.fix(kind), None, stored)
 
 
 class Answered:
@@ -149,17 +147,19 @@ class HeadKnown(Reader):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
-        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, CONFIG.epoch))
+        stored = stored_base(pointer, head, CONFIG.epoch)
+        return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
 class MarkFirst(HeadKnown):
     """The same with a quick mark, and a pointer that is answered before the rows."""
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
-        barrier = await self._barriers.fix(kind)
+        barrier = await self.barriers.fix(kind)
         pointer = await self._store.pointer(key.topic, 0)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, ReplicatedState(pointer, await self._store.head(key), CONFIG.epoch))
+        stored = stored_base(pointer, await self._store.head(key), CONFIG.epoch)
+        return await self._view(key, barrier, pointer, stored)
 
 
 class PartsApart(HeadKnown):
@@ -167,10 +167,11 @@ class PartsApart(HeadKnown):
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
-        barrier = await self._barriers.fix(kind)
-        stored = ReplicatedState(await self._store.pointer(key.topic, 0), await self._store.head(key), CONFIG.epoch)
+        barrier = await self.barriers.fix(kind)
+        pointer = await self._store.pointer(key.topic, 0)
+        stored = stored_base(pointer, await self._store.head(key), CONFIG.epoch)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, stored)
+        return await self._view(key, barrier, pointer, stored)
 
 
 class PointerKnown(HeadKnown):
@@ -183,9 +184,10 @@ class PointerKnown(HeadKnown):
         return await self._store.head(key)
 
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
-        barrier = await self._barriers.fix(kind)
+        barrier = await self.barriers.fix(kind)
         await self._hold(key, known, rows)
-        return await self._view(key, barrier, ReplicatedState(self.pointer, await self._store.head(key), CONFIG.epoch))
+        stored = stored_base(self.pointer, await self._store.head(key), CONFIG.epoch)
+        return await self._view(key, barrier, self.pointer, stored)
 
 
 class HeadFolded(HeadKnown):
@@ -194,13 +196,14 @@ class HeadFolded(HeadKnown):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         pointer = await self._store.pointer(key.topic, 0)
-        barrier = await self._barriers.fix(kind)
-        tail = JournalTail(None, CONFIG, bytes_max=0)
-        for record in (await self._log.read(key.topic, 0, start=0, stop=barrier + 1, key=key.id.encode())).records:
-            tail.take(record)
-        self._cache.next_offset = barrier + 1
-        self._cache._heads.keep(key.id, tail.head)
-        return await self._view_of_cached_head(key, barrier, pointer) or await self.view(key, kind)
+        barrier = await self.barriers.fix(kind)
+        folded = ReadView(ViewBase(None, -1), CONFIG)
+        await self.cache.fold_tail(key, folded, barrier)
+        self.cache.next_offset = barrier + 1
+        self.cache.heads.keep(key.id, folded.head)
+        if not is_replicated(folded.head, pointer):
+            return await self.view(key, kind)
+        return await self._view(key, barrier, pointer, None)
 
 
 class Node(NamedTuple):
@@ -245,8 +248,7 @@ class Reading:
     def _run(self, answers: tuple[int | tuple[int, ...], ...]) -> Node:
         log, store, metrics = AskedLog(self.world), AskedStore(), Metrics()
         cache = HeadCache(log, store, KEY.topic, 0, CONFIG, self._settings, metrics)  # type: ignore[arg-type]
-        barriers = Barriers(log, cache)  # type: ignore[arg-type]
-        reader = self._reader(log, store, cache, barriers, self._settings, metrics)  # type: ignore[arg-type]
+        reader = self._reader(log, store, cache, self._settings, metrics)  # type: ignore[arg-type]
         events = reader.events(KEY, start=self.start, to=self.to, kind="mark")
         left, barriers_given, yielded, offsets = list(answers), [], [], []
         asked: list[tuple[str, Any]] = []
@@ -313,7 +315,7 @@ class Reading:
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
         """All that the suspended reader will still use of what it has learned."""
         kept = reading.ag_frame.f_locals
-        carried = (kept.get("done"), kept.get("life"), kept["to"])
+        carried = (kept["after"], kept["yielded"], kept["incarnation"], kept["to"])
         reader = kept["self"]
         if isinstance(reader, HeadKnown) and reader.since is not None:
             # As long as a plan made with an earlier head is carried out, all that was answered may matter.
@@ -322,8 +324,8 @@ class Reading:
         if all(what != "events" for what, _ in asked[began:]) and question.what != "events":
             return (*carried, *(answer for _, answer in asked[began:]))  # in the midst of a view
         view = kept["view"]
-        appends = tuple((each.first, each.offset) for each in view.tail.appends)
-        heads = tuple(-1 if head is None else self.world.interned.head(head) for head in (view.stored.head, view.head))
+        appends = tuple((each.first, each.offset) for each in view.appends)
+        heads = tuple(-1 if head is None else self.world.interned.head(head) for head in (view.stored, view.head))
         page = asked[-1][1] if question.what == "head" else ()
         return (*carried, *heads, appends, view.as_of, repr(kept["plan"]), page)
 

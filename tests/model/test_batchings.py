@@ -31,8 +31,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.seq_nr import LAST
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.plan import Nothing, StoreOnly, StoreThenTail, TailOnly, plan_read
-from tidebook.journal.tail import JournalTail
+from tidebook.journal.view import ReadView, ViewBase
 from tidebook.log.port import Record
 from tidebook.testing.histories import ACTION_TEMPLATES, FIRST_MS, ActionTemplate, Extension, extensions
 
@@ -133,34 +132,26 @@ class Explorer:
         for lag, point in enumerate(self._points):
             position = point.head.position.offset if point.head is not None else -1
             for as_of in {lag - 1, position}:
-                tail = JournalTail(point.head, CONFIG, bytes_max=1_000_000)
+                view = ReadView(ViewBase(point.head, as_of), CONFIG, bytes_max=1_000_000)
                 for record in self._records[as_of + 1 :]:
-                    tail.take(record)
-                assert tail.head == self._points[-1].head, self._names
+                    view.take(record)
+                assert view.head == self._points[-1].head, self._names
                 for after, to in RANGES:
                     wanted = tuple(each for each in self._points[-1].seen if after < each[0] <= to)
-                    assert self._read(point, tail, after, to) == wanted, (self._names, lag, as_of, after, to)
+                    assert self._read(point, view, after, to) == wanted, (self._names, lag, as_of, after, to)
 
-    def _read(self, point: Point, tail: JournalTail, after: int, to: int) -> Seen:
-        plan = plan_read(
-            stored=point.head, folded=tail.head, purged=tail.purged, appended=tail.appended, after=after, to=to
-        )
-        match plan:
-            case Nothing():
-                return ()
-            case StoreOnly():
-                return self._rows(point, plan.after, plan.to)
-            case StoreThenTail():
-                return self._rows(point, plan.after, plan.to) + self._tail(tail, plan.to, to)
-            case TailOnly():
-                return self._tail(tail, plan.after, to)
+    def _read(self, point: Point, view: ReadView, after: int, to: int) -> Seen:
+        plan = view.plan(after, to)
+        if plan is None:
+            return ()
+        return self._rows(point, plan.after, plan.rows_to) + self._tail(view, plan.rows_to, plan.to)
 
     def _rows(self, point: Point, after: int, to: int) -> Seen:
         return tuple(each for each in point.seen if after < each[0] <= to)
 
-    def _tail(self, tail: JournalTail, after: int, to: int) -> Seen:
+    def _tail(self, view: ReadView, after: int, to: int) -> Seen:
         found = []
-        for append in tail.appends or ():
+        for append in view.appends or ():
             for i, kept in enumerate(unpack_events(append.body)):
                 position = Position(CONFIG.epoch, append.offset)
                 row = EventRow(append.first + i, kept, append.timestamp_ms, position, i)

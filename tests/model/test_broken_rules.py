@@ -16,15 +16,13 @@ from tests.model.world import CONFIG, Expander, Planner, Step, World, in_stages
 from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.key import Key
-from tidebook.core.replication_plan import plan_key
+from tidebook.core.replication_plan import EventRow, plan_key
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.page import EventPageOfStore
-from tidebook.journal.plan import Nothing, ReadPlan, StoreOnly, StoreThenTail, page_is_valid, plan_read
 from tidebook.journal.prefetch import PrefetchedRange, RowPrefetcher
-from tidebook.journal.reader import Reader, ReadView
-from tidebook.journal.replicated_state import ReplicatedState
+from tidebook.journal.reader import Reader
 from tidebook.journal.settings import BarrierKind
+from tidebook.journal.view import ReadPlan, ReadView, ViewBase, page_is_valid, plan_read, stored_base
 from tidebook.testing.histories import ACTION_TEMPLATES, ActionTemplate, append, delete, histories, purge
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
@@ -161,7 +159,7 @@ def read_is_wrong(
 def test_a_reader_that_does_not_look_at_the_head_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q5]"""
     monkeypatch.setattr("tidebook.journal.reader.page_is_valid", lambda *_: True)
-    monkeypatch.setattr("tidebook.journal.page.EventPageOfStore.check", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.reader.check_rows", lambda *_: None)
     assert read_is_wrong(SMALL, (2, 3))
 
 
@@ -180,7 +178,7 @@ def test_a_reader_that_looks_only_at_the_deletes_is_found(monkeypatch: pytest.Mo
         "tidebook.journal.reader.page_is_valid",
         lambda _, now, cursor: now is not None and now.live and now.delete_to <= cursor,
     )
-    monkeypatch.setattr("tidebook.journal.page.EventPageOfStore.check", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.reader.check_rows", lambda *_: None)
     assert read_is_wrong(["next x1", "next x2", "purge"], (2, 3))
 
 
@@ -196,9 +194,9 @@ def test_a_reader_that_compares_deletes_with_the_end_of_the_page_is_found(monkey
 def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q1]"""
 
-    async def stored(self: HeadCache, key: Key) -> ReplicatedState:
+    async def stored(self: HeadCache, key: Key) -> ViewBase:
         head = await self._store.head(key)
-        return ReplicatedState(await self._store.pointer(self.topic, self.partition), head, self.config.epoch)
+        return stored_base(await self._store.pointer(self.topic, self.partition), head, self.config.epoch)
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (1, 2, 3))
@@ -214,7 +212,8 @@ class RowsUnasked(HeadKnown):
         if head is not None and head.live:
             rows.begin(head, after=max(after, head.delete_to), to=min(to, head.seq_nr))
             rows.add(PrefetchedRange(after, 2, 2 - after, Answered(found)))
-        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, CONFIG.epoch))
+        stored = stored_base(pointer, head, CONFIG.epoch)
+        return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
 class PointerLast(HeadKnown):
@@ -224,7 +223,8 @@ class PointerLast(HeadKnown):
         await self._hold(key, known, rows)
         head = await self._store.head(key)
         pointer = await self._store.pointer(key.topic, 0)
-        return await self._view(key, await self._barriers.fix(kind), ReplicatedState(pointer, head, CONFIG.epoch))
+        stored = stored_base(pointer, head, CONFIG.epoch)
+        return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
 @pytest.mark.parametrize("reader", [RowsUnasked, PointerLast])
@@ -233,7 +233,8 @@ def test_first_rows_that_are_asked_for_in_the_wrong_order_are_found(reader: type
 
 
 def test_a_folded_head_of_which_the_store_has_not_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeadCache, "replicated_head", lambda self, id, _: self._heads.get(id))
+    monkeypatch.setattr("tests.model.reading.is_replicated", lambda head, _: head is not None and head.live)
+    monkeypatch.setattr("tidebook.journal.view.is_replicated", lambda head, _: head is not None and head.live)
     assert read_is_wrong(SMALL, (1, 2, 3), page=2, readers=[HeadFolded])
 
 
@@ -248,29 +249,27 @@ def test_rows_that_are_kept_from_a_head_of_another_life_are_found(monkeypatch: p
 
 
 def test_a_page_that_is_taken_for_whole_with_numbers_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_gap_free(self: EventPageOfStore, head: Head) -> bool:
-        return all(head.incarnation <= row.position <= head.position for row in self._rows)
+    def is_gap_free(rows: Sequence[EventRow], after: int, head: Head) -> bool:
+        return all(head.incarnation <= row.position <= head.position for row in rows)
 
-    monkeypatch.setattr(EventPageOfStore, "is_gap_free", is_gap_free)
+    monkeypatch.setattr("tidebook.journal.reader.is_gap_free", is_gap_free)
     assert read_is_wrong(SMALL, (2, 3))
 
 
 def test_a_page_that_is_taken_for_whole_with_rows_of_another_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_gap_free(self: EventPageOfStore, head: Head) -> bool:
-        return self.reached - self._after == len(self._rows)
+    def is_gap_free(rows: Sequence[EventRow], after: int, head: Head) -> bool:
+        return bool(rows) and rows[-1].seq_nr - after == len(rows)
 
-    monkeypatch.setattr(EventPageOfStore, "is_gap_free", is_gap_free)
+    monkeypatch.setattr("tidebook.journal.reader.is_gap_free", is_gap_free)
     assert read_is_wrong(["next x1", "next x2", "purge"], (3, 4))
 
 
 def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q2]"""
 
-    async def stored(self: HeadCache, key: Key) -> ReplicatedState:
+    async def stored(self: HeadCache, key: Key) -> ViewBase:
         pointer = await self._store.pointer(self.topic, self.partition)
-        found = ReplicatedState(pointer, await self._store.head(key), self.config.epoch)
-        found.as_of = -1 if pointer is None else pointer.position.offset
-        return found
+        return ViewBase(await self._store.head(key), -1 if pointer is None else pointer.position.offset)
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (1, 2, 3))
@@ -279,28 +278,22 @@ def test_a_reader_whose_tail_begins_at_the_pointer_is_found(monkeypatch: pytest.
 def test_a_reader_whose_rows_are_not_bounded_by_the_heads_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[Q4]"""
 
-    def unbounded(*, stored: Head | None, folded: Head | None, **how: int) -> ReadPlan:
-        plan = plan_read(stored=stored, folded=folded, **how)  # type: ignore[arg-type]
-        match plan:
-            case StoreOnly():
-                return StoreOnly(plan.after, LAST)
-            case StoreThenTail():
-                return StoreThenTail(plan.after, LAST)
-            case _:
-                return plan
+    def unbounded(*, stored: Head | None, folded: Head | None, after: int, to: int) -> ReadPlan | None:
+        plan = plan_read(stored=stored, folded=folded, after=after, to=to)
+        return plan if plan is None or plan.after == plan.rows_to else plan._replace(rows_to=LAST, to=LAST)
 
-    monkeypatch.setattr("tidebook.journal.reader.plan_read", unbounded)
-    monkeypatch.setattr("tidebook.journal.page.EventPageOfStore.check", lambda *_: None)
+    monkeypatch.setattr("tidebook.journal.view.plan_read", unbounded)
+    monkeypatch.setattr("tidebook.journal.reader.check_rows", lambda *_: None)
     assert read_is_wrong(SMALL, (1, 2, 3))
 
 
 def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """[rule 5] The pointer lags, the head is gone: what was appended before the purge would be folded on nothing."""
 
-    async def stored(self: HeadCache, key: Key) -> ReplicatedState:
+    async def stored(self: HeadCache, key: Key) -> ViewBase:
         pointer = await self._store.pointer(self.topic, self.partition)
         head = await self._store.head(key)
-        return ReplicatedState(pointer, head if head is not None and head.live else None, self.config.epoch)
+        return stored_base(pointer, head if head is not None and head.live else None, self.config.epoch)
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (3,))
@@ -312,7 +305,7 @@ def test_a_reader_that_goes_on_in_another_life_is_found(monkeypatch: pytest.Monk
 
 
 def test_a_reader_that_plans_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidebook.journal.reader.plan_read", lambda **_: Nothing())
+    monkeypatch.setattr("tidebook.journal.view.plan_read", lambda **_: None)
     assert read_is_wrong(SMALL, (1,))
 
 

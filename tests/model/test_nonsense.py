@@ -104,7 +104,7 @@ async def _state(rig: Rig, id: str) -> tuple[int | None, Any]:
 
 
 async def _stored(rig: Rig) -> list[Head | None]:
-    return [await rig.store.head((await rig.journal._locate_or_create(id))[0]) for id in IDS]
+    return [await rig.store.head((await rig.journal._locate(id, create=True))[0]) for id in IDS]
 
 
 async def _folded(rig: Rig, id: str) -> Head | None:

@@ -22,7 +22,6 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Parked, Pointer, TagRow
 from tidebook.core.seq_nr import LAST
-from tidebook.journal.barrier import Barriers
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
@@ -236,8 +235,7 @@ class Run:
         store, metrics = self.clients.store(), Metrics()
         settings = JournalSettings(page_events=dice.choice((1, 2, 4, 100)), follow_s=0.0)
         cache = HeadCache(self._log, store, TOPIC, PARTITION, self.config, settings, metrics)  # type: ignore[arg-type]
-        barriers = Barriers(self._log, cache)  # type: ignore[arg-type]
-        reader = Reader(self._log, store, cache, barriers, settings, metrics)  # type: ignore[arg-type]
+        reader = Reader(self._log, store, cache, settings, metrics)  # type: ignore[arg-type]
         for _ in range(dice.randint(1, 5)):
             await asyncio.sleep(dice.random() * TROUBLE_S / 3)
             id, start = dice.choice(IDS), dice.choice((1, 1, 2, 4))

@@ -6,13 +6,16 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, encode_payload, encode_text
+
+if TYPE_CHECKING:
+    from tidebook.core.replication_plan import EventRow
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
@@ -139,7 +142,9 @@ def _encodable(event: Event) -> EncodedEvent | tuple[int, bytes]:
         warnings.warn(f"an event with {len(tags)} tags: each costs a row in the tag view", stacklevel=3)
     metadata = None
     if event.metadata is not None:
-        metadata = encode_json(_check_object(event.metadata), "an event's metadata")
+        if not isinstance(event.metadata, Mapping):
+            raise InvalidInput(f"an event's metadata is a JSON object, not {type(event.metadata).__name__}")
+        metadata = encode_json(dict(event.metadata), "an event's metadata")
     return EncodedEvent(payload_type, payload, tags, metadata)
 
 
@@ -199,22 +204,6 @@ def _check_tag(tag: object) -> str:
     if size > TAG_BYTES_MAX or "\x00" in tag:
         raise InvalidInput(f"a tag may take {TAG_BYTES_MAX} bytes and no NUL: {tag[:40]!r} takes {size}")
     return tag
-
-
-def _check_object(value: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidInput(f"an event's metadata is a JSON object, not {type(value).__name__}")
-    return dict(value)
-
-
-def count_tags(events: Iterable[Event]) -> TagCounts:
-    """Return how many of the events carry each tag."""
-    counts: dict[str, int] = {}
-    for event in events:
-        if event.tags:
-            for tag in event.tags:
-                counts[tag] = counts.get(tag, 0) + 1
-    return tuple(sorted(counts.items())) if counts else ()
 
 
 def decode_event(encoded: bytes | msgspec.Raw) -> EncodedEvent:
@@ -329,19 +318,25 @@ def unpack_events(body: bytes) -> list[bytes]:
         raise Corrupt(f"the events of a record are damaged: {error}") from error
 
 
-def read_event(encoded: bytes, seq_nr: int, timestamp_ms: int, partition: int, offset: int) -> ReadEvent:
-    """Decode an encoded event for a reader. Every event that is read passes here, so it makes few calls."""
+def read_events(rows: Iterable[EventRow], partition: int) -> list[ReadEvent]:
+    """Decode rows for a reader. Every event that is read passes here, so it makes few calls."""
+    events: list[ReadEvent] = []
+    decode, add = _decode, events.append
     try:
-        event = _decode(encoded)
+        for row in rows:
+            event = decode(row.kept)
+            kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
+            add(
+                ReadEvent(
+                    row.seq_nr,
+                    payload if kind == BYTES else decode_payload(kind, payload),
+                    frozenset(tags) if tags else _NO_TAGS,
+                    None if metadata is None else decode_payload(JSON, metadata),
+                    row.timestamp_ms,
+                    partition,
+                    row.position.offset,
+                )
+            )
     except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
-    kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
-    return ReadEvent(
-        seq_nr,
-        payload if kind == BYTES else decode_payload(kind, payload),
-        frozenset(tags) if tags else _NO_TAGS,
-        None if metadata is None else decode_payload(JSON, metadata),
-        timestamp_ms,
-        partition,
-        offset,
-    )
+    return events

@@ -62,6 +62,21 @@ def journal_id(value: object) -> str:
     return value
 
 
+def journal_of(record_key: bytes | None) -> str | None:
+    """Return the id of the journal that a record with this key belongs to, or None if it belongs to none.
+
+    A mark has no key. Any client may write to a log, so a key need not be a valid id; replication parks such records,
+    and readers skip them.
+
+    >>> journal_of(b"o-1"), journal_of(None), journal_of(b"")
+    ('o-1', None, None)
+    """
+    try:
+        return None if record_key is None else journal_id(record_key.decode())
+    except (UnicodeDecodeError, InvalidInput):
+        return None
+
+
 def partition_of(id: str, partitions: int) -> Partition:
     """Return the partition of a journal: the CRC-32 of the id's UTF-8 bytes, modulo the topic's partition count.
 

@@ -13,14 +13,7 @@ from typing import Final
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
-from tidebook.core.bounds import (
-    EPOCH_MAX,
-    EVENTS_MAX,
-    IDENTITY_BYTES,
-    NUMBER_MAX,
-    OFFSET_MAX,
-    STRICT_DECODE_ERRORS,
-)
+from tidebook.core.bounds import STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput, TooLarge, UnknownVersion, format_int
 from tidebook.core.event import check_events, pack_events
 from tidebook.core.frame import HEADER_BYTES, Frame
@@ -41,34 +34,21 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     Raise TooLarge if they exceed the topic's limit, and InvalidInput if `decode_record` would refuse them. The body of
     an append is not checked, because `encode_events` has validated the events.
     """
-    if not _is_within_bounds(action):
-        raise InvalidInput(f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}")
-    rest = _encode(action)
-    if len(rest) + HEADER_BYTES > limit_bytes:
-        raise TooLarge("the record", size_bytes=len(rest) + HEADER_BYTES, limit_bytes=limit_bytes)
-    return _frame.seal(rest)
+    try:
+        content = _encode(action)
+        _check_envelope(_decode(content))
+    except (*STRICT_DECODE_ERRORS, OverflowError, TypeError, Corrupt) as error:
+        raise InvalidInput(
+            f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}"
+        ) from error
+    if len(content) + HEADER_BYTES > limit_bytes:
+        raise TooLarge("the record", size_bytes=len(content) + HEADER_BYTES, limit_bytes=limit_bytes)
+    return _frame.seal(content)
 
 
-def _is_within_bounds(action: Action) -> bool:
-    """Return whether every number and id of an action is within the bounds that its type declares."""
-    if type(action) is not Append:
-        try:
-            _decode(_encode(action))
-        except (*STRICT_DECODE_ERRORS, OverflowError):
-            return False
-        return True
-    expected, at, expiry, floor = action.expected, action.at, action.expire_after_ms, action.floor
-    # Written out for speed: every append passes here.
-    return (
-        0 < action.epoch <= EPOCH_MAX
-        and type(action.append_id) is bytes
-        and len(action.append_id) == IDENTITY_BYTES
-        and 0 < action.count <= EVENTS_MAX
-        and (expected is None or (at is None and type(expected) is int and 0 <= expected <= NUMBER_MAX))
-        and (at is None or (type(at) is int and 0 < at <= NUMBER_MAX))
-        and (expiry is None or (type(expiry) is int and 0 <= expiry <= NUMBER_MAX))
-        and (floor is None or (type(floor) is int and -1 <= floor <= OFFSET_MAX))
-    )
+def _check_envelope(action: Action) -> None:
+    if type(action) is Append and action.expected is not None and action.at is not None:
+        raise Corrupt("the append's envelope contradicts itself: it has both expected and at")
 
 
 def _describe(action: Action) -> str:
@@ -128,9 +108,8 @@ def _decode_action(content: bytes | memoryview) -> Action:
         action: Action = _decode(content)
     except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
+    _check_envelope(action)
     if type(action) is Append:
-        if action.expected is not None and action.at is not None:
-            raise Corrupt("the append's envelope contradicts itself: it has both expected and at")
         # The fold numbers events by `count`, the store writes those of the body: the two must agree.
         check_events(action.body, action.count, action.tagged)
     return action

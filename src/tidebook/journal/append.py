@@ -11,36 +11,49 @@ from typing import Any
 import msgspec
 
 from tidebook.core.action import Append, expiry_ms
-from tidebook.core.bounds import EVENTS_MAX
+from tidebook.core.bounds import EVENTS_MAX, IDENTITY_BYTES
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
-from tidebook.core.event import Event, encode_events
+from tidebook.core.event import NOT_PLAIN, Event, encode_events, plain_payloads
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.record import decode_record
+from tidebook.core.record import PLAIN_BYTES_MAX, decode_record, encode_plain_appends, encode_record
 from tidebook.core.seq_nr import LAST, seq_nr
+from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended, outcome_from_head, outcome_of
 from tidebook.log.port import Acknowledged, AcknowledgedBatch, Log, Outgoing, RecordColumns
+from tidebook.runtime.clock import Ids
 from tidebook.runtime.futures import resolve_future
 
 
-def append_action(
+def encode_append(
+    config: TopicConfig,
+    ids: Ids,
     events: Sequence[Event],
-    epoch: int,
-    append_id: bytes,
-    expected: int | None,
-    at: int | None,
-    expire_after: timedelta | int | None,
-    floor: int | None,
-) -> Append:
-    """Validate the arguments of an append and return its action."""
+    expected: int | None = None,
+    at: int | None = None,
+    expire_after: timedelta | int | None = None,
+    append_id: bytes | None = None,
+    retry: OutcomeUnknown | None = None,
+) -> tuple[Append, bytes]:
+    """Validate the arguments of an append; return its action and its encoded record."""
     if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:
         _check_events(events)
     if expected is not None or at is not None:
         _check_numbers(expected, at, len(events))
+    floor = None
+    if retry is not None:
+        if append_id is not None or getattr(retry, "append_id", None) is None:
+            raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
+        append_id, floor = retry.append_id, retry_floor(retry, config.epoch)
+    if append_id is None:
+        append_id = ids.new()
+    elif type(append_id) is not bytes or len(append_id) != IDENTITY_BYTES:
+        raise InvalidInput("append_id must be 16 bytes")
     body, tagged = encode_events(events)
     expiry = None if expire_after is None else expiry_ms(expire_after)
-    return Append(epoch, append_id, len(events), body, expected, at, expiry, floor, tagged)
+    action = Append(config.epoch, append_id, len(events), body, expected, at, expiry, floor, tagged)
+    return action, encode_record(action, limit_bytes=config.limit_bytes)
 
 
 def _check_events(events: Sequence[Event]) -> None:
@@ -59,13 +72,6 @@ def _check_numbers(expected: int | None, at: int | None, count: int) -> None:
         seq_nr(expected, name="expected", least=0)
     if at is not None and seq_nr(at, name="at") + count - 1 > LAST:
         raise InvalidInput(f"at {at} leaves no room for {count} events: the last number is {LAST}")
-
-
-def check_append_id(append_id: object) -> bytes:
-    """Return an append id that the caller supplied; raise InvalidInput if it is not 16 bytes."""
-    if type(append_id) is not bytes or len(append_id) != 16:
-        raise InvalidInput("append_id must be 16 bytes")
-    return append_id
 
 
 def retry_floor(retry: OutcomeUnknown, epoch: int) -> int:
@@ -88,6 +94,8 @@ class PendingAppend(msgspec.Struct, gc=False):
     floor: int = -1
     #: The highest offset that this process had seen when the record was sent; the record's own must be higher.
     sent_after: int = -1
+    #: The index of the append in an `AppendBatch`, whose outcome it then sets; -1 if the waiter is a future.
+    index: int = -1
 
     def send(self, log: Log) -> None:
         """Send the record."""
@@ -102,11 +110,11 @@ class PendingAppend(msgspec.Struct, gc=False):
     def __call__(self, sent: Acknowledged | TidebookError) -> None:
         """Handle the acknowledgement or the error; the log calls this in the event loop, in offset order."""
         if isinstance(sent, TidebookError):
-            self._resolve(self._with_append_id(sent))
+            self._resolve(self._unknown(str(sent), None, sent) if isinstance(sent, OutcomeUnknown) else sent)
             return
         cache, action = self.cache, self.action
-        if cache.identity.is_recreated(sent.offset, self.sent_after):
-            self._resolve(cache.identity.error())
+        if cache.is_recreated(sent.offset, self.sent_after):
+            self._resolve(cache.recreated_error())
             return
         if cache.next_offset < 0 and not self.confirm:  # without a tail only the offset is known
             if sent.offset > cache.seen:
@@ -127,7 +135,10 @@ class PendingAppend(msgspec.Struct, gc=False):
 
     def _resolve(self, outcome: Appended | TidebookError) -> None:
         self.cache.pending_outcomes.pop(self.action.append_id, None)
-        resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled: the write goes on
+        if self.index >= 0:
+            self.waiter.set_outcome(self.index, outcome)
+        else:
+            resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled: the write goes on
 
     async def _learn_outcome(self, sent: Acknowledged) -> None:
         """Read and fold the log up to the record: other writers came between, or the head is not cached."""
@@ -144,35 +155,25 @@ class PendingAppend(msgspec.Struct, gc=False):
                     return
             self._resolve(outcome_of(change, cache.topic, self.id, self.action, sent.partition, position))
         except BaseException as error:  # also a cancellation: the caller must not wait forever
-            self._resolve(self._outcome_unknown(sent, error))
+            why = (
+                f"the append is in the log at offset {sent.offset}, but whether it counts could not be learned: "
+                f"{str(error) or type(error).__name__}"
+            )
+            self._resolve(self._unknown(why, sent.offset, error))
             if not isinstance(error, TidebookError):
                 raise
 
-    def _outcome_unknown(self, sent: Acknowledged, error: BaseException) -> OutcomeUnknown:
+    def _unknown(self, why: str, offset: int | None, error: BaseException) -> OutcomeUnknown:
         unknown = OutcomeUnknown(
-            f"{self._key}: the append is in the log at offset {sent.offset}, but whether it counts could not be "
-            f"learned: {str(error) or type(error).__name__}",
+            f"{self._key}: {why}",
             append_id=self.action.append_id,
-            partition=sent.partition,
-            offset=sent.offset,
+            partition=self.cache.partition,
+            offset=offset,
             floor=self.floor,
             epoch=self.action.epoch,
         )
         unknown.__cause__ = error
         return unknown
-
-    def _with_append_id(self, error: TidebookError) -> TidebookError:
-        if isinstance(error, OutcomeUnknown):
-            known = OutcomeUnknown(
-                f"{self._key}: {error}",
-                append_id=self.action.append_id,
-                partition=self.cache.partition,
-                floor=self.floor,
-                epoch=self.action.epoch,
-            )
-            known.__cause__ = error
-            return known
-        return error
 
     def _position(self, sent: Acknowledged) -> Position:
         return Position(self.cache.config.epoch, sent.offset)
@@ -189,7 +190,7 @@ _PENDING = Appended(None, None, -1, -1)
 class AppendBatch:
     """Appends that are sent together: the callback of the log, which collects the outcome of each at its index.
 
-    With thousands of them, the objects and calls for each one matter: a `PendingBatchAppend` is made only if needed.
+    With thousands of them, the objects and calls for each one matter: a `PendingAppend` is made only if needed.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class AppendBatch:
             isinstance(results, AcknowledgedBatch)
             and not self._confirm
             and cache.next_offset < 0
-            and not cache.identity.is_recreated(min(results.offsets), self._floors[partition] - 1)
+            and not cache.is_recreated(min(results.offsets), self._floors[partition] - 1)
         ):
             # Without a tail only the offsets are known.
             appended = map(Appended, repeat(None), repeat(None), repeat(partition), results.offsets)
@@ -241,10 +242,10 @@ class AppendBatch:
         assert isinstance(action, Append)
         return action
 
-    def _pending(self, index: int) -> PendingBatchAppend:
+    def _pending(self, index: int) -> PendingAppend:
         record = self._columns.record(index)
         cache, floor = self._caches[record.partition], self._floors[record.partition]
-        return PendingBatchAppend(
+        return PendingAppend(
             cache, self._ids[index], self._action(index), record, self._confirm, self, floor, floor - 1, index
         )
 
@@ -264,15 +265,36 @@ class AppendBatch:
         return self._outcomes
 
 
-class PendingBatchAppend(PendingAppend, gc=False):
-    """One append of an `AppendBatch`."""
-
-    waiter: AppendBatch
-    index: int = 0
-
-    def _resolve(self, outcome: Appended | TidebookError) -> None:
-        self.cache.pending_outcomes.pop(self.action.append_id, None)
-        self.waiter.set_outcome(self.index, outcome)
-
-
 _running: set[asyncio.Task[Any]] = set()
+
+
+#: Records that are encoded and sent together: few enough to stay in the processor's cache.
+BATCH_RECORDS = 1000
+
+
+class EncodedAppends:
+    """Validated appends: a plain append is kept as payload and payload type, any other one as its encoded record.
+
+    Plain records are encoded later, a batch at a time, which is much cheaper than one by one.
+    """
+
+    def __init__(self, appends: Sequence[Sequence[Event]], config: TopicConfig, ids: Ids) -> None:
+        self._epoch = config.epoch
+        self._ids = ids
+        self._kinds, self._data = kinds, data = plain_payloads(appends)
+        plain_max = config.limit_bytes - PLAIN_BYTES_MAX
+        for index, size_bytes in enumerate(map(len, data)):
+            if not 0 < size_bytes <= plain_max:
+                kinds[index], data[index] = NOT_PLAIN, encode_append(config, ids, appends[index])[1]
+
+    def values(self, batch: slice) -> list[bytes]:
+        """Return the encoded records of one batch, each with a new append id."""
+        kinds, data = self._kinds[batch], self._data[batch]
+        if NOT_PLAIN not in kinds:
+            return encode_plain_appends(self._epoch, self._ids.several(len(kinds)), kinds, data)
+        plain = [index for index, kind in enumerate(kinds) if kind != NOT_PLAIN]
+        columns = [kinds[index] for index in plain], [data[index] for index in plain]
+        encoded = encode_plain_appends(self._epoch, self._ids.several(len(plain)), *columns)
+        for index, record in zip(plain, encoded, strict=True):
+            data[index] = record
+        return data

@@ -8,6 +8,7 @@ one mark is in flight, and the next one collects the reads that arrive meanwhile
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from tidebook.core.action import Mark
 from tidebook.core.errors import OutcomeUnknown, Unavailable
@@ -32,13 +33,14 @@ class Barriers:
         Raise Unavailable if the end of the log cannot be read, and Corrupt if the log was recreated.
         """
         cache = self._cache
-        cache.identity.check()
+        cache.check_log()
         if kind == "offset" or self._log.end_is_linearizable:
             seen = cache.seen
             last = await self._log.end(cache.topic, cache.partition) - 1
             # Only a linearizable end proves anything: a partitioned leader may report an old one.
-            if self._log.end_is_linearizable and last < seen and cache.identity.is_recreated(last, seen):
-                raise cache.identity.error()
+            if self._log.end_is_linearizable and last < seen:
+                cache.is_recreated(last, seen)
+                cache.check_log()
             return max(cache.seen, last)
         if self._next is None:
             self._next = asyncio.create_task(self._send(self._in_flight))
@@ -52,18 +54,12 @@ class Barriers:
             await asyncio.sleep(0)  # reads that start in the same loop iteration share the mark
         self._in_flight, self._next = self._next, None
         try:
-            if self._cache.next_offset < 0:
-                await self._try_begin()
+            # The tail then takes the mark at its acknowledgement instead of reading it from the log.
+            with suppress(Unavailable):  # a caller that needs the store meets the error itself
+                await self._cache.begin()
             sent, _ = await self._cache.write(Mark(self._cache.config.epoch))
         except OutcomeUnknown as error:  # only the mark's outcome is unknown: a read writes nothing else
             raise Unavailable(f"the end of the log could not be learned: {error}") from error
         finally:
             self._in_flight = None
         return sent.offset
-
-    async def _try_begin(self) -> None:
-        """Begin the tail first: it then takes the mark at its acknowledgement instead of reading it from the log."""
-        try:
-            await self._cache.begin()
-        except Unavailable:
-            pass  # a caller that needs the store meets the error itself

@@ -10,24 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from typing import TypeVar
 
 from tidebook.core.action import Action, Append, Damaged
-from tidebook.core.errors import LogLost, TidebookError, Unavailable
+from tidebook.core.errors import Corrupt, LogLost, TidebookError, Unavailable
 from tidebook.core.fold import Change, fold
 from tidebook.core.head import Head
-from tidebook.core.key import Key
+from tidebook.core.key import Key, journal_of
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record, has_other_version
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.head_lru import HeadLru
-from tidebook.journal.log_identity import LogIdentity
-from tidebook.journal.pointer_cache import PointerCache
-from tidebook.journal.replicated_state import ReplicatedState
 from tidebook.journal.settings import JournalSettings
-from tidebook.journal.tail import JournalTail, journal_of, read_action
 from tidebook.journal.unreplicated import Unreplicated
+from tidebook.journal.view import ReadView, ViewBase, read_action, stored_base
 from tidebook.log.port import Acknowledged, Log, Outgoing, Record, read_page
 from tidebook.runtime.futures import ignore_failure, resolve_future
 from tidebook.runtime.metrics import Metrics
@@ -38,11 +36,18 @@ CATCH_UP_RECORDS_MAX = 2_000
 
 #: How often a followed partition drops what was replicated since.
 DROP_INTERVAL_S = 5.0
+#: The age up to which a read may start from a known pointer: the older it is, the longer the tail that is folded.
+RECENT_S_MAX = 1.0
 
 T = TypeVar("T")
 
 #: An attempt of an append: its offset, and the change that the fold computed for it.
 Attempt = tuple[int, Change]
+
+
+def adopt_hint(topic: str) -> str:
+    """Return the hint for a store that is ahead of the log, or was filled from another one."""
+    return f"if the log is right, run 'tidebook journal adopt {topic}': it begins a new epoch on what the store has"
 
 
 class HeadCache:
@@ -69,8 +74,11 @@ class HeadCache:
         self.next_offset = -1
         #: The highest offset that was acknowledged to this process or read by it; never below `next_offset - 1`.
         self.seen = -1
-        self.identity = LogIdentity(topic, partition)
-        self._heads = HeadLru(count_max=settings.cached_heads_max, bytes_max=settings.cached_head_bytes_max)
+        #: Proof that the log was recreated: an offset that it assigned, and a higher or equal one that was seen before.
+        #: It is never cleared: the new log may grow past the old one and then look like it.
+        self._recreated: tuple[int, int] | None = None
+        #: Heads by id, exact as of the tail. Only `HeadCache` adds to them.
+        self.heads = HeadLru(count_max=settings.cached_heads_max, bytes_max=settings.cached_head_bytes_max)
         self._unreplicated = Unreplicated(offsets_max=settings.cached_offsets_max, bytes_max=settings.cached_bytes_max)
         #: The last folded attempt of each append of this process whose outcome is not known yet, by append id.
         self.pending_outcomes: dict[bytes, Attempt | None] = {}
@@ -81,7 +89,9 @@ class HeadCache:
         self._competed_at = -math.inf
         self._begin_lock = asyncio.Lock()
         self._closed = False
-        self._pointers = PointerCache(store, topic, partition)
+        #: The pointer of the store when it was last read.
+        self.known_pointer: Pointer | None = None
+        self._pointer_read_at = -math.inf
 
     # ---- the tail
 
@@ -146,7 +156,7 @@ class HeadCache:
         return self._competed_at - before < self._settings.follow_s
 
     def _restart_tail(self, next_offset: int) -> None:
-        self._heads.clear()
+        self.heads.clear()
         self._unreplicated.begin(next_offset)
         self.next_offset = next_offset
         self.seen = max(self.seen, next_offset - 1)
@@ -204,8 +214,8 @@ class HeadCache:
 
         Raise for a record of a newer format or epoch, every time: the tail does not advance past it.
         """
-        id = journal_of(record)
-        known = id in self._heads
+        id = journal_of(record.key)
+        known = id in self.heads
         action = None
         if known or record.key is None or has_other_version(record.value):
             action = read_action(record, self.config)
@@ -233,11 +243,11 @@ class HeadCache:
             return None
         if not self._log.indexed_by_key:
             self._unreplicated.add(id, Record(offset, sent.timestamp_ms, record.key, record.value))
-        return self._fold(id, action, offset, sent.timestamp_ms) if id in self._heads else None
+        return self._fold(id, action, offset, sent.timestamp_ms) if id in self.heads else None
 
     async def write(self, action: Action, id: str | None = None) -> tuple[Acknowledged, Change | None]:
         """Write a record other than an append and take it; return its change, or None if that is not known yet."""
-        self.identity.check()
+        self.check_log()
         value = encode_record(action, limit_bytes=self.config.limit_bytes)
         outgoing = Outgoing(self.topic, self.partition, None if id is None else id.encode(), value)
         future: asyncio.Future[tuple[Acknowledged, Change | None]] = asyncio.get_running_loop().create_future()
@@ -246,8 +256,8 @@ class HeadCache:
         def on_sent(sent: Acknowledged | TidebookError) -> None:
             if isinstance(sent, TidebookError):
                 resolve_future(future, sent)
-            elif self.identity.is_recreated(sent.offset, sent_after):
-                resolve_future(future, self.identity.error())
+            elif self.is_recreated(sent.offset, sent_after):
+                resolve_future(future, self.recreated_error())
             else:
                 resolve_future(future, (sent, self.take_own(sent, outgoing, id, action)))
 
@@ -255,89 +265,118 @@ class HeadCache:
         return await future
 
     def _fold(self, id: str, action: Action | Damaged, offset: int, timestamp_ms: int) -> Change | None:
-        head, position = self._heads[id], Position(self.config.epoch, offset)
+        head, position = self.heads[id], Position(self.config.epoch, offset)
         if head is not None and position <= head.position:
             return None  # the store was ahead of the tail when this head was read
         after, change = fold(head, action, position, timestamp_ms, self.config)
-        self._heads.keep(id, after)
+        self.heads.keep(id, after)
+        self._note_outcome(action, offset, change)
+        return change
+
+    def _note_outcome(self, action: Action | Damaged | None, offset: int, change: Change) -> None:
         if type(action) is Append and action.append_id in self.pending_outcomes:
             self.pending_outcomes[action.append_id] = (offset, change)
-        return change
+
+    # ---- the identity of the log: within one incarnation of a topic, the offsets of new records only rise
+
+    def is_recreated(self, offset: int, sent_after: int) -> bool:
+        """Record and return whether the log was recreated: it gave `offset` after `sent_after` had been seen."""
+        if offset <= sent_after and self._recreated is None:
+            self._recreated = (offset, sent_after)
+        return self._recreated is not None
+
+    def check_log(self) -> None:
+        """Raise Corrupt if the log was recreated since this process opened it."""
+        if self._recreated is not None:
+            raise self.recreated_error()
+
+    def recreated_error(self) -> Corrupt:
+        """Return the error for a recreated log."""
+        assert self._recreated is not None
+        offset, seen = self._recreated
+        return Corrupt(
+            f"{self.topic}/{self.partition}: the log is at offset {offset}, after offset {seen} was seen: its topic "
+            "was deleted and made again, or it lost acknowledged records; nothing written to it counts: open the book "
+            f"again; {adopt_hint(self.topic)}"
+        )
 
     # ---- records and heads of one journal
 
-    async def replicated(self) -> int:
-        """Return the last offset of this epoch that is replicated, or -1."""
-        return ReplicatedState(await self._pointers.fetch(), None, self.config.epoch).as_of
-
-    async def stored(self, key: Key) -> ReplicatedState:
-        """Return the state in the store; the pointer is read before the head."""
-        pointer = await self._pointers.fetch()
-        return ReplicatedState(pointer, await self._store.head(key), self.config.epoch)
+    async def pointer(self) -> Pointer | None:
+        """Read the pointer from the store."""
+        began = time.monotonic()
+        self.known_pointer = await self._store.pointer(self.topic, self.partition)
+        self._pointer_read_at = began
+        return self.known_pointer
 
     async def recent_pointer(self) -> Pointer | None:
-        """Return the store's pointer, which may be a moment old."""
-        return await self._pointers.recent(self._unreplicated.base)
+        """Return the store's pointer as it was a moment ago: the read then folds more of the tail."""
+        known = self.known_pointer
+        is_recent = time.monotonic() - self._pointer_read_at <= RECENT_S_MAX
+        return known if is_recent and known and known.position.offset + 1 >= self.tail_start else await self.pointer()
 
-    async def fold_tail(self, key: Key, tail: JournalTail, *, after: int, to: int) -> None:
-        """Fold the journal's records with after < offset ≤ to onto `tail`."""
-        if not self._log.indexed_by_key:
-            found = self._unreplicated.find(key.id, after, to) if to < self.next_offset else None
-            if found is not None:
-                for record in found:
-                    tail.take(record)
-                return
-            self._metrics.count("tail_read_from_log")
-        raw, start = key.id.encode(), after + 1
-        while start <= to:
-            batch = await read_page(self._log, self.topic, self.partition, start=start, stop=to + 1, key=raw)
-            for record in batch.records:
-                tail.take(record)
-            start = batch.next_offset
+    async def replicated(self) -> int:
+        """Return the last offset of this epoch that is replicated, or -1."""
+        return stored_base(await self.pointer(), None, self.config.epoch).as_of
 
-    def known(self, id: str) -> bool:
-        """Return whether the head is cached, and so exact as of the tail."""
-        return id in self._heads
+    async def stored(self, key: Key) -> ViewBase:
+        """Return the state in the store; the pointer is read before the head."""
+        pointer = await self.pointer()
+        return stored_base(pointer, await self._store.head(key), self.config.epoch)
 
-    def incarnation_start(self, id: str) -> int | None:
-        """Return the offset at which the incarnation of a cached head began, or None if the tail starts after it."""
-        if id not in self._heads:
-            return None
-        head = self._heads[id]
-        if head is None:
-            return self.next_offset
-        incarnation = head.incarnation
-        return (
-            incarnation.offset
-            if incarnation.epoch == self.config.epoch and incarnation.offset >= self._unreplicated.base
-            else None
-        )
+    async def stored_after(self, key: Key, as_of: int, error: LogLost) -> ViewBase:
+        """Return the state in the store, if it has advanced beyond `as_of`; otherwise raise `error`."""
+        base = await self.stored(key)
+        if base.as_of <= as_of:
+            raise error
+        return base
 
-    def cached(self, id: str) -> Head | None:
-        """Return the head of an id that is `known`."""
-        return self._heads[id]
+    async def fold_tail(self, key: Key, view: ReadView, to: int, *, note_outcomes: bool = False) -> None:
+        """Fold the journal's records after the view up to `to` onto it."""
+        in_memory: Sequence[Record] | None = None
+        if not self._log.indexed_by_key and view.as_of < to:
+            in_memory = self._unreplicated.find(key.id, view.as_of, to) if to < self.next_offset else None
+            if in_memory is None:
+                self._metrics.count("tail_read_from_log")
+        while view.as_of < to:
+            records, reached = in_memory, to
+            if records is None:
+                start, raw = view.as_of + 1, key.id.encode()
+                page = await read_page(self._log, self.topic, self.partition, start=start, stop=to + 1, key=raw)
+                records, reached = page.records, page.next_offset - 1
+            for record in records:
+                change = view.take(record)
+                if note_outcomes:
+                    self._note_outcome(view.action, record.offset, change)
+            view.as_of = reached
 
-    def replicated_head(self, id: str, pointer: Pointer | None) -> Head | None:
-        """Return the cached head if the journal is live and the store has everything that the head describes."""
-        head = self._heads.get(id)
-        if head is None or not head.live or pointer is None or head.position > pointer.position:
-            return None
-        return head
+    @property
+    def tail_start(self) -> int:
+        """The first offset of the records that the tail still has."""
+        return self._unreplicated.base
+
+    def base(self, id: str) -> ViewBase | None:
+        """Return the cached head as of the tail."""
+        return ViewBase(self.heads[id], self.next_offset - 1) if id in self.heads else None
 
     def remember_head(self, id: str, head: Head | None, as_of: int) -> None:
-        """Cache a head that a read has folded up to `as_of`, if the tail has begun and does not extend beyond that.
+        """Cache a head that a read has folded up to `as_of`, if it is exact as of the tail.
 
         A tail that has not begun may begin after `as_of`, and the records between would never be folded.
         """
-        if id not in self._heads and 0 <= self.next_offset <= as_of + 1:
-            self._heads.keep(id, head)
+        if (
+            id not in self.heads
+            and self.next_offset >= 0
+            and (self.next_offset <= as_of + 1 or self._unreplicated.find(id, as_of, self.next_offset - 1) == [])
+        ):
+            self.heads.keep(id, head)
 
     async def head(self, id: str) -> Head | None:
         """Return the head as of the tail, from the cache or else from the store and the log."""
-        self.identity.check()
-        if id in self._heads:
-            self._heads.move_to_end(id)
-            return self._heads[id]
+        self.check_log()
+        if id in self.heads:
+            self.heads.move_to_end(id)
+            return self.heads[id]
         if self.next_offset < 0:
             await self.begin()
         if self._log.indexed_by_key:
@@ -351,26 +390,18 @@ class HeadCache:
 
     async def _resolve(self, id: str) -> Head | None:
         key = Key(self.topic, id)
-        stored = await self.stored(key)
+        base = await self.stored(key)
         while True:
-            tail = _OutcomeTail(stored.head, self.config, self.pending_outcomes)
+            view = ReadView(base, self.config)
             try:
-                await self._catch_up(key, tail, stored.as_of)
+                while view.as_of < self.next_offset - 1:  # the tail may advance while records are read
+                    await self.fold_tail(key, view, self.next_offset - 1, note_outcomes=True)
                 break
-            except LogLost:
-                # The records are gone: harmless if they were replicated since.
-                before, stored = stored, await self.stored(key)
-                if stored.as_of <= before.as_of:
-                    raise
+            except LogLost as error:  # the records are gone: harmless if they were replicated since
+                base = await self.stored_after(key, base.as_of, error)
         self._metrics.count("head_cache_resolved")
-        self._heads.keep(id, tail.head)
-        return tail.head
-
-    async def _catch_up(self, key: Key, tail: JournalTail, reached: int) -> None:
-        while reached < self.next_offset - 1:  # the tail may advance while records are read
-            to = self.next_offset - 1
-            await self.fold_tail(key, tail, after=reached, to=to)
-            reached = to
+        self.heads.keep(id, view.head)
+        return view.head
 
     # ---- appends of this process
 
@@ -386,17 +417,3 @@ class HeadCache:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _OutcomeTail(JournalTail):
-    """A tail that keeps no events, and records the changes of this process's pending appends."""
-
-    def __init__(self, head: Head | None, config: TopicConfig, pending_outcomes: dict[bytes, Attempt | None]) -> None:
-        super().__init__(head, config, bytes_max=0)
-        self._pending_outcomes = pending_outcomes
-
-    def take(self, record: Record) -> Change:
-        change = super().take(record)
-        if type(self.action) is Append and self.action.append_id in self._pending_outcomes:
-            self._pending_outcomes[self.action.append_id] = (record.offset, change)
-        return change

@@ -10,29 +10,30 @@ from functools import partial
 from typing import Any
 
 from tidebook.core import seq_nr as numbers
-from tidebook.core.action import Append, Delete, Purge
+from tidebook.core.action import Delete, Purge
 from tidebook.core.errors import InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Truncated
 from tidebook.core.event import Event, ReadEvent
+from tidebook.core.fold import PurgeApplied
 from tidebook.core.head import Head
-from tidebook.core.key import Key, journal_id, topic_name
+from tidebook.core.key import Key, journal_id, journal_of, topic_name
 from tidebook.core.payload import encode_payload
-from tidebook.core.record import encode_record
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.append import AppendBatch, PendingAppend, append_action, check_append_id, retry_floor
-from tidebook.journal.append_many import BATCHES_IN_FLIGHT_MAX, EncodedAppends, batches, split_pairs
-from tidebook.journal.expiry import purge_if_at
+from tidebook.journal.append import BATCH_RECORDS, AppendBatch, EncodedAppends, PendingAppend, encode_append
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
+from tidebook.journal.reader import Reader
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.snapshots import Snapshot, read_snapshot
-from tidebook.journal.tail import journal_of
-from tidebook.journal.topic import OpenPartition, OpenTopic, adopt_topic, open_topic
+from tidebook.journal.topic import OpenTopic, adopt_topic, open_topic
+from tidebook.journal.view import ReadView
 from tidebook.log.port import Log, Outgoing, RecordColumns, read_page
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoredSnapshot, StoreWriter
 
+#: Batches of `append_many` that may await their acknowledgement: this bounds the memory of a call of any size.
+BATCHES_IN_FLIGHT_MAX = 20
 #: Heads that `append_many` resolves concurrently.
 HEADS_IN_FLIGHT_MAX = 256
 #: How often a tail looks for a topic that does not exist yet.
@@ -68,16 +69,13 @@ class Journal:
         self._open: OpenTopic | None = None
         self._opening = asyncio.Lock()
 
-    async def _open_or_create(self, check: Callable[[TopicConfig], object] | None = None) -> OpenTopic:
-        """Open the topic; create it if it does not exist and `check` accepts the configuration that it would have."""
-        topic = await self._open_topic(check, create=True)
-        assert topic is not None
-        return topic
-
     async def _open_topic(
         self, check: Callable[[TopicConfig], object] | None = None, *, create: bool = False
     ) -> OpenTopic | None:
-        """Open the topic; return None if it does not exist and `create` is not set. Only writes create a topic."""
+        """Open the topic; return None if it does not exist and `create` is not set. Only writes create a topic.
+
+        `check` must accept the configuration that a new topic would have.
+        """
         if self._open is None:
             async with self._opening:
                 if self._open is None:
@@ -90,22 +88,26 @@ class Journal:
                         )
         return self._open
 
-    async def _locate(self, id: str) -> tuple[Key, OpenPartition | None]:
+    async def _open_or_create(self, check: Callable[[TopicConfig], object] | None = None) -> OpenTopic:
+        topic = await self._open_topic(check, create=True)
+        assert topic is not None
+        return topic
+
+    async def _locate(self, id: str, *, create: bool = False) -> tuple[Key, Reader | None]:
         """Return the key of a journal and its partition; the partition is None if the topic does not exist."""
         key = Key(self.topic, journal_id(id))
-        topic = self._open or await self._open_topic()
+        topic = self._open or await self._open_topic(create=create)
         if topic is None:
             return key, None
         if topic.check_due:
             topic.check_epoch()
         return key, topic.partition(key.id)
 
-    async def _locate_or_create(self, id: str) -> tuple[Key, OpenPartition]:
-        key = Key(self.topic, journal_id(id))
-        topic = self._open or await self._open_or_create()
-        if topic.check_due:
-            topic.check_epoch()
-        return key, topic.partition(key.id)
+    async def _head(self, id: str, kind: BarrierKind | None = None) -> tuple[Key, Head | None]:
+        """Return the key and the head of a journal; the head is None if there is no live journal."""
+        key, partition = await self._locate(id)
+        head = None if partition is None else await partition.head(key.id, kind or self._settings.barrier)
+        return key, head if head is not None and head.live else None
 
     async def topic_config(self) -> TopicConfig:
         """Return the frozen configuration of the topic; raise NotFound if the topic does not exist."""
@@ -142,20 +144,18 @@ class Journal:
         skipped); with neither, the events get the next numbers. `retry` takes the OutcomeUnknown of an earlier attempt.
         With `confirm=False` it returns at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        topic = self._open
-        if topic is None:
-            given = (events, expected, at, expire_after, append_id, retry)
-            topic = await self._open_or_create(partial(self._validate, [(id, *given)]))
+        given = (events, expected, at, expire_after, append_id, retry)
+        topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
         partition, raw = topic.address(id)
-        action, value = self._encode(topic.config, events, expected, at, expire_after, append_id, retry)
+        action, value = encode_append(topic.config, self._ids, *given)
         cache = partition.cache
         if topic.check_due:
             topic.check_epoch()
-        cache.identity.check()
-        if confirm and not cache.known(id):
+        cache.check_log()
+        if confirm and id not in cache.heads:
             await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
         future: asyncio.Future[Appended] = topic.loop.create_future()
-        record = Outgoing(self.topic, partition.number, raw, value)
+        record = Outgoing(self.topic, cache.partition, raw, value)
         PendingAppend(cache, id, action, record, confirm, future).send(self._log)
         return await future
 
@@ -166,14 +166,20 @@ class Journal:
 
         Invalid input in any of them raises before anything is sent.
         """
-        ids, appends = split_pairs(items)
+        ids, appends = list[str](), list[Sequence[Event]]()
+        try:
+            for id, events in items:
+                ids.append(id)
+                appends.append(events)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
         topic = self._open or await self._open_or_create(partial(self._validate, zip(ids, appends, strict=True)))
         addresses = topic.addresses(ids)
-        encoded = EncodedAppends(appends, topic.config, lambda events: self._encode(topic.config, events)[1])
+        encoded = EncodedAppends(appends, topic.config, self._ids)
         if topic.check_due:
             topic.check_epoch()
         for partition in topic.partitions:
-            partition.cache.identity.check()
+            partition.cache.check_log()
         if confirm:
             caches = {id: partition.cache for id, (partition, _) in zip(ids, addresses, strict=True)}
             if unresolved := await self._resolve_heads(caches):
@@ -182,14 +188,11 @@ class Journal:
                 return [unresolved[id] if id in unresolved else next(answers) for id in ids]
         outcomes: list[Appended | TidebookError] = []
         sent: deque[AppendBatch] = deque()
-        for chunk in batches(len(ids)):
-            chunk_addresses = addresses[chunk]
-            partitions, keys = (
-                [partition.number for partition, _ in chunk_addresses],
-                [key for _, key in chunk_addresses],
-            )
-            columns = RecordColumns(self.topic, partitions, keys, encoded.values(chunk, self._ids))
-            partition_caches = {partition.number: partition.cache for partition, _ in chunk_addresses}
+        for start in range(0, len(ids), BATCH_RECORDS):
+            chunk = slice(start, start + BATCH_RECORDS)
+            partition_caches = {partition.cache.partition: partition.cache for partition, _ in addresses[chunk]}
+            numbers_ = [partition.cache.partition for partition, _ in addresses[chunk]]
+            columns = RecordColumns(self.topic, numbers_, [key for _, key in addresses[chunk]], encoded.values(chunk))
             batch = AppendBatch(ids[chunk], partition_caches, columns, confirm=confirm)
             batch.send(self._log)
             sent.append(batch)
@@ -202,7 +205,7 @@ class Journal:
 
     async def _resolve_heads(self, ids: Mapping[str, HeadCache]) -> dict[str, TidebookError]:
         """Resolve the heads that are not cached, a bounded number at a time; return the errors by id."""
-        unknown = [(id, cache) for id, cache in ids.items() if not cache.known(id)]
+        unknown = [(id, cache) for id, cache in ids.items() if id not in cache.heads]
         failed: dict[str, TidebookError] = {}
         for start in range(0, len(unknown), HEADS_IN_FLIGHT_MAX):
             chunk = unknown[start : start + HEADS_IN_FLIGHT_MAX]
@@ -224,27 +227,7 @@ class Journal:
         """Raise InvalidInput for appends that `append` would reject, before the topic is created."""
         for id, *given in appends:
             journal_id(id)
-            self._encode(config, *given)
-
-    def _encode(
-        self,
-        config: TopicConfig,
-        events: Sequence[Event],
-        expected: int | None = None,
-        at: int | None = None,
-        expire_after: timedelta | int | None = None,
-        append_id: bytes | None = None,
-        retry: OutcomeUnknown | None = None,
-    ) -> tuple[Append, bytes]:
-        """Validate the arguments of an append; return its action and its encoded record."""
-        floor = None
-        if retry is not None:
-            if append_id is not None or getattr(retry, "append_id", None) is None:
-                raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
-            append_id, floor = retry.append_id, retry_floor(retry, config.epoch)
-        append_id = self._ids.new() if append_id is None else check_append_id(append_id)
-        action = append_action(events, config.epoch, append_id, expected, at, expire_after, floor)
-        return action, encode_record(action, limit_bytes=config.limit_bytes)
+            encode_append(config, self._ids, *given)
 
     async def delete(self, id: str, *, to: int) -> None:
         """Delete the events up to and including `to`, never future ones.
@@ -252,25 +235,50 @@ class Journal:
         If there is no journal, an empty one begins whose first event comes after `to`.
         """
         numbers.seq_nr(to, name="to")
-        key, partition = await self._locate_or_create(id)
-        head = await partition.reader.head(key, self._settings.barrier)
+        key, partition = await self._locate(id, create=True)
+        assert partition is not None
+        head = await partition.head(key.id, self._settings.barrier)
         incarnation = head.incarnation if head is not None and head.live else None
         await partition.cache.write(Delete(partition.cache.config.epoch, to, incarnation), key.id)
 
     async def purge(self, id: str) -> None:
         """Remove the journal with all its events, if it exists; the next append starts again at 1."""
         key, partition = await self._locate(id)
-        if partition is None:
-            return
-        await partition.cache.write(Purge(partition.cache.config.epoch), key.id)
+        if partition is not None:
+            await partition.cache.write(Purge(partition.cache.config.epoch), key.id)
 
     async def purge_expired(self, id: str, head: Head) -> bool:
         """Purge the journal if its head is still at the position of `head`; return whether it was purged.
 
-        A concurrent append wins. Raise OutcomeUnknown if the purge was sent and its effect could not be determined.
+        A concurrent append wins: the purge carries the position, so the order of the log decides. If the head is known
+        to be elsewhere already, nothing is sent: a purge that awaits replication is not repeated. Raise OutcomeUnknown
+        if the purge was sent and its effect could not be determined.
         """
         key, partition = await self._locate(id)
-        return partition is not None and await purge_if_at(partition.cache, key, head.position)
+        if partition is None:
+            return False
+        cache = partition.cache
+        base = None
+        while base is None:  # the head may be evicted before this coroutine resumes
+            await cache.head(id)
+            base = cache.base(id)
+        if base.head is None or not base.head.live or base.head.position != head.position:
+            return False
+        sent, change = await cache.write(Purge(cache.config.epoch, head.position), id)
+        if change is not None:
+            return isinstance(change, PurgeApplied)
+        view = ReadView(base, cache.config)
+        try:
+            await cache.reach(sent.offset, follow=False)
+            await cache.fold_tail(key, view, sent.offset)
+        except TidebookError as error:
+            raise OutcomeUnknown(
+                f"{key}: the purge is in the log at offset {sent.offset}, but whether it counts could not be learned: "
+                f"{error}",
+                partition=sent.partition,
+                offset=sent.offset,
+            ) from error
+        return view.head is not None and not view.head.live and view.head.position.offset == sent.offset
 
     # ---- reading
 
@@ -282,14 +290,14 @@ class Journal:
         numbers.seq_nr(end, name="end")
         if self._open is None or self._open.check_due:  # the check runs in the loop, where the events are read
             return self._read(journal_id(id), start, end, self._barrier_kind(barrier))
-        reader = self._open.partition(journal_id(id)).reader
-        return reader.events(Key(self.topic, id), start=start, to=end, kind=self._barrier_kind(barrier))
+        partition = self._open.partition(journal_id(id))
+        return partition.events(Key(self.topic, id), start=start, to=end, kind=self._barrier_kind(barrier))
 
     async def _read(self, id: str, start: int, end: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
         key, partition = await self._locate(id)
         if partition is None:
             return
-        async for event in partition.reader.events(key, start=start, to=end, kind=kind):
+        async for event in partition.events(key, start=start, to=end, kind=kind):
             yield event
 
     def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[ReadEvent]:
@@ -309,7 +317,7 @@ class Journal:
         cursor = start - 1
         kind = self._settings.barrier
         while True:
-            view = await partition.reader.view(key, kind)
+            view = await partition.view(key, kind)
             kind = "offset"  # the marks of many tails would wake each other forever
             head = view.head
             if head is not None and head.live:
@@ -317,23 +325,19 @@ class Journal:
                     cursor = 0
                 incarnation, cursor = head.incarnation, max(cursor, head.delete_to)
                 if head.seq_nr > cursor:
-                    new = partition.reader.events(
-                        key, start=cursor + 1, to=LAST, kind="offset", incarnation=incarnation
-                    )
+                    new = partition.events(key, start=cursor + 1, to=LAST, kind="offset", incarnation=incarnation)
                     try:
                         async for event in new:
                             cursor = event.seq_nr
                             yield event
                     except Truncated:
                         continue  # deleted or purged during the read: continue with what is left
-            await self._log.wait(self.topic, partition.number, offset=view.as_of + 1)
+            await self._log.wait(self.topic, partition.cache.partition, offset=view.as_of + 1)
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
         """Return the last seq_nr, or None if there is no journal."""
-        kind = self._barrier_kind(barrier)
-        key, partition = await self._locate(id)
-        head = None if partition is None else await partition.reader.head(key, kind)
-        return head.seq_nr if head is not None and head.live else None
+        _, head = await self._head(id, self._barrier_kind(barrier))
+        return None if head is None else head.seq_nr
 
     async def ids(self) -> AsyncIterator[str]:
         """Return the ids of all journals of the topic, each once, in no particular order."""
@@ -351,7 +355,7 @@ class Journal:
             if head is not None and head.live:
                 yield id
 
-    async def _unreplicated_ids(self, partition: OpenPartition) -> set[str]:
+    async def _unreplicated_ids(self, partition: Reader) -> set[str]:
         """Return the ids of the journals that have unreplicated records."""
         barrier = await partition.barriers.fix(self._settings.barrier)
         await partition.cache.reach(barrier)
@@ -359,14 +363,14 @@ class Journal:
         start = await partition.cache.replicated() + 1
         while start <= barrier:
             try:
-                batch = await read_page(self._log, self.topic, partition.number, start=start, stop=barrier + 1)
+                batch = await read_page(self._log, self.topic, partition.cache.partition, start=start, stop=barrier + 1)
             except LogLost:
                 replicated = await partition.cache.replicated()
                 if replicated < start:
                     raise
                 start = replicated + 1
                 continue
-            found.update(id for record in batch.records if (id := journal_of(record)) is not None)
+            found.update(id for record in batch.records if (id := journal_of(record.key)) is not None)
             start = batch.next_offset
         return found
 
@@ -401,9 +405,8 @@ class Journal:
     async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
         """Return the newest snapshot at or below `to` of the current incarnation, or None."""
         numbers.seq_nr(to, name="to")
-        key, partition = await self._locate(id)
-        head = None if partition is None else await partition.reader.head(key, self._settings.barrier)
-        if head is None or not head.live:
+        key, head = await self._head(id)
+        if head is None:
             return None
         stored = await self._store.snapshots(key, head.incarnation)
         return next((read_snapshot(each) for each in stored if each.seq_nr <= to), None)
@@ -415,9 +418,8 @@ class Journal:
         await self._store.delete_snapshots(key, head.incarnation, to=to)
 
     async def _live_head(self, id: str) -> tuple[Key, Head]:
-        key, partition = await self._locate(id)
-        head = None if partition is None else await partition.reader.head(key, self._settings.barrier)
-        if head is None or not head.live:
+        key, head = await self._head(id)
+        if head is None:
             raise NotFound(f"{key}: there is no such journal")
         return key, head
 

@@ -13,9 +13,6 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.runtime.futures import cancel_quietly
 from tidebook.store.port import StoreReader
 
-#: The first page is requested in this many parts concurrently, so that one is used while the other is in flight. Later
-#: pages are requested whole, because every request has a cost on both sides.
-FIRST_PAGE_PARTS = 2
 RANGES_IN_FLIGHT_MAX = 3
 
 
@@ -41,8 +38,7 @@ class RowPrefetcher:
         self._limit = limit
         self._head: Head | None = None
         self._to = 0
-        #: Rows after `_begin` up to `_end` were requested.
-        self._begin = 0
+        #: Rows up to this number were requested.
         self._end = 0
         self._requested: deque[PrefetchedRange] = deque()
         #: The last response had all rows that were requested, one for each number.
@@ -64,7 +60,7 @@ class RowPrefetcher:
         if not usable:
             self.close()
         if not requested:
-            self._begin = self._end = after
+            self._end = after
         self._head, self._to = head, to
         return usable
 
@@ -72,12 +68,10 @@ class RowPrefetcher:
         """Request the next ranges; the requests are sent in the next iteration of the event loop."""
         while self.dense and self._end < self._to and len(self._requested) < RANGES_IN_FLIGHT_MAX:
             after, to = self.next_range()
-            self._request(after, to, to - after)
+            self.add(PrefetchedRange(after, to, to - after, asyncio.ensure_future(self._rows(after, to, to - after))))
         if not self._requested and self._end < self._to:
-            self._request(self._end, self._to, self._limit)
-
-    def _request(self, after: int, to: int, limit: int) -> None:
-        self.add(PrefetchedRange(after, to, limit, asyncio.ensure_future(self._rows(after, to, limit))))
+            part = self._rest(self._end)
+            self.add(part._replace(rows=asyncio.ensure_future(part.rows)))
 
     def add(self, part: PrefetchedRange) -> None:
         """Add a request; `take` returns the rows of requests in the order in which they were added."""
@@ -88,17 +82,15 @@ class RowPrefetcher:
         """Return the bounds of the next request, within one segment: the store queries each segment separately."""
         assert self._head is not None
         size = self._head.segment_size
-        first = self._end < self._begin + self._limit
-        part = max(1, self._limit // FIRST_PAGE_PARTS) if first else self._limit
-        return self._end, min(self._end + part, (self._end // size + 1) * size, self._to)
+        return self._end, min(self._end + self._limit, (self._end // size + 1) * size, self._to)
 
     async def take(self, after: int) -> Sequence[EventRow]:
         """Return the next rows after `after`; they are empty only if there are no more."""
-        part = self._requested.popleft() if self._requested else self._request_rest(after)
+        part = self._requested.popleft() if self._requested else self._rest(after)
         rows = await part.rows
         if not rows and part.to < self._to:  # says nothing about the rows after this range
             self.close()
-            part = self._request_rest(after)
+            part = self._rest(after)
             rows = await part.rows
         last = rows[-1].seq_nr if rows else after
         self.dense = last - after == len(rows) > 0 and (len(rows) == part.limit or last == part.to)
@@ -108,7 +100,7 @@ class RowPrefetcher:
             self._end = last if rows else self._to
         return rows
 
-    def _request_rest(self, after: int) -> PrefetchedRange:
+    def _rest(self, after: int) -> PrefetchedRange:
         return PrefetchedRange(after, self._to, self._limit, self._rows(after, self._to, self._limit))
 
     async def _rows(self, after: int, to: int, limit: int) -> Sequence[EventRow]:

@@ -16,9 +16,7 @@ from tidebook.core.position import Position
 from tidebook.core.record import encode_record, is_record
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.barrier import Barriers
-from tidebook.journal.head_cache import HeadCache
-from tidebook.journal.log_identity import adopt_hint, different_log
+from tidebook.journal.head_cache import HeadCache, adopt_hint
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, TopicState, last_record
@@ -31,32 +29,8 @@ ADDRESSES_MAX = 8192
 CHECK_INTERVAL_S = 3.0
 
 
-class OpenPartition:
-    """One partition in use: its cache, barriers and reader."""
-
-    __slots__ = ("barriers", "cache", "number", "reader")
-
-    def __init__(
-        self,
-        log: Log,
-        store: StoreWriter,
-        topic: str,
-        number: int,
-        config: TopicConfig,
-        settings: JournalSettings,
-        metrics: Metrics,
-        *,
-        end: int,
-    ) -> None:
-        self.number = number
-        self.cache = HeadCache(log, store, topic, number, config, settings, metrics)
-        self.cache.seen = end - 1
-        self.barriers = Barriers(log, self.cache)
-        self.reader = Reader(log, store, self.cache, self.barriers, settings, metrics)
-
-
 #: The partition of a journal, and its id as the key of its records.
-Address = tuple[OpenPartition, bytes]
+Address = tuple[Reader, bytes]
 
 
 class OpenTopic:
@@ -87,13 +61,15 @@ class OpenTopic:
         self._check_task: asyncio.Task[None] | None = None
         #: The error that says why this topic can no longer be used, once that was detected.
         self._superseded: TidebookError | None = None
-        self.partitions = [
-            OpenPartition(log, store, topic, number, config, settings, metrics, end=end)
-            for number, end in zip(range(config.partitions), ends, strict=True)
+        caches = [
+            HeadCache(log, store, topic, number, config, settings, metrics) for number in range(config.partitions)
         ]
+        for cache, end in zip(caches, ends, strict=True):
+            cache.seen = end - 1
+        self.partitions = [Reader(log, store, cache, settings, metrics) for cache in caches]
         self._addresses: dict[str, Address] = {}
 
-    def partition(self, id: str) -> OpenPartition:
+    def partition(self, id: str) -> Reader:
         """Return the partition of a journal, by the frozen partition count and not by the log's current one."""
         return self.partitions[partition_of(id, self.config.partitions)]
 
@@ -159,6 +135,14 @@ class OpenTopic:
         self._timer.cancel()
         for partition in self.partitions:
             await partition.cache.close()
+
+
+def different_log(topic: str, *, found: str, known: str) -> Corrupt:
+    """Return the error for a topic whose id in the log differs from the configured one."""
+    return Corrupt(
+        f"topic {topic}: the log has another incarnation of it ({found}) than the store was filled from ({known}): "
+        f"{adopt_hint(topic)}"
+    )
 
 
 async def open_topic(
@@ -256,7 +240,9 @@ async def adopt_topic(log: Log, store: StoreWriter, topic: str, settings: Journa
         )
     if state.partitions < config.partitions:
         raise Corrupt(f"topic {topic}: {config.partitions} partitions are needed and the log has {state.partitions}")
-    if not await _matches_log(log, store, topic, config):
+    try:
+        await check_topic(log, store, topic, config)
+    except Corrupt:
         config = await _start_epoch(log, store, topic, config, state.topic_id)
     await begin_epoch(store, topic, config)
     return config
@@ -280,14 +266,6 @@ async def _start_epoch(log: Log, store: StoreWriter, topic: str, config: TopicCo
     began = tuple((mark.offset, max(mark.timestamp_ms, tick_ms)) for mark in marks)
     proposed = msgspec.structs.replace(config, topic_id=topic_id, epoch=epoch, began=began)
     return await store.set_topic_config(topic, proposed, expected=config)
-
-
-async def _matches_log(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> bool:
-    try:
-        await check_topic(log, store, topic, config)
-    except Corrupt:
-        return False
-    return True
 
 
 async def begin_epoch(store: StoreWriter, topic: str, config: TopicConfig) -> None:

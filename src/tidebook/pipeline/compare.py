@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tidebook.core.errors import Corrupt, Fenced, InvalidInput
+from tidebook.core.errors import Corrupt, Fenced
 from tidebook.core.event import event_tags
 from tidebook.core.head import Head, decode_head
-from tidebook.core.key import Key, journal_id, partition_of
+from tidebook.core.key import Key, journal_of, partition_of
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
 from tidebook.core.repair import Damage
@@ -122,10 +122,9 @@ class JournalComparer:
         config = self._comparison.configs[topic]
         if key == NO_KEY:
             return [_orphan_difference(_decode_damage(row[-1])) for row in rows if row[2] == DAMAGED]
-        try:
-            id = journal_id(key.decode())
-        except (UnicodeDecodeError, InvalidInput):
-            return []  # the key names no journal: replication has parked the record
+        id = journal_of(key)
+        if id is None:
+            return []  # replication has parked the record
         partition = partition_of(id, config.partitions)
         bounds = self._comparison.bounds[topic].get(partition)
         if bounds is None:

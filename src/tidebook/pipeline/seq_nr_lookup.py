@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tidebook.core.action import Append
-from tidebook.core.errors import InvalidInput, UnknownVersion
+from tidebook.core.errors import UnknownVersion
 from tidebook.core.event import unpack_events
 from tidebook.core.head import Head
-from tidebook.core.key import Key, journal_id, partition_of
+from tidebook.core.key import Key, journal_of, partition_of
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
 from tidebook.core.replication_plan import EventRow
@@ -62,13 +62,13 @@ def _place(numbered: tuple[str, EventRow]) -> tuple[int, int]:
 def _appends(records: Sequence[Record], partition: int, config: TopicConfig) -> dict[str, list[_Append]]:
     found: dict[str, list[_Append]] = {}
     for record in records:
-        if record.key is None:
+        id = journal_of(record.key)
+        if id is None:
             continue
         try:
             action = read_record(record.value, limit_bytes=config.limit_bytes)
-            id = journal_id(record.key.decode())
-        except (UnknownVersion, UnicodeDecodeError, InvalidInput):
-            continue  # replication has parked it, or is stopped before it
+        except UnknownVersion:
+            continue  # replication is stopped before it
         if not isinstance(action, Append) or action.epoch != config.epoch:
             continue
         if partition_of(id, config.partitions) == partition:

@@ -10,7 +10,7 @@ import msgspec
 from tidebook.core.action import Damaged, Mark
 from tidebook.core.errors import Fenced, InvalidInput, LogLost, UnknownVersion
 from tidebook.core.head import Head
-from tidebook.core.key import Key, journal_id, partition_of
+from tidebook.core.key import Key, journal_of, partition_of
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
 from tidebook.core.replication_plan import Parked, Pointer, PositionedAction, SliceWrites, advance_time, plan_key
@@ -210,10 +210,9 @@ def _cache_owner(
 
 
 def _owner_of(key: bytes | None, partition: int, config: TopicConfig) -> _RecordOwner:
-    try:
-        id = journal_id((key or b"").decode())
-    except (UnicodeDecodeError, InvalidInput) as error:
-        return _RecordOwner(None, Damaged(f"the record's key names no journal: {error}"))
+    id = journal_of(key)
+    if id is None:
+        return _RecordOwner(None, Damaged(f"the record's key names no journal: {(key or b'')[:80]!r}"))
     home = partition_of(id, config.partitions)
     if home != partition:
         return _RecordOwner(id, Damaged(f"the record's journal belongs to partition {home} of {config.partitions}"))

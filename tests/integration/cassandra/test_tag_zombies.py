@@ -9,7 +9,7 @@ from tests.integration.cassandra.held import new_topic as new_topic
 from tests.integration.cassandra.held import settings as settings
 from tests.integration.cassandra.test_zombies import CHOSEN, histories, steps_of
 from tidebook.core.action import Action, Append
-from tidebook.core.event import Event, count_tags, encode_event, event_tags, pack_events, unpack_events
+from tidebook.core.event import Event, encode_event, encode_events, event_tags, pack_events, unpack_events
 from tidebook.core.fold import AppendApplied, DeleteApplied, PurgeApplied, fold
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
@@ -37,7 +37,7 @@ def tagged_steps(trial: Trial, id: str, tag: str) -> list[Step]:
 def with_tag(action: Append, tag: str, *, every: int) -> Action:
     events = [Event(n, tags={tag} if n % every == 0 else ()) for n in range(action.count)]
     body = pack_events([encode_event(event) for event in events])
-    return Append(action.epoch, b"", action.count, body, action.expected, action.at, tagged=count_tags(events))
+    return Append(action.epoch, b"", action.count, body, action.expected, action.at, tagged=encode_events(events)[1])
 
 
 def truth(steps: list[Step], config: TopicConfig, key: Key, tag: str) -> list[TagRow]:

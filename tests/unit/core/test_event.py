@@ -20,9 +20,11 @@ from tidebook.core.event import (
     encode_event,
     encode_events,
     pack_events,
-    read_event,
+    read_events,
     unpack_events,
 )
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import EventRow
 
 tags = st.frozensets(
     st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=20), max_size=4
@@ -34,7 +36,7 @@ events = st.builds(
 
 
 def read(event: Event) -> ReadEvent:
-    return read_event(encode_event(event), 1, 0, 0, 0)
+    return read_events([EventRow(1, encode_event(event), 1500, Position(1, 0), 0)], 0)[0]
 
 
 @given(events)
@@ -83,7 +85,7 @@ def test_the_repr_of_an_event_shows_its_fields() -> None:
 
 
 def test_the_timestamp_of_an_event_has_a_time_zone() -> None:
-    assert read_event(encode_event(Event(1)), 1, 1500, 0, 0).timestamp == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
+    assert read(Event(1)).timestamp == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
 
 
 def test_text_as_tags_is_refused_because_its_letters_would_be_tags() -> None:

@@ -49,10 +49,8 @@ def test_a_text_has_the_lower_case_of_python_3_11(text: str) -> None:
 
 
 def test_the_tables_are_frozen_whatever_the_running_python_knows() -> None:
-    tables = (
-        sorted(lowercase._table().items()),
-        *(sorted(lowercase._code_points(text)) for text in (lowercase._IGNORABLE, lowercase._CASED)),
-    )
+    lower_case, ignorable, cased = lowercase._tables()
+    tables = (sorted(lower_case.items()), sorted(ignorable), sorted(cased))
     assert (
         sha256(repr(tables).encode()).hexdigest() == "e88e7cc92d05ac31f982e3b52fb6902481e20c92437ae76d5a933d79f2ef5147"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from tidebook.core.action import Action, Append, Damaged, Mark, Purge
 from tidebook.core.bounds import TICK_AHEAD_MS_MAX, TIME_MS_MAX
-from tidebook.core.event import Event, count_tags, encode_event, pack_events
+from tidebook.core.event import Event, encode_event, encode_events, pack_events
 from tidebook.core.fold import fold
 from tidebook.core.head import GRAVE_RETENTION_MS, Head
 from tidebook.core.key import Key
@@ -252,7 +252,7 @@ def test_segments_are_unlisted_when_they_are_cleared() -> None:
 def tagged(count: int, start: int) -> list[PositionedAction]:
     events = [Event(n, tags={"even"} if n % 2 == 0 else ()) for n in range(count)]
     body = pack_events([encode_event(event) for event in events])
-    return [PositionedAction(Position(1, start), 0, Append(1, b"i" * 16, count, body, tagged=count_tags(events)))]
+    return [PositionedAction(Position(1, start), 0, Append(1, b"i" * 16, count, body, tagged=encode_events(events)[1]))]
 
 
 @pytest.mark.parametrize(("clear", "left"), [(purge(), [0, 2, 4]), (delete(3), [0, 2])], ids=["purge", "delete"])

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.action import Append
 from tidebook.core.errors import Conflict, Fenced, Truncated
-from tidebook.core.event import read_event, unpack_events
+from tidebook.core.event import read_payload, unpack_events
 from tidebook.core.fold import AppendApplied, PurgeApplied, Rejected, fold
 from tidebook.core.head import Head
 from tidebook.core.position import Position
@@ -45,7 +45,7 @@ class Truth:
                 elif isinstance(change, AppendApplied):
                     assert isinstance(action, Append)
                     for i, kept in enumerate(unpack_events(action.body)):
-                        events[id][change.first + i] = read_event(kept, 0, 0, 0, 0).payload
+                        events[id][change.first + i] = read_payload(kept)
             self.after.append(self._shown(heads, events))
 
     def _shown(

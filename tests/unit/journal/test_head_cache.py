@@ -138,7 +138,7 @@ async def test_whatever_others_did_since_a_journal_was_read_is_read(open_rig: Op
 async def test_a_head_that_was_read_before_the_tail_began_is_not_taken_for_the_tails(
     open_rig: OpenRig, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidebook.journal.pointer_cache.RECENT_S_MAX", 0)
+    monkeypatch.setattr("tidebook.journal.head_cache.RECENT_S_MAX", 0)
     other, reader = open_rig(), open_rig()
     await other.append("a", 1, 2, 3)
     await other.replicate()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.journal.rig import Rig
-from tidebook.core.key import ID_BYTES_MAX
-from tidebook.journal.tail import journal_of
-from tidebook.log.port import Record
+from tidebook.core.key import ID_BYTES_MAX, journal_of
 
 
 @pytest.mark.parametrize("id", ["o-1", "é", "x" * ID_BYTES_MAX])
 def test_the_key_of_a_record_is_the_id_of_its_journal(id: str) -> None:
-    assert journal_of(Record(0, 0, id.encode(), b"")) == id
+    assert journal_of(id.encode()) == id
 
 
 @pytest.mark.parametrize(
     "key", [None, b"", b"\xff", b"a\x00b", b"x" * (ID_BYTES_MAX + 1)], ids=lambda key: repr(key)[:9]
 )
 def test_a_record_whose_key_is_no_valid_id_belongs_to_no_journal(key: bytes | None) -> None:
-    assert journal_of(Record(0, 0, key, b"")) is None
+    assert journal_of(key) is None
 
 
 async def test_records_of_no_journal_are_not_indexed(rig: Rig) -> None:
