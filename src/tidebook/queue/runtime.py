@@ -104,13 +104,9 @@ class QueueRuntime:
             self._refs.pop(name, None)
         self._fields[name] = fields
 
-    def cached_ref(self, name: str) -> QueueRef | None:
-        """Return the queue as the store identifies it, if it was used before."""
-        refuse_fork(self._generation, "the queue")
-        return self._refs.get(name)
-
     async def ref(self, name: str) -> QueueRef:
         """Return the queue as the store identifies it, created if it is missing."""
+        refuse_fork(self._generation, "the queue")
         ref = self._refs.get(name)
         if ref is None:
             store = await self.store()

@@ -1,4 +1,4 @@
-"""Read-only views of entries and queues, for listings and status."""
+"""Read-only views of entries, dead letters and queues, for listings and status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import decode_payload
 from tidebook.queue.job import utc_datetime
-from tidebook.queue.port import NEVER_MS, Counts, QueueRef, WaitingEntry
+from tidebook.queue.port import NEVER_MS, Counts, DeadLetterRow, QueueRef, WaitingEntry
 
 LIST_MAX: Final = 1_000_000
 
@@ -81,6 +81,37 @@ class QueueStatus(msgspec.Struct, frozen=True):
             counts.oldest_due_ms / 1000,
             optional_datetime(counts.next_at),
             counts.tables,
+        )
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A dead letter: an entry that left its queue. Retry it, edit it first, or drop it."""
+
+    id: int
+    queue: str
+    raised_at: datetime
+    reason: str
+    key: str | None
+    priority: int
+    timeouts: int
+    inserted_at: datetime
+    expires_at: datetime | None
+    data: Any
+
+    @classmethod
+    def of(cls, row: DeadLetterRow) -> DeadLetter:
+        """Build the public view of a stored dead letter."""
+        return cls(
+            row.id,
+            row.queue,
+            utc_datetime(row.raised_at),
+            row.reason,
+            row.key,
+            row.priority,
+            row.timeouts,
+            utc_datetime(row.inserted_at),
+            optional_datetime(row.expires_at),
+            decode_payload(row.kind, row.data),
         )
 
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import apsw
-import msgspec
 
 from tidebook.queue.port import NEVER_MS, Failure, MaintenanceResult, Outcome, QueueRef
 from tidebook.queue.sqlite.tables import channel_of
-from tidebook.runtime.clock import Clock
 from tidebook.sqlite.writer import WriteTransaction
 
 EXPIRED_LEASES_MAX = 500
@@ -46,13 +44,6 @@ _NEXT_LEASE = (
 )
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The entries that one call of `fail` returns."""
-
-    queue: QueueRef
-    failures: Sequence[Failure]
-
-
 def expire_leases(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> tuple[int, int, int]:
     """Expire the leases that have ended; return the numbers of leases, of new dead letters and of expired entries.
 
@@ -84,54 +75,44 @@ def requeue_expired(connection: apsw.Connection, queue: QueueRef, now_ms: int, h
             connection.execute(_WAIT, (timeouts, process_at, id))
 
 
-class ExpiredLeases:
-    """Sweeps queues, and returns failed entries."""
+def sweep(session: WriteTransaction, now_ms: int, queue: QueueRef) -> MaintenanceResult:
+    """Expire leases and entries."""
+    connection = session.connection
+    expired_leases, dead, expired = expire_leases(connection, queue, now_ms)
+    connection.execute(_DELETE_EXPIRED_HELD, (queue.id, now_ms))
+    expired += connection.changes()
+    connection.execute(_DELETE_EXPIRED, (queue.id, now_ms, EXPIRED_ENTRIES_MAX))
+    expired += connection.changes()
+    dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]
+    next_at = min((date for date in dates if date is not None), default=NEVER_MS)
+    return MaintenanceResult(expired, expired_leases, dead, next_at, now_ms)
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
 
-    def sweep(self, session: WriteTransaction, queues: Sequence[QueueRef]) -> list[MaintenanceResult]:
-        """Expire leases and entries."""
-        return [self._sweep(session, queue) for queue in queues]
+def fail(session: WriteTransaction, now_ms: int, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
+    """Return entries to the queue, merge them, or make dead letters of them."""
+    session.channels.add(channel_of(queue.id))
+    return [_fail(session.connection, now_ms, queue, failure) for failure in failures]
 
-    def fail(self, session: WriteTransaction, calls: Sequence[Failed]) -> list[list[Outcome]]:
-        """Return entries to the queue, merge them, or make dead letters of them."""
-        outcomes = []
-        for call in calls:
-            outcomes.append([self._fail(session.connection, call.queue, failure) for failure in call.failures])
-            session.channels.add(channel_of(call.queue.id))
-        return outcomes
 
-    def _sweep(self, session: WriteTransaction, queue: QueueRef) -> MaintenanceResult:
-        connection, now_ms = session.connection, self._clock.now_ms()
-        expired_leases, dead, expired = expire_leases(connection, queue, now_ms)
-        connection.execute(_DELETE_EXPIRED_HELD, (queue.id, now_ms))
-        expired += connection.changes()
-        connection.execute(_DELETE_EXPIRED, (queue.id, now_ms, EXPIRED_ENTRIES_MAX))
-        expired = expired + connection.changes()
-        dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]
-        next_at = min((date for date in dates if date is not None), default=NEVER_MS)
-        return MaintenanceResult(expired, expired_leases, dead, next_at, now_ms)
-
-    def _fail(self, connection: apsw.Connection, queue: QueueRef, failure: Failure) -> Outcome:
-        now_ms, id = self._clock.now_ms(), failure.held.slot
-        found: Any = connection.execute(_HELD, (id, failure.held.token)).fetchone()
-        if found is None or found[3] != failure.held.keyhash:
-            return "lost"
-        timeouts, lease_until, expires_at, _ = found
-        total_timeouts: int = timeouts if lease_until == 0 else timeouts + 1
-        if expires_at <= now_ms:
-            _delete(connection, id)
-            return "expired"
-        if total_timeouts > queue.settings.max_timeouts:
-            connection.execute(_INSERT_DEAD, (now_ms, failure.reason, total_timeouts, id))
-            _delete(connection, id)
-            return "dead"
-        at_ms = now_ms + failure.delay_ms
-        if _merge_into_sibling(connection, id, total_timeouts, now_ms, at_ms):
-            return "merged"
-        connection.execute(_WAIT, (total_timeouts, at_ms, id))
-        return "waiting"
+def _fail(connection: apsw.Connection, now_ms: int, queue: QueueRef, failure: Failure) -> Outcome:
+    id = failure.held.slot
+    found: Any = connection.execute(_HELD, (id, failure.held.token)).fetchone()
+    if found is None or found[3] != failure.held.keyhash:
+        return "lost"
+    timeouts, lease_until, expires_at, _ = found
+    total_timeouts: int = timeouts if lease_until == 0 else timeouts + 1
+    if expires_at <= now_ms:
+        _delete(connection, id)
+        return "expired"
+    if total_timeouts > queue.settings.max_timeouts:
+        connection.execute(_INSERT_DEAD, (now_ms, failure.reason, total_timeouts, id))
+        _delete(connection, id)
+        return "dead"
+    at_ms = now_ms + failure.delay_ms
+    if _merge_into_sibling(connection, id, total_timeouts, now_ms, at_ms):
+        return "merged"
+    connection.execute(_WAIT, (total_timeouts, at_ms, id))
+    return "waiting"
 
 
 def _merge_into_sibling(
