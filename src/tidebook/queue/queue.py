@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from itertools import islice
@@ -19,7 +19,6 @@ from tidebook.queue.port import (
     PUT_BYTES_MAX,
     Failure,
     LeasedEntry,
-    NewEntry,
     Outcome,
     Put,
     QueueRef,
@@ -89,23 +88,19 @@ class Queue:
 
         An item that is not an `Entry` is the data of an entry without a key.
         """
-        ref = await self._ref()
-        store = await self._runtime.store()
-        inserted_at = self._runtime.clock.now_ms()
-        new = self._runtime.new_entries(self.name, entries)
-        put = Put(0, 0, 0)
-        for chunk in chunks(new):
+        ref, store = await self._ref(), await self._runtime.store()
+        inserted_at, total = self._runtime.clock.now_ms(), Put(0, 0, 0)
+        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
             if transaction is not None:
-                put = _add(
-                    put, await _await_if_needed(store.put_within(transaction, ref, chunk, inserted_at=inserted_at))
-                )
+                put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
+                total = _add(total, put if isinstance(put, Put) else await put)
                 continue
             asked_at = time.monotonic()
             result = await store.put(ref, chunk, inserted_at=inserted_at)
-            self._runtime.entries_put(ref, _earliest_date(chunk, result.now_ms), result.now_ms, asked_at)
-            put = _add(put, result)
-        self._runtime.metrics.count("queue_put", len(new), queue=self.name)
-        return put
+            self._runtime.entries_put(ref, chunk, result.now_ms, asked_at)
+            total = _add(total, result)
+        self._runtime.metrics.count("queue_put", total.inserted + total.merged, queue=self.name)
+        return total
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
         """Add entries, at most a thousand and 16 MB, and move the marks of their source in the same transaction.
@@ -124,7 +119,7 @@ class Queue:
         store = await self._runtime.store()
         put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
         if put is not None and new:
-            self._runtime.entries_put(ref, _earliest_date(new, put.now_ms), put.now_ms, asked_at)
+            self._runtime.entries_put(ref, new, put.now_ms, asked_at)
             self._runtime.metrics.count("queue_put", len(new), queue=self.name)
         return put
 
@@ -139,7 +134,16 @@ class Queue:
 
     def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
         """Add entries inside your sync transaction, without await; open the queue first."""
-        return self._runtime.put_in(transaction, self.name, entries)
+        ref, store = self._runtime.opened(self.name)
+        inserted_at, total = self._runtime.clock.now_ms(), Put(0, 0, 0)
+        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
+            put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
+            if not isinstance(put, Put):
+                if isinstance(put, Coroutine):
+                    put.close()  # it has not started
+                raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
+            total = _add(total, put)
+        return total
 
     async def open(self) -> Queue:
         """Create the queue if it is missing, and return it."""
@@ -168,7 +172,7 @@ class Queue:
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         own_jobs = self._own_jobs(jobs)
         store, extended = await self._runtime.store(), dict[LeasedEntry, int]()
-        for held in _split_by_key(own_jobs):
+        for held in _split_by_key([job.held for job in own_jobs]):
             extended |= await store.heartbeat(ref, held, lease_ms=lease_ms)
         for job in own_jobs:
             if job.held in extended:
@@ -192,7 +196,6 @@ class Queue:
         failures = [Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
         outcomes = await (await self._runtime.store()).fail(ref, failures)
         self._runtime.failed(ref, outcomes, delay_ms)
-        self._runtime.metrics.count("queue_failed", len(own_jobs), queue=self.name)
         _raise_if_lost([job for job, outcome in zip(own_jobs, outcomes, strict=True) if outcome == "lost"])
         return outcomes
 
@@ -231,21 +234,26 @@ class Queue:
         If a newer entry of its key is in the queue, the letter is merged into that one, which keeps its data.
         """
         ref = await self._runtime.find(self.name)
-        if ref is None or not _is_id(flag) or not await (await self._runtime.store()).retry(ref, flag):
-            raise NotFound(f"queue {self.name!r} has no flag {flag}")
-        self._runtime.wake_listeners(ref)
+        done = ref is not None and _is_id(flag) and await (await self._runtime.store()).retry(ref, flag)
+        self._require(flag, found=done)
+        if ref is not None:
+            self._runtime.wake_listeners(ref)
 
     async def edit(self, flag: int, data: Any) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
-        kind, encoded = encode_data(self._runtime.validator(self.name)(data))
-        if not _is_id(flag) or not await (await self._runtime.store()).edit(ref, flag, kind, encoded):
-            raise NotFound(f"queue {self.name!r} has no flag {flag}")
+        kind, encoded = encode_data(self._runtime.check(self.name, data))
+        done = _is_id(flag) and await (await self._runtime.store()).edit(ref, flag, kind, encoded)
+        self._require(flag, found=done)
 
     async def drop(self, flag: int) -> None:
         """Delete a dead letter."""
         ref = await self._runtime.find(self.name)
-        if ref is None or not _is_id(flag) or not await (await self._runtime.store()).drop(ref, flag):
+        done = ref is not None and _is_id(flag) and await (await self._runtime.store()).drop(ref, flag)
+        self._require(flag, found=done)
+
+    def _require(self, flag: int, *, found: bool) -> None:
+        if not found:
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def close(self) -> None:
@@ -310,15 +318,12 @@ class Queue:
         """
         ref, store = await self._ref(), await self._runtime.store()
         finished: set[LeasedEntry] = set()
-        left = [held for call in calls for held in call]
-        while left:
-            by_key = {held.keyhash: held for held in left}
-            finished |= await store.finish(ref, left if len(by_key) == len(left) else list(by_key.values()))
-            left = [held for held in left if by_key[held.keyhash] is not held] if len(by_key) < len(left) else []
+        for held in _split_by_key([each for call in calls for each in call]):
+            finished |= await store.finish(ref, held)
         self._runtime.finished(ref, len(finished))
         if len(finished) == sum(map(len, calls)):
             return [[] for _ in calls]
-        return [[held for held in call if held not in finished] for call in calls]
+        return [[each for each in call if each not in finished] for call in calls]
 
     def _own_jobs(self, jobs: Job | Sequence[Job]) -> list[Job]:
         several: object = jobs or ()
@@ -340,27 +345,16 @@ def _raise_if_lost(lost: list[Job]) -> None:
         )
 
 
-def _earliest_date(entries: list[NewEntry], now_ms: int) -> int:
-    return min(now_ms if entry.process_at is None else max(entry.process_at, now_ms) for entry in entries)
-
-
 def _add(a: Put, b: Put) -> Put:
     return Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
 
 
-async def _await_if_needed(put: Put | Awaitable[Put]) -> Put:
-    return put if isinstance(put, Put) else await put
-
-
-def _split_by_key(jobs: Sequence[Job]) -> list[list[LeasedEntry]]:
-    """Split the held entries into as few lists as needed for no key to occur twice in one."""
-    lists: list[dict[bytes, LeasedEntry]] = []
-    for job in jobs:
-        free = next((each for each in lists if job.held.keyhash not in each), None)
-        if free is None:
-            lists.append(free := {})
-        free[job.held.keyhash] = job.held
-    return [list(each.values()) for each in lists]
+def _split_by_key(held: list[LeasedEntry]) -> Iterator[list[LeasedEntry]]:
+    """Split held entries into as few lists as needed for no key to occur twice in one."""
+    while held:
+        by_key = {each.keyhash: each for each in held}
+        yield list(by_key.values())
+        held = [] if len(by_key) == len(held) else [each for each in held if by_key[each.keyhash] is not each]
 
 
 def _clean_reason(text: object) -> str:

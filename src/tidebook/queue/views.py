@@ -33,19 +33,7 @@ class EntryView(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: WaitingEntry) -> EntryView:
         """Build the view of a stored entry."""
-        return cls(
-            row.id,
-            row.key,
-            row.status,
-            row.priority,
-            row.timeouts,
-            utc_datetime(row.inserted_at),
-            utc_datetime(row.process_at),
-            optional_datetime(row.expires_at),
-            optional_datetime(row.started_at),
-            optional_datetime(row.lease_until),
-            decode_payload(row.kind, row.data),
-        )
+        return cls(**_view_fields(row))
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
@@ -101,18 +89,20 @@ class DeadLetter(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: DeadLetterRow) -> DeadLetter:
         """Build the public view of a stored dead letter."""
-        return cls(
-            row.id,
-            row.queue,
-            utc_datetime(row.raised_at),
-            row.reason,
-            row.key,
-            row.priority,
-            row.timeouts,
-            utc_datetime(row.inserted_at),
-            optional_datetime(row.expires_at),
-            decode_payload(row.kind, row.data),
-        )
+        return cls(**_view_fields(row))
+
+
+def _view_fields(row: WaitingEntry | DeadLetterRow) -> dict[str, Any]:
+    """Return the fields of a stored row with decoded data and dates."""
+    fields = msgspec.structs.asdict(row)
+    fields["data"] = decode_payload(fields.pop("kind"), row.data)
+    for name in ("inserted_at", "process_at", "raised_at"):
+        if name in fields:
+            fields[name] = utc_datetime(fields[name])
+    for name in ("expires_at", "started_at", "lease_until"):
+        if name in fields:
+            fields[name] = optional_datetime(fields[name])
+    return fields
 
 
 def optional_datetime(ms: int | None) -> datetime | None:

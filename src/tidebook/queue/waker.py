@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Final
 
 from tidebook.core.errors import TidebookError
-from tidebook.queue.due_dates import SLOW_POLL_S, DueDates
 from tidebook.queue.job import utc_datetime
-from tidebook.queue.port import NEVER_MS, QueueRef, QueueStore, WakeRequest
-from tidebook.queue.store_clock import StoreClock
+from tidebook.queue.port import NEVER_MS, UPCOMING_MAX, Due, QueueRef, QueueStore, WakeRequest
 from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 
+#: The first and the longest pause between polls, and between announcements of work that nobody claims. The first poll
+#: after a sleep was published comes soon, because a concurrent put may not have seen the sleep yet.
+FIRST_POLL_S: Final = 0.05
+SLOW_POLL_S: Final = 5.0
+_GROWTH: Final = 10.0
 #: How often the published sleep is refreshed.
 HEARTBEAT_S: Final = 30.0
 #: Queues in one poll.
@@ -23,6 +28,109 @@ POLL_MAX: Final = 500
 _RETRY_S: Final = 0.5
 #: Timers are set at most this far ahead, and then again.
 _TIMER_S_MAX: Final = 3_600.0
+#: A reading of the store's clock that is older than this is replaced by any newer one.
+_READING_S_MAX: Final = 30.0
+
+
+class StoreClock:
+    """Maps the store's dates to this process's monotonic clock, by the fastest recent reading."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        self._error_s = float("inf")
+        self._read_at = -_READING_S_MAX
+
+    def observe(self, now_ms: int, asked_at: float) -> None:
+        """Take a reading: the store answered `now_ms` to a request that was sent at `asked_at`."""
+        answered_at = time.monotonic()
+        error_s = answered_at - asked_at
+        if error_s <= self._error_s or answered_at - self._read_at > _READING_S_MAX:
+            self._offset_s = now_ms / 1000 - (asked_at + answered_at) / 2
+            self._error_s = error_s
+            self._read_at = answered_at
+
+    def monotonic_at(self, date_ms: int) -> float:
+        """Return the monotonic time at which the store's clock will show this date."""
+        return date_ms / 1000 - self._offset_s
+
+    def now_ms(self) -> int:
+        """Return the estimated time of the store's clock."""
+        return int((time.monotonic() + self._offset_s) * 1000)
+
+
+class DueDates:
+    """What this process knows about the due dates of one queue, and what it published about its sleep."""
+
+    def __init__(self, ref: QueueRef) -> None:
+        self.ref = ref
+        self.listeners: set[asyncio.Event] = set()
+        #: Process dates in the future, ascending.
+        self.dates: list[int] = []
+        #: Whether the store may have later dates than these.
+        self.has_later_dates = False
+        #: Whether due entries wait for another entry of their key to be finished.
+        self.waits_for_key = False
+        #: The sleep that was published to putters: until when, and whether it waits for a held key; None: none.
+        self.published_sleep: tuple[int, bool] | None = None
+        #: How many claims returned entries since the last wake-up: then more entries may be due.
+        self.claims = 0
+        self.date_timer: asyncio.TimerHandle | None = None
+        self.poll_timer: asyncio.TimerHandle | None = None
+        self.announce_timer: asyncio.TimerHandle | None = None
+        self._poll_backoff = Backoff(first_s=FIRST_POLL_S, max_s=SLOW_POLL_S, factor=_GROWTH)
+        self._announce_backoff = Backoff(first_s=FIRST_POLL_S, max_s=SLOW_POLL_S, factor=_GROWTH)
+        self._is_new = True
+
+    def wake_listeners(self) -> None:
+        self.claims = 0
+        for listener in self.listeners:
+            listener.set()
+
+    def update(self, due: Due) -> None:
+        """Replace what is known by what the store reported."""
+        self.dates = list(due.upcoming)
+        self.has_later_dates = len(due.upcoming) >= UPCOMING_MAX
+        self.waits_for_key = due.held
+
+    def add_date(self, date_ms: int) -> None:
+        index = bisect_left(self.dates, date_ms)
+        if index == len(self.dates) or self.dates[index] != date_ms:
+            self.dates.insert(index, date_ms)
+
+    def pass_dates(self, now_ms: int) -> None:
+        while self.dates and self.dates[0] <= now_ms:
+            del self.dates[0]
+
+    def sleeps_until(self, lease_end: int) -> tuple[int, bool]:
+        """Return the sleep to publish: a put that is due before this date must wake this process."""
+        return min(self.dates[0] if self.dates else NEVER_MS, lease_end), self.waits_for_key
+
+    def reset_backoff(self) -> None:
+        """Reset the polling and announcing pauses: the queue has changed."""
+        self._reset_announcing()
+        self._poll_backoff.reset()
+
+    def announce_delay_s(self) -> float:
+        """Return how long to wait before announcing ready work; 0 if it is new, or if some of it was just claimed."""
+        if self._is_new:
+            self._is_new = False
+            return 0.0
+        delay_s = self._announce_backoff.next_s()
+        return 0.0 if self.claims else delay_s
+
+    def next_poll_s(self) -> float:
+        """Return how long to sleep before the next poll."""
+        self._reset_announcing()
+        return self._poll_backoff.next_s()
+
+    def _reset_announcing(self) -> None:
+        self._is_new = True
+        self._announce_backoff.reset()
+
+    def cancel_timers(self) -> None:
+        for timer in (self.date_timer, self.poll_timer, self.announce_timer):
+            if timer is not None:
+                timer.cancel()
 
 
 class Waker:
@@ -117,7 +225,7 @@ class Waker:
         """Stop listening, and end all listeners."""
         self._closed = True
         for watch in self._watches.values():
-            watch.cancel()
+            watch.cancel_timers()
             watch.wake_listeners()
         self._watches.clear()
         tasks, self._tasks = self._tasks, []
@@ -257,7 +365,7 @@ class Waker:
                 self._metrics.count("queue_beat_failures")
 
     async def _stop_watching(self, watch: DueDates) -> None:
-        watch.cancel()
+        watch.cancel_timers()
         self._poll_requests.pop(watch.ref.id, None)
         if self._watches.get(watch.ref.id) is watch:
             del self._watches[watch.ref.id]
