@@ -60,16 +60,9 @@ class QueueStatus(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, ref: QueueRef, counts: Counts) -> QueueStatus:
         """Build the status from the store's counts."""
-        return cls(
-            ref.name,
-            counts.due,
-            counts.later,
-            counts.processing,
-            counts.dead,
-            counts.oldest_due_ms / 1000,
-            optional_datetime(counts.next_at),
-            counts.tables,
-        )
+        due, later, processing, dead, oldest_due_ms, next_at, tables = msgspec.structs.astuple(counts)
+        next_date = optional_datetime(next_at)
+        return cls(ref.name, due, later, processing, dead, oldest_due_ms / 1000, next_date, tables)
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

@@ -7,8 +7,6 @@ the names of the schema and the table, `@now@` for the database's time in millis
 from __future__ import annotations
 
 import re
-from functools import cache
-from hashlib import blake2b
 from importlib.resources import files
 
 from psycopg import errors
@@ -23,7 +21,6 @@ SLOTS_FIRST = 2
 FUNCTION_FILES = ("leases.sql", "put.sql", "claim.sql", "due.sql")
 #: The advisory lock that serializes installations.
 _INSTALL_LOCK = 0x7469_6465
-_QUOTE = "'"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
@@ -34,17 +31,9 @@ def schema_name(value: str) -> str:
     return value
 
 
-@cache
 def _text(file: str, schema: str, table: str, now: str) -> str:
     text = files(__package__).joinpath("sql", file).read_text(encoding="utf-8")
     return text.replace("@schema@", schema).replace("@table@", table).replace("@now@", now)
-
-
-@cache
-def _digest(schema: str, now: str) -> str:
-    """Return a digest of all files: it changes with any of them, even if VERSION was not raised."""
-    texts = [_text(name, schema, "", now) for name in ("schema.sql", "table.sql", *FUNCTION_FILES)]
-    return blake2b("\0".join([str(VERSION), *texts]).encode(), digest_size=8).hexdigest()
 
 
 async def install(connection: Connection, *, schema: str, now: str) -> None:
@@ -52,7 +41,7 @@ async def install(connection: Connection, *, schema: str, now: str) -> None:
 
     If all of it is current, nothing is locked, and a user without the right to create anything can still put and claim.
     """
-    comment = f"Tidebook's queues, {_digest(schema, now)}"
+    comment = f"Queues of Tidebook, version {VERSION}"
     cursor = await connection.execute("SELECT obj_description(to_regnamespace(%s), 'pg_namespace')", (schema,))
     if await cursor.fetchone() == (comment,):
         return
@@ -68,7 +57,7 @@ async def install(connection: Connection, *, schema: str, now: str) -> None:
                 await _make_functions(connection, table, schema=schema, now=now)
         try:
             async with connection.transaction():
-                await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{comment.replace(_QUOTE, _QUOTE * 2)}'")
+                await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{comment}'")
         except errors.InsufficientPrivilege:
             pass  # another user owns the schema: then the installation is checked on every start
 

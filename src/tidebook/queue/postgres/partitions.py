@@ -104,11 +104,6 @@ class Partitions:
             f"queue {queue.name!r}: open transactions keep its table busy, so it cannot be rotated: try again later"
         )
 
-    async def tables(self, queue: QueueRef) -> int:
-        """Return how many partitions may hold entries."""
-        async with self._runner.connection(writes=False) as connection:
-            return 1 + len((await self._state(connection, queue.table)).draining)
-
     async def _state(self, connection: Connection, table: str, lock: str = "") -> PeriodState:
         columns = "current_slot, draining, began_at, finished"
         sql = f"SELECT {columns} FROM {self._schema}.period WHERE table_name = %s {lock}"

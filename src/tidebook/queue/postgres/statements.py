@@ -53,7 +53,8 @@ COUNTS: Final = """SELECT count(*) FILTER (WHERE free AND process_at <= now_ms),
     count(*) FILTER (WHERE free AND process_at > now_ms), count(*) FILTER (WHERE NOT free),
     (SELECT count(*) FROM {s}.dead d WHERE d.queue = %s),
     coalesce(max(now_ms - process_at) FILTER (WHERE free AND process_at <= now_ms), 0),
-    coalesce(min(process_at) FILTER (WHERE free), 9223372036854775807)
+    coalesce(min(process_at) FILTER (WHERE free), 9223372036854775807),
+    (SELECT 1 + cardinality(p.draining) FROM {s}.period p WHERE p.table_name = %s)
     FROM (SELECT {now} AS now_ms) AS clock, LATERAL (
         SELECT e.process_at, e.expires_at, e.status = 'W' OR e.lease_until <= now_ms AS free
         FROM {t} e WHERE e.queue = %s AND e.together IS NULL
@@ -71,13 +72,8 @@ def statement(text: str, schema: str, table: str, now: str) -> str:
 
 
 def number_array(values: Iterable[int | None]) -> str:
-    """Return an array of numbers, such as `{1,NULL,3}`."""
+    """Return an array of numbers or booleans, such as `{1,NULL,3}`."""
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
-
-
-def boolean_array(values: Iterable[bool]) -> str:
-    """Return an array of booleans, such as `{t,f}`."""
-    return "{" + ",".join(["t" if value else "f" for value in values]) + "}"
 
 
 def uuid_array(values: Iterable[bytes]) -> str:

@@ -36,7 +36,6 @@ from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.puts import PutCall, put_in_transaction
 from tidebook.queue.postgres.statement_runner import StatementRunner
 from tidebook.queue.postgres.statements import (
-    boolean_array,
     fail_parameters,
     held_parameters,
     number_array,
@@ -90,11 +89,10 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             async with await connect_first(url, application="tidebook queue", settings=_SESSION_OPTIONS) as connection:
                 await install(connection, schema=self._schema, now=now)
             await self._pool.open(wait=True, timeout=POOL_WAIT_S_MAX)
-        except psycopg.Error as error:
+        except BaseException as error:
             await self._pool.close()
-            raise from_psycopg(error, writes=False) from error
-        except BaseException:
-            await self._pool.close()
+            if isinstance(error, psycopg.Error):
+                raise from_psycopg(error, writes=False) from error
             raise
         return self
 
@@ -268,7 +266,7 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             refs = list(group)
             parameters = (
                 number_array(ref.id for ref in refs),
-                boolean_array(not ref.settings.parallel_keys for ref in refs),
+                number_array(not ref.settings.parallel_keys for ref in refs),
             )
             rows = await self._runner.rows(self._sql(statements.DUE, refs[0]), parameters, writes=False)
             for ref, (now_ms, lease_end, ready, held, upcoming) in zip(refs, rows, strict=True):
@@ -291,8 +289,9 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         return [WaitingEntry(*row) for row in rows[:limit]]
 
     async def counts(self, queue: QueueRef) -> Counts:
-        (row,) = await self._runner.rows(self._sql(statements.COUNTS, queue), (queue.id,) * 3, writes=False)
-        return Counts(*(*row, await self._partitions.tables(queue)))
+        parameters = (queue.id, queue.table, queue.id, queue.id)
+        (row,) = await self._runner.rows(self._sql(statements.COUNTS, queue), parameters, writes=False)
+        return Counts(*row)
 
     async def close(self) -> None:
         """Withdraw the published sleep, then close the pool."""

@@ -12,7 +12,7 @@ from tidebook.postgres.connect import connect_options, plain_url
 from tidebook.postgres.errors import from_psycopg
 from tidebook.queue.port import WakeRequest
 from tidebook.queue.postgres.statement_runner import StatementRunner
-from tidebook.queue.postgres.statements import boolean_array, number_array
+from tidebook.queue.postgres.statements import number_array
 
 #: A sleeper that is silent for this long is considered dead.
 SLEEPER_MS_MAX = 120_000
@@ -53,7 +53,7 @@ class PostgresWakeups:
                 sleeper.hex(),
                 number_array(queues),
                 number_array(until[queue][0] for queue in queues),
-                boolean_array(until[queue][1] for queue in queues),
+                number_array(until[queue][1] for queue in queues),
             ),
         )
 

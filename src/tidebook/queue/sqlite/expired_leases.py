@@ -53,14 +53,10 @@ def expire_leases(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> 
     rows: list[Any] = execute(_EXPIRED_LEASES, (queue.id, now_ms, EXPIRED_LEASES_MAX)).fetchall()
     dead = expired = 0
     for id, timeouts, expires_at in rows:
-        if expires_at <= now_ms:
-            expired += 1
-            _delete(connection, id)
-        elif timeouts >= queue.settings.max_timeouts:
-            dead += 1
-            execute(_INSERT_DEAD, (now_ms, "its lease ran out", timeouts + 1, id))
-            _delete(connection, id)
-        elif not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
+        retired = _retire(connection, queue, now_ms, id, timeouts + 1, expires_at, "its lease ran out")
+        expired += retired == "expired"
+        dead += retired == "dead"
+        if retired is None and not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
             execute(_COUNT_TIMEOUT, (id,))
     return len(rows), dead, expired
 
@@ -101,18 +97,27 @@ def _fail(connection: apsw.Connection, now_ms: int, queue: QueueRef, failure: Fa
         return "lost"
     timeouts, lease_until, expires_at, _ = found
     total_timeouts: int = timeouts if lease_until == 0 else timeouts + 1
-    if expires_at <= now_ms:
-        _delete(connection, id)
-        return "expired"
-    if total_timeouts > queue.settings.max_timeouts:
-        connection.execute(_INSERT_DEAD, (now_ms, failure.reason, total_timeouts, id))
-        _delete(connection, id)
-        return "dead"
+    retired = _retire(connection, queue, now_ms, id, total_timeouts, expires_at, failure.reason)
+    if retired is not None:
+        return retired
     at_ms = now_ms + failure.delay_ms
     if _merge_into_sibling(connection, id, total_timeouts, now_ms, at_ms):
         return "merged"
     connection.execute(_WAIT, (total_timeouts, at_ms, id))
     return "waiting"
+
+
+def _retire(
+    connection: apsw.Connection, queue: QueueRef, now_ms: int, id: int, timeouts: int, expires_at: int, reason: str
+) -> Outcome | None:
+    """Delete an entry that has expired, or that timed out or failed too often and is a dead letter."""
+    if now_ms < expires_at and timeouts <= queue.settings.max_timeouts:
+        return None
+    outcome: Outcome = "expired" if expires_at <= now_ms else "dead"
+    if outcome == "dead":
+        connection.execute(_INSERT_DEAD, (now_ms, reason, timeouts, id))
+    _delete(connection, id)
+    return outcome
 
 
 def _merge_into_sibling(

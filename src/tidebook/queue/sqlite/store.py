@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import apsw
 import msgspec
@@ -35,6 +35,8 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.shared_files import SharedFile
 from tidebook.sqlite.writer import WriteTransaction, unsynced
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
 _decode = msgspec.json.Decoder(QueueSettings).decode
 
@@ -56,8 +58,7 @@ class SqliteQueues:
         rows = self._select("SELECT id, name, settings FROM queue WHERE name = ?", (name,))
         if rows and (settings is None or _ref(rows[0]).settings == settings):
             return _ref(rows[0])
-        ref: QueueRef = await self._write(_open_queue, name, settings)
-        return ref
+        return await self._write(_open_queue, name, settings)
 
     async def queues(self) -> list[QueueRef]:
         return [_ref(row) for row in self._select("SELECT id, name, settings FROM queue ORDER BY name", ())]
@@ -67,20 +68,18 @@ class SqliteQueues:
         return msgspec.structs.replace(queue, format=await self._write(_declare, queue, fields))
 
     async def put(self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int) -> Put:
-        put: Put = await self._write(puts.put, queue, entries, inserted_at, size_bytes=_size_bytes(entries))
+        put: Put = await self._writer.run(self._run, (puts.put, (queue, entries, inserted_at)), _size_bytes(entries))
         return put
 
     async def put_once(
         self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
     ) -> Put | None:
-        put: Put | None = await self._write(
-            puts.put_once, queue, entries, inserted_at, source, steps, size_bytes=_size_bytes(entries)
-        )
+        call = (puts.put_once, (queue, entries, inserted_at, source, steps))
+        put: Put | None = await self._writer.run(self._run, call, _size_bytes(entries))
         return put
 
     async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
-        found: dict[int, str] = self._read(puts.marks, queue, source)
-        return found
+        return self._read(puts.marks, queue, source)
 
     def put_within(
         self, transaction: object, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int
@@ -95,18 +94,15 @@ class SqliteQueues:
         return claimed
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
-        extended: dict[LeasedEntry, int] = await self._writer.run(
-            self._run_unsynced, (claims.heartbeat, (held, lease_ms))
-        )
+        call = (claims.heartbeat, (held, lease_ms))
+        extended: dict[LeasedEntry, int] = await self._writer.run(self._run_unsynced, call)
         return extended
 
     async def finish(self, queue: QueueRef, held: Sequence[LeasedEntry]) -> set[LeasedEntry]:
-        finished: set[LeasedEntry] = await self._write(claims.finish, queue, held)
-        return finished
+        return await self._write(claims.finish, queue, held)
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
-        outcomes: list[Outcome] = await self._write(expired_leases.fail, queue, failures)
-        return outcomes
+        return await self._write(expired_leases.fail, queue, failures)
 
     async def due(self, queues: Sequence[QueueRef]) -> list[Due]:
         now_ms = self._clock.now_ms()
@@ -135,35 +131,30 @@ class SqliteQueues:
             yield await self._wake_requests.get()
 
     async def sweep(self, queue: QueueRef) -> MaintenanceResult:
-        swept: MaintenanceResult = await self._write(expired_leases.sweep, queue)
-        return swept
+        return await self._write(expired_leases.sweep, queue)
 
     async def entries(self, queue: QueueRef, *, limit: int) -> list[WaitingEntry]:
-        found: list[WaitingEntry] = self._read(reads.entries, queue, self._clock.now_ms(), limit)
-        return found
+        return self._read(reads.entries, queue, self._clock.now_ms(), limit)
 
     async def counts(self, queue: QueueRef) -> Counts:
-        found: Counts = self._read(reads.counts, queue, self._clock.now_ms())
-        return found
+        return self._read(reads.counts, queue, self._clock.now_ms())
 
     async def flags(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
-        found: list[DeadLetterRow] = self._read(dead_letters.flags, queue, limit)
-        return found
+        return self._read(dead_letters.flags, queue, limit)
 
     async def retry(self, queue: QueueRef, flag: int) -> bool:
-        return bool(await self._write(dead_letters.retry, queue, flag))
+        return await self._write(dead_letters.retry, queue, flag)
 
     async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
-        return bool(await self._write(dead_letters.edit, queue, flag, kind, data))
+        return await self._write(dead_letters.edit, queue, flag, kind, data)
 
     async def drop(self, queue: QueueRef, flag: int) -> bool:
-        return bool(await self._write(dead_letters.drop, queue, flag))
+        return await self._write(dead_letters.drop, queue, flag)
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         if not self._read(dead_letters.any_unannounced, self._clock.now_ms()):
             return []
-        found: list[DeadLetterRow] = await self._write(dead_letters.unannounced, limit, hold_ms)
-        return found
+        return await self._write(dead_letters.unannounced, limit, hold_ms)
 
     async def announced(self, flags: Sequence[int]) -> None:
         await self._write(dead_letters.announced, flags)
@@ -177,9 +168,10 @@ class SqliteQueues:
         await self._write(lambda session, now_ms: None)  # it returns once all earlier writes are committed
         await asyncio.to_thread(self._file.release)
 
-    def _write(self, function: Callable[..., Any], *arguments: Any, size_bytes: int = 0) -> Awaitable[Any]:
+    async def _write(self, function: Callable[[WriteTransaction, int, *Ts], T], *arguments: *Ts) -> T:
         """Call a function in the writer thread, with its transaction, the time and these arguments."""
-        return self._writer.run(self._run, (function, arguments), size_bytes)
+        result: T = await self._writer.run(self._run, (function, arguments))
+        return result
 
     def _run(self, session: WriteTransaction, calls: Sequence[_Call]) -> list[Any]:
         return [function(session, self._clock.now_ms(), *arguments) for function, arguments in calls]
@@ -196,7 +188,7 @@ class SqliteQueues:
             if wakeups.count(channel) != count:
                 self._wake_requests.put_nowait(WakeRequest(queue, None))
 
-    def _read(self, query: Any, *arguments: Any) -> Any:
+    def _read(self, query: Callable[[apsw.Connection, *Ts], T], *arguments: *Ts) -> T:
         try:
             with self._file.database.reading() as connection:
                 return query(connection, *arguments)
@@ -204,7 +196,7 @@ class SqliteQueues:
             raise self._file.database.failure(error) from error
 
     def _select(self, sql: str, parameters: tuple[Any, ...]) -> list[Any]:
-        return self._read(lambda connection: connection.execute(sql, parameters).fetchall())  # type: ignore[no-any-return]
+        return self._read(lambda connection: connection.execute(sql, parameters).fetchall())
 
 
 def _open_queue(session: WriteTransaction, now_ms: int, name: str, settings: QueueSettings | None) -> QueueRef:
