@@ -72,16 +72,14 @@ def merge_same_keys(entries: Iterable[NewEntry]) -> list[NewEntry]:
 
 def chunks(entries: list[NewEntry]) -> Iterator[list[NewEntry]]:
     """Split entries into lists that each fit into one transaction."""
-    if len(entries) * DATA_BYTES_MAX <= PUT_BYTES_MAX:
-        yield from [entries] if entries else []
-        return
     begin = size_bytes = 0
     for index, entry in enumerate(entries):
         size_bytes += len(entry.data)
         if index - begin == ENTRIES_MAX or (size_bytes > PUT_BYTES_MAX and index > begin):
             yield entries[begin:index]
             begin, size_bytes = index, len(entry.data)
-    yield entries[begin:]
+    if entries:
+        yield entries[begin:]
 
 
 def _merge(old: NewEntry, new: NewEntry) -> NewEntry:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from xml.parsers import expat
 
 import msgspec
@@ -17,7 +17,6 @@ from tidebook.core.errors import InvalidInput
 
 FIELDS_MAX: Final = 200
 XML_BYTES_MAX: Final = 1_000_000
-_WRAPPERS: Final = {"tables", "schema"}
 
 #: The types of fields in TOML, XML and mappings. A date is text in ISO 8601, with its time.
 TYPES: Final[Mapping[str, Any]] = {
@@ -159,18 +158,15 @@ def _schema(type_: type[Any]) -> bytes:
         raise InvalidInput(f"the fields of {type_.__name__} cannot be encoded as JSON: {error}") from error
 
 
-class _Refused(Exception):
-    """The document contains something that a declaration may not contain, such as an entity."""
-
-
 class _XmlReader:
     """Reads `<table name="mail" type="journal"><column name="to" type="text" required="false"/></table>`.
 
     Only elements and attributes are accepted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.rows: list[tuple[str, Any]] = []
+        self._name = name
         self._open_elements: list[str] = []
         self._tables = 0
 
@@ -180,61 +176,57 @@ class _XmlReader:
         match name:
             case "table" if parent in {"", "tables"}:
                 if attributes.get("type", "journal").lower() != "journal":
-                    raise _Refused(f"a table of type {attributes['type']!r} is not a journal")
+                    self._refuse(f"a table of type {attributes['type']!r} is not a journal")
                 self._tables += 1
                 if self._tables > 1:
-                    raise _Refused("more than one table is declared, but a queue has one")
+                    self._refuse("more than one table is declared, but a queue has one")
             case "column" | "field" if "table" in self._open_elements and parent in {"table", "schema"}:
-                row = _row(attributes)
-                if row[0] in dict(self.rows):
-                    raise _Refused(f"{row[0]!r} is declared twice")
-                self.rows.append(row)
-            case "description":
-                pass
-            case _ if name in _WRAPPERS:
+                self._add(attributes)
+            case "description" | "tables" | "schema":
                 pass
             case _:
-                raise _Refused(f"<{name}> is unknown")
+                self._refuse(f"<{name}> is unknown")
 
     def end(self, name: str) -> None:
         self._open_elements.pop()
 
+    def refuses(self, what: str) -> Callable[..., Any]:
+        """Return a handler that rejects a part of XML."""
+        return lambda *_: self._refuse(f"a declaration must not contain {what}")
 
-def _row(attributes: dict[str, str]) -> tuple[str, Any]:
-    unknown = set(attributes) - {"name", "type", "required"}
-    if unknown:
-        raise _Refused(f"a column has no attribute {', '.join(sorted(unknown))}")
-    if "name" not in attributes:
-        raise _Refused("a column has no name")
-    required = attributes.get("required", "true").lower()
-    if required not in {"true", "false"}:
-        raise _Refused("required is true or false")
-    return attributes["name"], {"type": attributes.get("type", "any"), "required": required == "true"}
+    def _add(self, attributes: dict[str, str]) -> None:
+        unknown = set(attributes) - {"name", "type", "required"}
+        if unknown:
+            self._refuse(f"a column has no attribute {', '.join(sorted(unknown))}")
+        if "name" not in attributes:
+            self._refuse("a column has no name")
+        required = attributes.get("required", "true").lower()
+        if required not in {"true", "false"}:
+            self._refuse("required is true or false")
+        if attributes["name"] in dict(self.rows):
+            self._refuse(f"{attributes['name']!r} is declared twice")
+        self.rows.append((attributes["name"], {"type": attributes.get("type", "any"), "required": required == "true"}))
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InvalidInput(f"{self._name}: {reason}")
 
 
 def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
     """Return the columns of a declaration; reject document types, entities and processing instructions."""
     if len(text) > XML_BYTES_MAX:
         raise InvalidInput(f"{name} takes {len(text):,} bytes and a declaration may take {XML_BYTES_MAX:,}")
-    reader = _XmlReader()
+    reader = _XmlReader(name)
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
-    parser.StartDoctypeDeclHandler = _refuse("a document type")
-    parser.EntityDeclHandler = _refuse("an entity")
-    parser.ExternalEntityRefHandler = _refuse("an external entity")
-    parser.ProcessingInstructionHandler = _refuse("a processing instruction")
+    parser.StartDoctypeDeclHandler = reader.refuses("a document type")
+    parser.EntityDeclHandler = reader.refuses("an entity")
+    parser.ExternalEntityRefHandler = reader.refuses("an external entity")
+    parser.ProcessingInstructionHandler = reader.refuses("a processing instruction")
     try:
         parser.Parse(text, True)
+    except InvalidInput:
+        raise
     except (expat.ExpatError, LookupError, ValueError) as error:  # LookupError, ValueError: an unknown encoding
         raise InvalidInput(f"{name}: cannot be read as XML: {error}") from error
-    except _Refused as error:
-        raise InvalidInput(f"{name}: {error}") from error
     return reader.rows
-
-
-def _refuse(what: str) -> Any:
-    def refuse(*_: object) -> None:
-        raise _Refused(f"a declaration must not contain {what}")
-
-    return refuse

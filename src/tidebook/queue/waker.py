@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from typing import Final
 
@@ -154,9 +154,7 @@ class Waker:
 
     async def listen(self, ref: QueueRef) -> AsyncGenerator[datetime, None]:
         """Yield the store's time whenever work becomes due."""
-        watch = self._watches.get(ref.id)
-        if watch is None:
-            watch = self._watches[ref.id] = DueDates(ref)
+        watch = self._watches.setdefault(ref.id, DueDates(ref))
         if not self._tasks:
             loops = (self._poll_loop(), self._receive_loop(), self._heartbeat_loop())
             self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -202,11 +200,8 @@ class Waker:
             self._poll_requested.set()
 
     def _claimed_all(self, watch: DueDates) -> None:
-        """Poll again, and so publish the sleep again, after a listener has claimed everything that is due.
-
-        Without a successful claim before it, an empty claim is no reason to poll: other processes may hold the entries,
-        and polling would become a busy loop.
-        """
+        # Poll again, and so publish the sleep again. Without a successful claim before it, an empty claim is no reason
+        # to poll: other processes may hold the entries, and polling would become a busy loop.
         if watch.claims and (watch.published_sleep is None or watch.announce_timer is not None):
             watch.claims = 0
             watch.reset_backoff()
@@ -240,19 +235,11 @@ class Waker:
         self._poll_requested.set()
 
     def _schedule_poll(self, watch: DueDates, when: float) -> None:
-        if watch.poll_timer is not None:
-            watch.poll_timer.cancel()
-        loop = asyncio.get_running_loop()
-        watch.poll_timer = loop.call_at(min(when, loop.time() + _TIMER_S_MAX), self._request_poll, watch)
+        watch.poll_timer = _reset_timer(watch.poll_timer, when, self._request_poll, watch)
 
     def _set_date_timer(self, watch: DueDates) -> None:
-        if watch.date_timer is not None:
-            watch.date_timer.cancel()
-            watch.date_timer = None
-        if watch.dates:
-            loop = asyncio.get_running_loop()
-            when = min(self.clock.monotonic_at(watch.dates[0]), loop.time() + _TIMER_S_MAX)
-            watch.date_timer = loop.call_at(when, self._date_reached, watch)
+        when = self.clock.monotonic_at(watch.dates[0]) if watch.dates else None
+        watch.date_timer = _reset_timer(watch.date_timer, when, self._date_reached, watch)
 
     def _date_reached(self, watch: DueDates) -> None:
         before = len(watch.dates)
@@ -374,3 +361,15 @@ class Waker:
                     await self._store.awake(self._sleeper, [watch.ref.id])
                 except TidebookError:  # the published sleep expires by itself
                     pass
+
+
+def _reset_timer(
+    timer: asyncio.TimerHandle | None, when: float | None, call: Callable[[DueDates], None], watch: DueDates
+) -> asyncio.TimerHandle | None:
+    """Cancel a timer and return a new one, or None if it has no date."""
+    if timer is not None:
+        timer.cancel()
+    if when is None:
+        return None
+    loop = asyncio.get_running_loop()
+    return loop.call_at(min(when, loop.time() + _TIMER_S_MAX), call, watch)
