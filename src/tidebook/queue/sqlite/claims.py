@@ -50,8 +50,6 @@ _FIND_HELD = """SELECT json_group_array(e.id), max(e.key IS NOT NULL AND EXISTS 
         WHERE w.queue = e.queue AND w.status = 'W' AND w.key IS NOT NULL AND w.keyhash = e.keyhash))
     FROM json_each(?) AS asked CROSS JOIN entry AS e ON e.id = asked.value WHERE e.status = 'P' AND e.token = ?"""
 _DELETE = "DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))"
-_DELETE_KEYLESS = """DELETE FROM entry WHERE id IN (SELECT value FROM json_each(?))
-    AND status = 'P' AND token = ? AND key IS NULL"""
 _EXTEND = "UPDATE entry SET lease_until = ? WHERE id IN (SELECT value FROM json_each(?))"
 
 _encode = msgspec.json.Encoder().encode
@@ -111,8 +109,6 @@ def _lease(
 
 def finish(session: WriteTransaction, now_ms: int, queue: QueueRef, held: Sequence[LeasedEntry]) -> set[LeasedEntry]:
     """Delete the entries that are held; return them."""
-    if _finish_keyless(session.connection, held):
-        return set(held)
     deleted: set[LeasedEntry] = set()
     for found, ids, has_sibling in _find_held(session.connection, held):
         session.connection.execute(_DELETE, (ids,))
@@ -131,21 +127,6 @@ def heartbeat(
         session.connection.execute(_EXTEND, (now_ms + lease_ms, ids))
         extended.update(dict.fromkeys(found, now_ms + lease_ms))
     return extended
-
-
-def _finish_keyless(connection: apsw.Connection, requested: Sequence[LeasedEntry]) -> bool:
-    """Delete entries without a key that are all held under one token; return False, and delete nothing, otherwise.
-
-    No other entry waits for their key, so no listener needs a wake-up.
-    """
-    token, ids = requested[0].token, {entry.slot for entry in requested}
-    if len(ids) < len(requested) or any(entry.token != token for entry in requested):
-        return False
-    connection.execute("SAVEPOINT keyless")
-    connection.execute(_DELETE_KEYLESS, (_encode(list(ids)).decode(), token))
-    all_deleted: bool = connection.changes() == len(requested)
-    connection.execute("RELEASE keyless" if all_deleted else "ROLLBACK TO keyless; RELEASE keyless")
-    return all_deleted
 
 
 def _rows(connection: apsw.Connection, pick: str, parameters: tuple[Any, ...]) -> list[_Row]:
