@@ -35,7 +35,7 @@ SMALL_CLAIM: Final = 10
 #: How many entries the claims of one call request together, with few and with many claims waiting, and how many calls
 #: are in flight at once. With one call only, the store would idle while the callers work, and vice versa.
 CLAIM_GROUP, CLAIM_GROUP_MAX, CALLS_MAX = 256, 1_000, 2
-FINISH_GROUP: Final = 1_000
+FINISH_GROUP: Final = 500
 
 
 class ClaimCall(NamedTuple):

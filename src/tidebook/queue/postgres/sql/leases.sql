@@ -15,7 +15,8 @@ LANGUAGE sql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off A
 $unpack$;
 
 -- Finish entries, or extend their leases. A hash and its token have the same position in the two arrays; both must
--- match. Bundles of which only some entries are given are in p_bundles.
+-- match. IS TRUE makes a hashed subplan of the pairs: a join would be planned by outdated statistics. Bundles of which
+-- only some entries are given are in p_bundles.
 CREATE OR REPLACE FUNCTION @schema@.@table@_finish(p_queue integer, p_bundles uuid[], p_hashes uuid[], p_tokens uuid[])
 RETURNS SETOF uuid
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $finish$
@@ -23,7 +24,7 @@ BEGIN
     IF p_bundles <> '{}' THEN PERFORM @schema@.@table@_unpack(p_queue, p_bundles); END IF;
     RETURN QUERY DELETE FROM @schema@.@table@ e
     WHERE e.queue = p_queue AND e.status = 'P' AND e.keyhash = ANY (p_hashes)
-        AND e.token = p_tokens[array_position(p_hashes, e.keyhash)]
+        AND ((e.keyhash, e.token) IN (SELECT h, t FROM unnest(p_hashes, p_tokens) AS pair (h, t))) IS TRUE
     RETURNING e.keyhash;
 END $finish$;
 
@@ -35,7 +36,7 @@ BEGIN
     IF p_bundles <> '{}' THEN PERFORM @schema@.@table@_unpack(p_queue, p_bundles); END IF;
     RETURN QUERY UPDATE @schema@.@table@ e SET lease_until = @now@ + p_lease
     WHERE e.queue = p_queue AND e.status = 'P' AND e.keyhash = ANY (p_hashes)
-        AND e.token = p_tokens[array_position(p_hashes, e.keyhash)]
+        AND ((e.keyhash, e.token) IN (SELECT h, t FROM unnest(p_hashes, p_tokens) AS pair (h, t))) IS TRUE
     RETURNING e.keyhash, e.lease_until;
 END $heartbeat$;
 
