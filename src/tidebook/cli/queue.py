@@ -29,13 +29,12 @@ from tidebook.cli.options import (
 from tidebook.cli.signals import stop_on_signals
 from tidebook.cli.tags import parse_time
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.queue.dead_letter import DeadLetter
 from tidebook.queue.entry import Entry, milliseconds
 from tidebook.queue.priority import DEFAULT, NAMES
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import queue_name
 from tidebook.queue.retry import Retry
-from tidebook.queue.views import EntryView, QueueStatus
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus
 from tidebook.queue.worker import Handler, Worker
 from tidebook.wiring.book import Book
 

@@ -51,7 +51,7 @@ def connect_options(application: str, settings: str = "") -> dict[str, Any]:
     }
 
 
-async def connect_first(url: str, *, application: str = "tidebook", settings: str = "") -> Connection:
+async def connect_first(url: str, *, application: str, settings: str) -> Connection:
     """Open one connection, retrying for `OPEN_S_MAX`; a pool would retry as long, and log each failure."""
     deadline = time.monotonic() + OPEN_S_MAX
     while True:
@@ -68,7 +68,7 @@ async def connect_first(url: str, *, application: str = "tidebook", settings: st
         await asyncio.sleep(_TRY_AGAIN_S)
 
 
-def make_pool(url: str, *, size_max: int, application: str = "tidebook", settings: str = "") -> Pool:
+def make_pool(url: str, *, size_max: int, application: str, settings: str) -> Pool:
     """Return a pool that is not open yet."""
     return AsyncConnectionPool(
         plain_url(url),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any, Final
@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from tidebook.core.errors import InvalidInput, TooLarge
-from tidebook.core.payload import encode_payload
-from tidebook.queue.port import ENTRIES_MAX, LEASE_MS_MAX, NEVER_MS, PRIORITY_MAX, PUT_BYTES_MAX, NewEntry
+from tidebook.core.payload import encode_payload, encode_text
+from tidebook.queue.port import ENTRIES_MAX, LEASE_MS_MAX, NEVER_MS, PRIORITY_MAX, PUT_BYTES_MAX, NewEntry, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.runtime.clock import Ids
 
@@ -20,6 +20,9 @@ KEY_BYTES_MAX: Final = 1_000
 DATA_BYTES_MAX: Final = 1_000_000
 #: The last millisecond of the year 9999, the latest that a datetime can hold.
 DATE_MS_MAX: Final = 253_402_300_799_999
+#: The size of a source's name and of a mark's place, and the greatest number of a part.
+TEXT_BYTES_MAX: Final = 1_000
+PART_MAX: Final = 2**31 - 1
 
 Date = datetime | int | None
 
@@ -69,16 +72,14 @@ def merge_same_keys(entries: Iterable[NewEntry]) -> list[NewEntry]:
 
 def chunks(entries: list[NewEntry]) -> Iterator[list[NewEntry]]:
     """Split entries into lists that each fit into one transaction."""
-    if len(entries) * DATA_BYTES_MAX <= PUT_BYTES_MAX:
-        yield from [entries] if entries else []
-        return
     begin = size_bytes = 0
     for index, entry in enumerate(entries):
         size_bytes += len(entry.data)
         if index - begin == ENTRIES_MAX or (size_bytes > PUT_BYTES_MAX and index > begin):
             yield entries[begin:index]
             begin, size_bytes = index, len(entry.data)
-    yield entries[begin:]
+    if entries:
+        yield entries[begin:]
 
 
 def _merge(old: NewEntry, new: NewEntry) -> NewEntry:
@@ -138,3 +139,36 @@ def _hash_checked_key(key: object) -> bytes:
     if len(encoded) > KEY_BYTES_MAX:
         raise InvalidInput(f"a key may take {KEY_BYTES_MAX} bytes, this one takes {len(encoded)}")
     return blake2b(encoded, digest_size=16).digest()
+
+
+def check_source_name(value: object) -> str:
+    """Return the name of a source; raise InvalidInput if it is not one."""
+    return _check_text(value, "a source's name")
+
+
+def check_steps(steps: Iterable[Step]) -> Sequence[Step]:
+    """Return the steps of a put; raise InvalidInput if one is malformed or a part of the source moves twice."""
+    given: object = steps
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Step):
+        raise InvalidInput(f"steps are a list of Step, not {type(given).__name__}")
+    checked = list(given)
+    for step in checked:
+        if not isinstance(step, Step):
+            raise InvalidInput(f"steps are a list of Step: {step!r} is not a Step")
+        if type(step.part) is not int or not 0 <= step.part <= PART_MAX:
+            raise InvalidInput(f"a step's part is a number from 0 to {PART_MAX}, not {step.part!r}")
+        if step.before is not None:
+            _check_text(step.before, "the place before a step")
+        _check_text(step.after, "the place after a step")
+    if len({step.part for step in checked}) < len(checked):
+        raise InvalidInput("two steps name the same part of the source: one put moves it once")
+    return checked
+
+
+def _check_text(value: object, what: str) -> str:
+    if type(value) is not str or not value or "\x00" in value:
+        raise InvalidInput(f"{what} is text, not empty and without NUL: {value!r:.60} is not")
+    size_bytes = len(encode_text(value, what))
+    if size_bytes > TEXT_BYTES_MAX:
+        raise InvalidInput(f"{what} may take {TEXT_BYTES_MAX:,} bytes, this one takes {size_bytes:,}")
+    return value

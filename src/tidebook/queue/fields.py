@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+from xml.parsers import expat
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.queue.fields_xml import read_xml
 
 FIELDS_MAX: Final = 200
+XML_BYTES_MAX: Final = 1_000_000
 
 #: The types of fields in TOML, XML and mappings. A date is text in ISO 8601, with its time.
 TYPES: Final[Mapping[str, Any]] = {
@@ -155,3 +156,77 @@ def _schema(type_: type[Any]) -> bytes:
         return msgspec.json.encode(msgspec.json.schema(type_), order="sorted")
     except (TypeError, NameError) as error:
         raise InvalidInput(f"the fields of {type_.__name__} cannot be encoded as JSON: {error}") from error
+
+
+class _XmlReader:
+    """Reads `<table name="mail" type="journal"><column name="to" type="text" required="false"/></table>`.
+
+    Only elements and attributes are accepted.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.rows: list[tuple[str, Any]] = []
+        self._name = name
+        self._open_elements: list[str] = []
+        self._tables = 0
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        parent = self._open_elements[-1] if self._open_elements else ""
+        self._open_elements.append(name)
+        match name:
+            case "table" if parent in {"", "tables"}:
+                if attributes.get("type", "journal").lower() != "journal":
+                    self._refuse(f"a table of type {attributes['type']!r} is not a journal")
+                self._tables += 1
+                if self._tables > 1:
+                    self._refuse("more than one table is declared, but a queue has one")
+            case "column" | "field" if "table" in self._open_elements and parent in {"table", "schema"}:
+                self._add(attributes)
+            case "description" | "tables" | "schema":
+                pass
+            case _:
+                self._refuse(f"<{name}> is unknown")
+
+    def end(self, name: str) -> None:
+        self._open_elements.pop()
+
+    def refuses(self, what: str) -> Callable[..., Any]:
+        """Return a handler that rejects a part of XML."""
+        return lambda *_: self._refuse(f"a declaration must not contain {what}")
+
+    def _add(self, attributes: dict[str, str]) -> None:
+        unknown = set(attributes) - {"name", "type", "required"}
+        if unknown:
+            self._refuse(f"a column has no attribute {', '.join(sorted(unknown))}")
+        if "name" not in attributes:
+            self._refuse("a column has no name")
+        required = attributes.get("required", "true").lower()
+        if required not in {"true", "false"}:
+            self._refuse("required is true or false")
+        if attributes["name"] in dict(self.rows):
+            self._refuse(f"{attributes['name']!r} is declared twice")
+        self.rows.append((attributes["name"], {"type": attributes.get("type", "any"), "required": required == "true"}))
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InvalidInput(f"{self._name}: {reason}")
+
+
+def read_xml(text: bytes, name: str) -> list[tuple[str, Any]]:
+    """Return the columns of a declaration; reject document types, entities and processing instructions."""
+    if len(text) > XML_BYTES_MAX:
+        raise InvalidInput(f"{name} takes {len(text):,} bytes and a declaration may take {XML_BYTES_MAX:,}")
+    reader = _XmlReader(name)
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.StartDoctypeDeclHandler = reader.refuses("a document type")
+    parser.EntityDeclHandler = reader.refuses("an entity")
+    parser.ExternalEntityRefHandler = reader.refuses("an external entity")
+    parser.ProcessingInstructionHandler = reader.refuses("a processing instruction")
+    try:
+        parser.Parse(text, True)
+    except InvalidInput:
+        raise
+    except (expat.ExpatError, LookupError, ValueError) as error:  # LookupError, ValueError: an unknown encoding
+        raise InvalidInput(f"{name}: cannot be read as XML: {error}") from error
+    return reader.rows

@@ -20,7 +20,6 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     queue: str
     _claimed: Claimed
-    _token: bytes
     _decode: Decode
     _data: Any = _NOT_DECODED
     #: The end of the lease after the last heartbeat.
@@ -29,8 +28,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     @property
     def held(self) -> LeasedEntry:
         """Return the hash and token that prove the lease to the store."""
-        claimed = self._claimed
-        return LeasedEntry(claimed.keyhash, self._token, claimed.slot, claimed.together)
+        return self._claimed.held
 
     @property
     def id(self) -> int:

@@ -9,8 +9,8 @@ from typing import Final
 from tidebook.core.errors import TidebookError
 from tidebook.queue.hooks import Announce
 from tidebook.queue.port import QueueRef, QueueStore
-from tidebook.queue.store_clock import StoreClock
 from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.queue.waker import StoreClock
 from tidebook.runtime.metrics import Metrics
 
 #: A queue is swept at its next date, but after at most and at least this time.
@@ -38,6 +38,7 @@ class QueueMaintenance:
         self._task: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._unannounced = False
+        self._closed = False
 
     def schedule(self, ref: QueueRef, within_s: float = SWEEP_S_MAX) -> None:
         """Sweep this queue from now on, the next time within `within_s`."""
@@ -46,7 +47,7 @@ class QueueMaintenance:
         if due_at < self._next_sweep_at.get(ref.id, float("inf")):
             self._next_sweep_at[ref.id] = due_at
             self._changed.set()
-        if self._task is None:
+        if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run())
 
     def dead_lettered(self, ref: QueueRef) -> None:
@@ -64,8 +65,8 @@ class QueueMaintenance:
 
     async def close(self) -> None:
         """Stop sweeping, and announce the dead letters that are left."""
+        self._closed = True
         await cancel_and_wait(self._task)
-        self._task = None
         if self._unannounced:  # no later sweep will announce it
             self._start_announcing()
         if self._announcing is not None:

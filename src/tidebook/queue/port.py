@@ -135,7 +135,14 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
     lease_until: int
     kind: int
     data: bytes
+    #: The token of its claim.
+    token: bytes
     together: int = 0
+
+    @property
+    def held(self) -> LeasedEntry:
+        """Return what proves the lease."""
+        return LeasedEntry(self.keyhash, self.token, self.slot, self.together)
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -235,31 +242,26 @@ class QueueStore(Protocol):
 
     async def queue(self, name: str, settings: QueueSettings | None = None) -> QueueRef:
         """Return a queue by name, created if it is missing; `settings`, if given, replace the stored ones."""
-        ...
 
     async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
         """Bind a queue to a declaration of its fields; entries under a changed declaration go to a new partition.
 
         Raise Unavailable if the partition cannot be added because the tables are busy.
         """
-        ...
 
     async def queues(self) -> list[QueueRef]:
         """Return all queues, by name."""
-        ...
 
     async def put(self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int) -> Put:
         """Add entries in one transaction; merge an entry whose key is already waiting into the waiting one.
 
         Each key occurs once. `inserted_at` is the client's time, and is only recorded.
         """
-        ...
 
     def put_within(
         self, transaction: object, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int
     ) -> Put | Awaitable[Put]:
         """Put inside the caller's transaction; return an awaitable if the transaction's driver is async."""
-        ...
 
     async def put_once(
         self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
@@ -268,69 +270,55 @@ class QueueStore(Protocol):
 
         So entries that a source delivers twice are put once. `entries` may be empty.
         """
-        ...
 
     async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
         """Return the mark of each part of a source."""
-        ...
 
     async def claim(
-        self, queue: QueueRef, *, limit: int, lease_ms: int, token: bytes, together: bool = True
+        self, queue: QueueRef, limits: Mapping[bytes, int], *, lease_ms: int, together: bool = True
     ) -> list[Claimed]:
         """Claim due entries in order of priority, process date and age; slow entries are never claimed with others.
 
-        A claim is bounded in bytes, so it may return fewer entries than are due, but at least one.
+        `limits` has the token and the limit of each caller: the first entries go to the first caller. A claim is
+        bounded in bytes, so it may return fewer entries than are due, but at least one.
         `together` is a hint that the entries will probably be finished in one call; it changes only the cost.
         """
-        ...
 
     async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
         """Extend leases; return the entries that are still held, with the new end of their lease."""
-        ...
 
     async def finish(self, queue: QueueRef, held: Sequence[LeasedEntry]) -> set[LeasedEntry]:
         """Delete finished entries; return those that were still held. No keyhash occurs twice."""
-        ...
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
         """Return entries to the queue, merge them into a waiting one of their key, or make dead letters of them."""
-        ...
 
     async def due(self, queues: Sequence[QueueRef]) -> list[Due]:
         """Return, for each queue, when it next has work."""
-        ...
 
     async def sleep(self, sleeper: bytes, until: Mapping[int, tuple[int, bool]]) -> None:
         """Publish until when this process sleeps in each queue, and whether it waits for a held key."""
-        ...
 
     async def awake(self, sleeper: bytes, queues: Sequence[int]) -> None:
         """Withdraw the sleep of these queues: puts need not wake this process."""
-        ...
 
     async def still_asleep(self, sleeper: bytes) -> None:
         """Refresh the published sleep: a sleeper that is silent for two minutes is considered dead."""
-        ...
 
     def wakes(self) -> AsyncIterator[WakeRequest]:
         """Yield the puts of other processes that are due before this process would wake."""
-        ...
 
     async def sweep(self, queue: QueueRef) -> MaintenanceResult:
         """Expire leases and entries, and rotate to the next partition if its period is over."""
-        ...
 
     async def entries(self, queue: QueueRef, *, limit: int) -> list[WaitingEntry]:
         """Return the first entries in claim order, those being processed first."""
-        ...
 
     async def counts(self, queue: QueueRef) -> Counts:
         """Return the number of entries, by state."""
-        ...
 
     async def flags(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         """Return dead letters, newest first."""
-        ...
 
     async def retry(self, queue: QueueRef, flag: int) -> bool:
         """Put a dead letter back as a new entry; return False if the queue has no dead letter of this id.
@@ -338,24 +326,18 @@ class QueueStore(Protocol):
         A newer entry of its key keeps its data: a waiting one absorbs the letter; beside one that is being processed,
         the letter waits with the data of that entry.
         """
-        ...
 
     async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
         """Replace a dead letter's user data; return False if the queue has no dead letter of this id."""
-        ...
 
     async def drop(self, queue: QueueRef, flag: int) -> bool:
         """Delete a dead letter; return False if the queue has no dead letter of this id."""
-        ...
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         """Return dead letters that no hook has reported yet, and reserve them for the caller for `hold_ms`."""
-        ...
 
     async def announced(self, flags: Sequence[int]) -> None:
         """Mark dead letters as reported."""
-        ...
 
     async def close(self) -> None:
         """Finish the calls in flight, then release all resources."""
-        ...

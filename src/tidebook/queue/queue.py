@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from operator import itemgetter
-from typing import Any, Final
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError, TooLarge
-from tidebook.queue.dead_letter import DeadLetter
-from tidebook.queue.entry import Date, Entry, chunks, duration_ms, encode_data
-from tidebook.queue.feed_marks import check_source_name, check_steps
+from tidebook.queue.entry import Date, Entry, check_source_name, check_steps, chunks, duration_ms, encode_data
 from tidebook.queue.job import Job
 from tidebook.queue.port import (
     ENTRIES_MAX,
     PUT_BYTES_MAX,
     Failure,
     LeasedEntry,
-    NewEntry,
     Outcome,
     Put,
     QueueRef,
@@ -28,14 +26,24 @@ from tidebook.queue.port import (
 )
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.runtime import QueueRuntime
-from tidebook.queue.shared_claims import share_claims
-from tidebook.queue.views import EntryView, QueueStatus, check_list_limit
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, check_list_limit
 from tidebook.runtime.micro_batcher import MicroBatcher
 
 CLAIM_MAX: Final = 10_000
-#: Claims of at most this many entries share a call with concurrent ones.
+#: Claims of at most this many entries are stored entry by entry, since their callers seldom finish them together.
 SMALL_CLAIM: Final = 10
-_FINISHES_MAX: Final = 500
+#: How many entries the claims of one call request together, with few and with many claims waiting, and how many calls
+#: are in flight at once. With one call only, the store would idle while the callers work, and vice versa.
+CLAIM_GROUP, CLAIM_GROUP_MAX, CALLS_MAX = 256, 1_000, 2
+FINISH_GROUP: Final = 500
+
+
+class ClaimCall(NamedTuple):
+    """The arguments of one claim."""
+
+    limit: int
+    lease_ms: int
+    together: bool
 
 
 class Queue:
@@ -44,9 +52,16 @@ class Queue:
     def __init__(self, name: str, runtime: QueueRuntime) -> None:
         self.name = name
         self._runtime = runtime
-        self._finish: MicroBatcher[LeasedEntry, bool] = MicroBatcher(self._finish_group, group_max=_FINISHES_MAX)
-        self._claim: MicroBatcher[tuple[int, int], list[Job]] = MicroBatcher(
-            self._claim_group, group_max=100, unwanted=self._release
+        self._finish: MicroBatcher[list[LeasedEntry], list[LeasedEntry]] = MicroBatcher(
+            self._finish_group, group_max=FINISH_GROUP, flights_max=CALLS_MAX, weigh=len
+        )
+        self._claim: MicroBatcher[ClaimCall, list[Job]] = MicroBatcher(
+            self._claim_group,
+            group_max=CLAIM_GROUP,
+            share_max=CLAIM_GROUP_MAX,
+            flights_max=CALLS_MAX,
+            weigh=attrgetter("limit"),
+            unwanted=self._release,
         )
         self._releasing: set[asyncio.Task[None]] = set()
 
@@ -73,23 +88,19 @@ class Queue:
 
         An item that is not an `Entry` is the data of an entry without a key.
         """
-        ref = await self._ref()
-        store = await self._runtime.store()
-        inserted_at = self._runtime.clock.now_ms()
-        new = self._runtime.new_entries(self.name, entries)
-        put = Put(0, 0, 0)
-        for chunk in chunks(new):
+        ref, store = await self._ref(), await self._runtime.store()
+        inserted_at, total = self._runtime.clock.now_ms(), Put(0, 0, 0)
+        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
             if transaction is not None:
-                put = _add(
-                    put, await _await_if_needed(store.put_within(transaction, ref, chunk, inserted_at=inserted_at))
-                )
+                put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
+                total = _add(total, put if isinstance(put, Put) else await put)
                 continue
             asked_at = time.monotonic()
             result = await store.put(ref, chunk, inserted_at=inserted_at)
-            self._runtime.entries_put(ref, _earliest_date(chunk, result.now_ms), result.now_ms, asked_at)
-            put = _add(put, result)
-        self._runtime.metrics.count("queue_put", len(new), queue=self.name)
-        return put
+            self._runtime.entries_put(ref, chunk, result.now_ms, asked_at)
+            total = _add(total, result)
+        self._runtime.metrics.count("queue_put", total.inserted + total.merged, queue=self.name)
+        return total
 
     async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
         """Add entries, at most a thousand and 16 MB, and move the marks of their source in the same transaction.
@@ -108,7 +119,7 @@ class Queue:
         store = await self._runtime.store()
         put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
         if put is not None and new:
-            self._runtime.entries_put(ref, _earliest_date(new, put.now_ms), put.now_ms, asked_at)
+            self._runtime.entries_put(ref, new, put.now_ms, asked_at)
             self._runtime.metrics.count("queue_put", len(new), queue=self.name)
         return put
 
@@ -123,7 +134,16 @@ class Queue:
 
     def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
         """Add entries inside your sync transaction, without await; open the queue first."""
-        return self._runtime.put_in(transaction, self.name, entries)
+        ref, store = self._runtime.opened(self.name)
+        inserted_at, total = self._runtime.clock.now_ms(), Put(0, 0, 0)
+        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
+            put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
+            if not isinstance(put, Put):
+                if isinstance(put, Coroutine):
+                    put.close()  # it has not started
+                raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
+            total = _add(total, put)
+        return total
 
     async def open(self) -> Queue:
         """Create the queue if it is missing, and return it."""
@@ -142,16 +162,9 @@ class Queue:
         """
         if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
-        ref = self._runtime.cached_ref(self.name) or await self._ref()
+        ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
-        if limit <= SMALL_CLAIM:
-            return await self._claim((limit, lease_ms))
-        claim_task = asyncio.ensure_future(self._claim_now(limit, lease_ms, together=together))
-        try:
-            return await asyncio.shield(claim_task)
-        except asyncio.CancelledError:
-            claim_task.add_done_callback(self._release_claimed)
-            raise
+        return await self._claim(ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM))
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
         """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
@@ -159,7 +172,7 @@ class Queue:
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         own_jobs = self._own_jobs(jobs)
         store, extended = await self._runtime.store(), dict[LeasedEntry, int]()
-        for held in _split_by_key(own_jobs):
+        for held in _split_by_key([job.held for job in own_jobs]):
             extended |= await store.heartbeat(ref, held, lease_ms=lease_ms)
         for job in own_jobs:
             if job.held in extended:
@@ -169,20 +182,9 @@ class Queue:
     async def done(self, jobs: Job | Sequence[Job]) -> None:
         """Delete the entries of finished jobs; raise LeaseLost if one is no longer held."""
         own_jobs = self._own_jobs(jobs)
-        if len(own_jobs) == 1:
-            if not await self._finish(own_jobs[0].held):
-                _raise_if_lost(own_jobs)
-            return
-        ref = await self._ref()
-        store = await self._runtime.store()
-        finished = await store.finish(ref, [job.held for job in own_jobs])
-        if len(finished) < len(own_jobs):
-            # A key that was claimed twice: either of its jobs may be the one that is still held.
-            for held in _split_by_key(own_jobs)[1:]:
-                finished |= await store.finish(ref, held)
-        self._runtime.finished(ref, len(finished))
-        if len(finished) < len(own_jobs):
-            _raise_if_lost([job for job in own_jobs if job.held not in finished])
+        lost = await self._finish([job.held for job in own_jobs])
+        if lost:
+            _raise_if_lost([job for job in own_jobs if job.held in lost])
 
     async def fail(
         self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
@@ -194,7 +196,6 @@ class Queue:
         failures = [Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
         outcomes = await (await self._runtime.store()).fail(ref, failures)
         self._runtime.failed(ref, outcomes, delay_ms)
-        self._runtime.metrics.count("queue_failed", len(own_jobs), queue=self.name)
         _raise_if_lost([job for job, outcome in zip(own_jobs, outcomes, strict=True) if outcome == "lost"])
         return outcomes
 
@@ -233,21 +234,26 @@ class Queue:
         If a newer entry of its key is in the queue, the letter is merged into that one, which keeps its data.
         """
         ref = await self._runtime.find(self.name)
-        if ref is None or not _is_id(flag) or not await (await self._runtime.store()).retry(ref, flag):
-            raise NotFound(f"queue {self.name!r} has no flag {flag}")
-        self._runtime.wake_listeners(ref)
+        done = ref is not None and _is_id(flag) and await (await self._runtime.store()).retry(ref, flag)
+        self._require(flag, found=done)
+        if ref is not None:
+            self._runtime.wake_listeners(ref)
 
     async def edit(self, flag: int, data: Any) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
-        kind, encoded = encode_data(self._runtime.validator(self.name)(data))
-        if not _is_id(flag) or not await (await self._runtime.store()).edit(ref, flag, kind, encoded):
-            raise NotFound(f"queue {self.name!r} has no flag {flag}")
+        kind, encoded = encode_data(self._runtime.check(self.name, data))
+        done = _is_id(flag) and await (await self._runtime.store()).edit(ref, flag, kind, encoded)
+        self._require(flag, found=done)
 
     async def drop(self, flag: int) -> None:
         """Delete a dead letter."""
         ref = await self._runtime.find(self.name)
-        if ref is None or not _is_id(flag) or not await (await self._runtime.store()).drop(ref, flag):
+        done = ref is not None and _is_id(flag) and await (await self._runtime.store()).drop(ref, flag)
+        self._require(flag, found=done)
+
+    def _require(self, flag: int, *, found: bool) -> None:
+        if not found:
             raise NotFound(f"queue {self.name!r} has no flag {flag}")
 
     async def close(self) -> None:
@@ -259,17 +265,6 @@ class Queue:
 
     async def _ref(self) -> QueueRef:
         return await self._runtime.ref(self.name)
-
-    async def _claim_now(self, limit: int, lease_ms: int, *, together: bool) -> list[Job]:
-        ref, store, token = await self._ref(), await self._runtime.store(), self._runtime.ids.new()
-        claimed = await store.claim(ref, limit=limit, lease_ms=lease_ms, token=token, together=together)
-        self._runtime.claimed(ref, len(claimed), lease_ms)
-        decode = self._runtime.decoder(self.name)
-        return [Job(self.name, each, token, decode) for each in claimed]
-
-    def _release_claimed(self, claim_task: asyncio.Future[list[Job]]) -> None:
-        if not claim_task.cancelled() and claim_task.exception() is None:
-            self._release(claim_task.result())
 
     def _release(self, jobs: list[Job]) -> None:
         """Return jobs whose claim was cancelled to the queue, instead of holding them until their lease ends."""
@@ -284,30 +279,51 @@ class Queue:
         except TidebookError:  # they are due again when their lease expires
             pass
 
-    async def _claim_group(self, requests: Sequence[tuple[int, int]]) -> list[list[Job] | BaseException]:
-        return await share_claims(requests, itemgetter(1), self._claim_shared)
+    async def _claim_group(self, calls: Sequence[ClaimCall]) -> Sequence[list[Job] | BaseException]:
+        """Serve concurrent claims; those of the same lease and kind share a call of the store.
 
-    async def _claim_shared(self, lease_ms: int, requests: Sequence[tuple[int, int]]) -> list[list[Job]]:
-        """Claim once for several limits, and deal out the jobs in the order of the limits."""
-        jobs = await self._claim_now(sum(limit for limit, _ in requests), lease_ms, together=False)
-        shares = []
-        for limit, _ in requests:
-            shares.append(jobs[:limit])
-            jobs = jobs[limit:]
-        return shares
+        A claim that got nothing calls again while others got something: a call never mixes slow entries with others and
+        returns a bounded number of bytes, so only a call that returns nothing at all proves that nothing is due.
+        """
+        ref, store, decode = await self._ref(), await self._runtime.store(), self._runtime.decoder(self.name)
+        shares: list[list[Job]] = [[] for _ in calls]
+        errors: dict[int, TidebookError] = {}
+        for lease_ms, together in dict.fromkeys(call[1:] for call in calls):
+            unserved = [index for index, call in enumerate(calls) if call[1:] == (lease_ms, together)]
+            while unserved:
+                tokens, limits = dict.fromkeys(unserved, self._runtime.ids.new()), dict[bytes, int]()
+                if together:  # only entries that are stored together need a token for each caller
+                    tokens = {index: self._runtime.ids.new() for index in unserved}
+                for index, token in tokens.items():
+                    limits[token] = limits.get(token, 0) + calls[index].limit
+                try:
+                    claimed = await store.claim(ref, limits, lease_ms=lease_ms, together=together)
+                except TidebookError as error:
+                    errors.update(dict.fromkeys(unserved, error))
+                    break
+                self._runtime.claimed(ref, len(claimed), lease_ms)
+                jobs: dict[bytes, list[Job]] = {token: [] for token in limits}
+                for each in claimed:
+                    jobs[each.token].append(Job(self.name, each, decode))
+                dealt = {token: iter(found) for token, found in jobs.items()}
+                for index, token in tokens.items():
+                    shares[index] = list(islice(dealt[token], calls[index].limit))
+                unserved = [index for index in unserved if not shares[index]] if claimed else []
+        return [errors.get(index, share) for index, share in enumerate(shares)]
 
-    async def _finish_group(self, held: Sequence[LeasedEntry]) -> list[bool | BaseException]:
-        """Finish entries of several callers in one call; a key that occurs twice, claimed twice, takes two calls."""
-        ref = await self._ref()
-        store = await self._runtime.store()
+    async def _finish_group(self, calls: Sequence[list[LeasedEntry]]) -> list[list[LeasedEntry] | BaseException]:
+        """Finish the entries of several callers in one call of the store; return those that each caller has lost.
+
+        A key that occurs twice, because it was claimed twice, takes two calls.
+        """
+        ref, store = await self._ref(), await self._runtime.store()
         finished: set[LeasedEntry] = set()
-        left = list(held)
-        while left:
-            by_key = {each.keyhash: each for each in left}
-            finished |= await store.finish(ref, list(by_key.values()))
-            left = [each for each in left if by_key[each.keyhash] is not each]
+        for held in _split_by_key([each for call in calls for each in call]):
+            finished |= await store.finish(ref, held)
         self._runtime.finished(ref, len(finished))
-        return [each in finished for each in held]
+        if len(finished) == sum(map(len, calls)):
+            return [[] for _ in calls]
+        return [[each for each in call if each not in finished] for call in calls]
 
     def _own_jobs(self, jobs: Job | Sequence[Job]) -> list[Job]:
         several: object = jobs or ()
@@ -329,27 +345,16 @@ def _raise_if_lost(lost: list[Job]) -> None:
         )
 
 
-def _earliest_date(entries: list[NewEntry], now_ms: int) -> int:
-    return min(now_ms if entry.process_at is None else max(entry.process_at, now_ms) for entry in entries)
-
-
 def _add(a: Put, b: Put) -> Put:
     return Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
 
 
-async def _await_if_needed(put: Put | Awaitable[Put]) -> Put:
-    return put if isinstance(put, Put) else await put
-
-
-def _split_by_key(jobs: Sequence[Job]) -> list[list[LeasedEntry]]:
-    """Split the held entries into as few lists as needed for no key to occur twice in one."""
-    lists: list[dict[bytes, LeasedEntry]] = []
-    for job in jobs:
-        free = next((each for each in lists if job.held.keyhash not in each), None)
-        if free is None:
-            lists.append(free := {})
-        free[job.held.keyhash] = job.held
-    return [list(each.values()) for each in lists]
+def _split_by_key(held: list[LeasedEntry]) -> Iterator[list[LeasedEntry]]:
+    """Split held entries into as few lists as needed for no key to occur twice in one."""
+    while held:
+        by_key = {each.keyhash: each for each in held}
+        yield list(by_key.values())
+        held = [] if len(by_key) == len(held) else [each for each in held if by_key[each.keyhash] is not each]
 
 
 def _clean_reason(text: object) -> str:

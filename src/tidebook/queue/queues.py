@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
-from tidebook.queue.dead_letter import DeadLetter
 from tidebook.queue.fields import fields_of
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.queue.runtime import QueueRuntime
-from tidebook.queue.views import QueueStatus, check_list_limit
+from tidebook.queue.views import DeadLetter, QueueStatus, check_list_limit
 
 
 class Queues:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import decode_payload
-from tidebook.queue.entry import Entry, chunks, merge_same_keys, new_entry
+from tidebook.queue.entry import Entry, merge_same_keys, new_entry
 from tidebook.queue.fields import Fields
 from tidebook.queue.hooks import Announcer, Hooks
 from tidebook.queue.job import Decode
 from tidebook.queue.maintenance import QueueMaintenance
-from tidebook.queue.port import Claimed, NewEntry, Outcome, Put, QueueRef, QueueSettings, QueueStore
+from tidebook.queue.port import Claimed, NewEntry, Outcome, QueueRef, QueueSettings, QueueStore
 from tidebook.queue.waker import Waker
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
@@ -47,8 +47,9 @@ class QueueRuntime:
         self._store: QueueStore | None = None
         self._closed = False
         self._generation = generation()
-        self._waker: Waker | None = None
-        self._maintenance: QueueMaintenance | None = None
+        #: Created with the store.
+        self._waker: Waker
+        self._maintenance: QueueMaintenance
         self._refs: dict[str, QueueRef] = {}
         self._fields: dict[str, Fields] = {}
 
@@ -95,7 +96,6 @@ class QueueRuntime:
     async def waker(self) -> Waker:
         """Return the waker, which wakes listeners."""
         await self.store()
-        assert self._waker is not None, "it is created with the store"
         return self._waker
 
     def declare(self, name: str, fields: Fields) -> None:
@@ -104,13 +104,9 @@ class QueueRuntime:
             self._refs.pop(name, None)
         self._fields[name] = fields
 
-    def cached_ref(self, name: str) -> QueueRef | None:
-        """Return the queue as the store identifies it, if it was used before."""
-        refuse_fork(self._generation, "the queue")
-        return self._refs.get(name)
-
     async def ref(self, name: str) -> QueueRef:
         """Return the queue as the store identifies it, created if it is missing."""
+        refuse_fork(self._generation, "the queue")
         ref = self._refs.get(name)
         if ref is None:
             store = await self.store()
@@ -118,13 +114,12 @@ class QueueRuntime:
             if name in self._fields:
                 ref = await store.declare(ref, self._fields[name].schema)
             self._refs[name] = ref
-            if self._maintenance is not None:
-                self._maintenance.schedule(ref)
+            self._maintenance.schedule(ref)
         return ref
 
-    def validator(self, name: str) -> Callable[[Any], Any]:
-        """Return the function that checks user data before it is put."""
-        return self._fields[name].check if name in self._fields else _unchanged
+    def check(self, name: str, data: Any) -> Any:
+        """Return user data as it is stored; raise InvalidInput if it does not match the declared fields."""
+        return self._fields[name].check(data) if name in self._fields else data
 
     def decoder(self, name: str) -> Decode:
         """Return the function that decodes the user data of a claimed entry."""
@@ -135,38 +130,24 @@ class QueueRuntime:
         """Return checked entries, those of the same key merged."""
         if isinstance(entries, str | bytes | Mapping | Entry) or not isinstance(entries, Iterable):
             raise InvalidInput(f"entries are a list of Entry or data, not {type(entries).__name__}")
-        check, checked = self.validator(name), []
-        for each in entries:
-            entry = each if isinstance(each, Entry) else Entry(data=each)
-            checked.append(new_entry(entry, check(entry.data), self.ids))
-        return merge_same_keys(checked)
+        given = (each if isinstance(each, Entry) else Entry(data=each) for each in entries)
+        return merge_same_keys(new_entry(entry, self.check(name, entry.data), self.ids) for entry in given)
 
-    def put_in(self, transaction: object, name: str, entries: Iterable[Entry | Any]) -> Put:
-        """Put inside the caller's sync transaction."""
+    def opened(self, name: str) -> tuple[QueueRef, QueueStore]:
+        """Return a queue that was used before, and its store, without waiting; raise InvalidInput otherwise."""
         ref, store = self._refs.get(name), self._store
         if ref is None or store is None:
             raise InvalidInput(f"queue {name!r} is not open yet: await queue.open() once, then put into it")
-        new = self.new_entries(name, entries)
-        inserted_at, total = self.clock.now_ms(), Put(0, 0, 0)
-        for chunk in chunks(new):
-            put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
-            if not isinstance(put, Put):
-                if isinstance(put, Coroutine):
-                    put.close()  # it has not started
-                raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
-            total = Put(total.inserted + put.inserted, total.merged + put.merged, put.now_ms)
-        return total
+        return ref, store
 
-    def entries_put(self, ref: QueueRef, at_ms: int, now_ms: int, asked_at: float) -> None:
+    def entries_put(self, ref: QueueRef, entries: Sequence[NewEntry], now_ms: int, asked_at: float) -> None:
         """Wake listeners after a put by this process, at the date on which its first entry is due."""
-        if self._waker is not None:
-            self._waker.clock.observe(now_ms, asked_at)
-            self._waker.put(ref, at_ms, now_ms)
+        self._waker.clock.observe(now_ms, asked_at)
+        first_at = min(now_ms if entry.process_at is None else max(entry.process_at, now_ms) for entry in entries)
+        self._waker.put(ref, first_at, now_ms)
 
     def claimed(self, ref: QueueRef, count: int, lease_ms: int) -> None:
         """Record that this process claimed entries."""
-        if self._waker is None or self._maintenance is None:
-            return
         self._waker.claimed(ref, count)
         if count:
             self.metrics.count("queue_claimed", count, queue=ref.name)
@@ -174,44 +155,35 @@ class QueueRuntime:
 
     def finished(self, ref: QueueRef, count: int) -> None:
         """Record that this process finished entries."""
-        if count and self._waker is not None and self._maintenance is not None:
+        if count:
             self.metrics.count("queue_done", count, queue=ref.name)
             self._waker.key_released(ref)
             self._maintenance.finished(ref, count)
 
     def failed(self, ref: QueueRef, outcomes: Sequence[Outcome], delay_ms: int) -> None:
         """Record that this process returned entries to the queue."""
-        if self._waker is None or self._maintenance is None:
-            return
-        now_ms = self._waker.clock.now_ms()
+        self.metrics.count("queue_failed", len(outcomes), queue=ref.name)
         if "waiting" in outcomes or "merged" in outcomes:
-            self._waker.put(ref, now_ms + delay_ms, now_ms)
+            self.wake_listeners(ref, delay_ms)
         if "dead" in outcomes:
             self._maintenance.dead_lettered(ref)
         self._waker.key_released(ref)
 
-    def wake_listeners(self, ref: QueueRef) -> None:
-        """Wake listeners: an entry may have become due."""
-        if self._waker is not None:
-            now_ms = self._waker.clock.now_ms()
-            self._waker.put(ref, now_ms, now_ms)
+    def wake_listeners(self, ref: QueueRef, delay_ms: int = 0) -> None:
+        """Wake listeners: an entry becomes due after `delay_ms`."""
+        now_ms = self._waker.clock.now_ms()
+        self._waker.put(ref, now_ms + delay_ms, now_ms)
 
     async def close(self) -> None:
         """Finish the calls in flight, then release the store."""
         self._closed = True
-        if self._waker is not None:
-            await self._waker.close()
-        if self._maintenance is not None:
-            await self._maintenance.close()
         if self._store is not None:
+            await self._waker.close()
+            await self._maintenance.close()
             await self._store.close()
-        self._store = self._waker = self._maintenance = None
+        self._store = None
         self._refs.clear()
 
 
 def _decode_claimed(claimed: Claimed) -> Any:
     return decode_payload(claimed.kind, claimed.data)
-
-
-def _unchanged(data: Any) -> Any:
-    return data

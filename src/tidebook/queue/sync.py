@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from tidebook.queue.dead_letter import DeadLetter
 from tidebook.queue.entry import Date, Entry
 from tidebook.queue.job import Job
 from tidebook.queue.port import Outcome, Put, Step
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues
-from tidebook.queue.views import EntryView, QueueStatus
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus
 from tidebook.runtime.blocking_portal import BlockingPortal
 
 

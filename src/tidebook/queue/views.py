@@ -1,4 +1,4 @@
-"""Read-only views of entries and queues, for listings and status."""
+"""Read-only views of entries, dead letters and queues, for listings and status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import decode_payload
 from tidebook.queue.job import utc_datetime
-from tidebook.queue.port import NEVER_MS, Counts, QueueRef, WaitingEntry
+from tidebook.queue.port import NEVER_MS, Counts, DeadLetterRow, QueueRef, WaitingEntry
 
 LIST_MAX: Final = 1_000_000
 
@@ -33,19 +33,7 @@ class EntryView(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: WaitingEntry) -> EntryView:
         """Build the view of a stored entry."""
-        return cls(
-            row.id,
-            row.key,
-            row.status,
-            row.priority,
-            row.timeouts,
-            utc_datetime(row.inserted_at),
-            utc_datetime(row.process_at),
-            optional_datetime(row.expires_at),
-            optional_datetime(row.started_at),
-            optional_datetime(row.lease_until),
-            decode_payload(row.kind, row.data),
-        )
+        return cls(**_view_fields(row))
 
 
 class QueueStatus(msgspec.Struct, frozen=True):
@@ -72,16 +60,42 @@ class QueueStatus(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, ref: QueueRef, counts: Counts) -> QueueStatus:
         """Build the status from the store's counts."""
-        return cls(
-            ref.name,
-            counts.due,
-            counts.later,
-            counts.processing,
-            counts.dead,
-            counts.oldest_due_ms / 1000,
-            optional_datetime(counts.next_at),
-            counts.tables,
-        )
+        due, later, processing, dead, oldest_due_ms, next_at, tables = msgspec.structs.astuple(counts)
+        next_date = optional_datetime(next_at)
+        return cls(ref.name, due, later, processing, dead, oldest_due_ms / 1000, next_date, tables)
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A dead letter: an entry that left its queue. Retry it, edit it first, or drop it."""
+
+    id: int
+    queue: str
+    raised_at: datetime
+    reason: str
+    key: str | None
+    priority: int
+    timeouts: int
+    inserted_at: datetime
+    expires_at: datetime | None
+    data: Any
+
+    @classmethod
+    def of(cls, row: DeadLetterRow) -> DeadLetter:
+        """Build the public view of a stored dead letter."""
+        return cls(**_view_fields(row))
+
+
+def _view_fields(row: WaitingEntry | DeadLetterRow) -> dict[str, Any]:
+    """Return the fields of a stored row with decoded data and dates."""
+    fields = msgspec.structs.asdict(row)
+    fields["data"] = decode_payload(fields.pop("kind"), row.data)
+    for name in ("inserted_at", "process_at", "raised_at"):
+        if name in fields:
+            fields[name] = utc_datetime(fields[name])
+    for name in ("expires_at", "started_at", "lease_until"):
+        if name in fields:
+            fields[name] = optional_datetime(fields[name])
+    return fields
 
 
 def optional_datetime(ms: int | None) -> datetime | None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from typing import Final
 
 from tidebook.core.errors import TidebookError
-from tidebook.queue.due_dates import SLOW_POLL_S, DueDates
 from tidebook.queue.job import utc_datetime
-from tidebook.queue.port import NEVER_MS, QueueRef, QueueStore, WakeRequest
-from tidebook.queue.store_clock import StoreClock
+from tidebook.queue.port import NEVER_MS, UPCOMING_MAX, Due, QueueRef, QueueStore, WakeRequest
 from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 
+#: The first and the longest pause between polls, and between announcements of work that nobody claims. The first poll
+#: after a sleep was published comes soon, because a concurrent put may not have seen the sleep yet.
+FIRST_POLL_S: Final = 0.05
+SLOW_POLL_S: Final = 5.0
+_GROWTH: Final = 10.0
 #: How often the published sleep is refreshed.
 HEARTBEAT_S: Final = 30.0
 #: Queues in one poll.
@@ -23,6 +28,109 @@ POLL_MAX: Final = 500
 _RETRY_S: Final = 0.5
 #: Timers are set at most this far ahead, and then again.
 _TIMER_S_MAX: Final = 3_600.0
+#: A reading of the store's clock that is older than this is replaced by any newer one.
+_READING_S_MAX: Final = 30.0
+
+
+class StoreClock:
+    """Maps the store's dates to this process's monotonic clock, by the fastest recent reading."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        self._error_s = float("inf")
+        self._read_at = -_READING_S_MAX
+
+    def observe(self, now_ms: int, asked_at: float) -> None:
+        """Take a reading: the store answered `now_ms` to a request that was sent at `asked_at`."""
+        answered_at = time.monotonic()
+        error_s = answered_at - asked_at
+        if error_s <= self._error_s or answered_at - self._read_at > _READING_S_MAX:
+            self._offset_s = now_ms / 1000 - (asked_at + answered_at) / 2
+            self._error_s = error_s
+            self._read_at = answered_at
+
+    def monotonic_at(self, date_ms: int) -> float:
+        """Return the monotonic time at which the store's clock will show this date."""
+        return date_ms / 1000 - self._offset_s
+
+    def now_ms(self) -> int:
+        """Return the estimated time of the store's clock."""
+        return int((time.monotonic() + self._offset_s) * 1000)
+
+
+class DueDates:
+    """What this process knows about the due dates of one queue, and what it published about its sleep."""
+
+    def __init__(self, ref: QueueRef) -> None:
+        self.ref = ref
+        self.listeners: set[asyncio.Event] = set()
+        #: Process dates in the future, ascending.
+        self.dates: list[int] = []
+        #: Whether the store may have later dates than these.
+        self.has_later_dates = False
+        #: Whether due entries wait for another entry of their key to be finished.
+        self.waits_for_key = False
+        #: The sleep that was published to putters: until when, and whether it waits for a held key; None: none.
+        self.published_sleep: tuple[int, bool] | None = None
+        #: How many claims returned entries since the last wake-up: then more entries may be due.
+        self.claims = 0
+        self.date_timer: asyncio.TimerHandle | None = None
+        self.poll_timer: asyncio.TimerHandle | None = None
+        self.announce_timer: asyncio.TimerHandle | None = None
+        self._poll_backoff = Backoff(first_s=FIRST_POLL_S, max_s=SLOW_POLL_S, factor=_GROWTH)
+        self._announce_backoff = Backoff(first_s=FIRST_POLL_S, max_s=SLOW_POLL_S, factor=_GROWTH)
+        self._is_new = True
+
+    def wake_listeners(self) -> None:
+        self.claims = 0
+        for listener in self.listeners:
+            listener.set()
+
+    def update(self, due: Due) -> None:
+        """Replace what is known by what the store reported."""
+        self.dates = list(due.upcoming)
+        self.has_later_dates = len(due.upcoming) >= UPCOMING_MAX
+        self.waits_for_key = due.held
+
+    def add_date(self, date_ms: int) -> None:
+        index = bisect_left(self.dates, date_ms)
+        if index == len(self.dates) or self.dates[index] != date_ms:
+            self.dates.insert(index, date_ms)
+
+    def pass_dates(self, now_ms: int) -> None:
+        while self.dates and self.dates[0] <= now_ms:
+            del self.dates[0]
+
+    def sleeps_until(self, lease_end: int) -> tuple[int, bool]:
+        """Return the sleep to publish: a put that is due before this date must wake this process."""
+        return min(self.dates[0] if self.dates else NEVER_MS, lease_end), self.waits_for_key
+
+    def reset_backoff(self) -> None:
+        """Reset the polling and announcing pauses: the queue has changed."""
+        self._reset_announcing()
+        self._poll_backoff.reset()
+
+    def announce_delay_s(self) -> float:
+        """Return how long to wait before announcing ready work; 0 if it is new, or if some of it was just claimed."""
+        if self._is_new:
+            self._is_new = False
+            return 0.0
+        delay_s = self._announce_backoff.next_s()
+        return 0.0 if self.claims else delay_s
+
+    def next_poll_s(self) -> float:
+        """Return how long to sleep before the next poll."""
+        self._reset_announcing()
+        return self._poll_backoff.next_s()
+
+    def _reset_announcing(self) -> None:
+        self._is_new = True
+        self._announce_backoff.reset()
+
+    def cancel_timers(self) -> None:
+        for timer in (self.date_timer, self.poll_timer, self.announce_timer):
+            if timer is not None:
+                timer.cancel()
 
 
 class Waker:
@@ -46,9 +154,7 @@ class Waker:
 
     async def listen(self, ref: QueueRef) -> AsyncGenerator[datetime, None]:
         """Yield the store's time whenever work becomes due."""
-        watch = self._watches.get(ref.id)
-        if watch is None:
-            watch = self._watches[ref.id] = DueDates(ref)
+        watch = self._watches.setdefault(ref.id, DueDates(ref))
         if not self._tasks:
             loops = (self._poll_loop(), self._receive_loop(), self._heartbeat_loop())
             self._tasks = [asyncio.create_task(loop) for loop in loops]
@@ -94,11 +200,8 @@ class Waker:
             self._poll_requested.set()
 
     def _claimed_all(self, watch: DueDates) -> None:
-        """Poll again, and so publish the sleep again, after a listener has claimed everything that is due.
-
-        Without a successful claim before it, an empty claim is no reason to poll: other processes may hold the entries,
-        and polling would become a busy loop.
-        """
+        # Poll again, and so publish the sleep again. Without a successful claim before it, an empty claim is no reason
+        # to poll: other processes may hold the entries, and polling would become a busy loop.
         if watch.claims and (watch.published_sleep is None or watch.announce_timer is not None):
             watch.claims = 0
             watch.reset_backoff()
@@ -117,7 +220,7 @@ class Waker:
         """Stop listening, and end all listeners."""
         self._closed = True
         for watch in self._watches.values():
-            watch.cancel()
+            watch.cancel_timers()
             watch.wake_listeners()
         self._watches.clear()
         tasks, self._tasks = self._tasks, []
@@ -132,19 +235,11 @@ class Waker:
         self._poll_requested.set()
 
     def _schedule_poll(self, watch: DueDates, when: float) -> None:
-        if watch.poll_timer is not None:
-            watch.poll_timer.cancel()
-        loop = asyncio.get_running_loop()
-        watch.poll_timer = loop.call_at(min(when, loop.time() + _TIMER_S_MAX), self._request_poll, watch)
+        watch.poll_timer = _reset_timer(watch.poll_timer, when, self._request_poll, watch)
 
     def _set_date_timer(self, watch: DueDates) -> None:
-        if watch.date_timer is not None:
-            watch.date_timer.cancel()
-            watch.date_timer = None
-        if watch.dates:
-            loop = asyncio.get_running_loop()
-            when = min(self.clock.monotonic_at(watch.dates[0]), loop.time() + _TIMER_S_MAX)
-            watch.date_timer = loop.call_at(when, self._date_reached, watch)
+        when = self.clock.monotonic_at(watch.dates[0]) if watch.dates else None
+        watch.date_timer = _reset_timer(watch.date_timer, when, self._date_reached, watch)
 
     def _date_reached(self, watch: DueDates) -> None:
         before = len(watch.dates)
@@ -257,7 +352,7 @@ class Waker:
                 self._metrics.count("queue_beat_failures")
 
     async def _stop_watching(self, watch: DueDates) -> None:
-        watch.cancel()
+        watch.cancel_timers()
         self._poll_requests.pop(watch.ref.id, None)
         if self._watches.get(watch.ref.id) is watch:
             del self._watches[watch.ref.id]
@@ -266,3 +361,15 @@ class Waker:
                     await self._store.awake(self._sleeper, [watch.ref.id])
                 except TidebookError:  # the published sleep expires by itself
                     pass
+
+
+def _reset_timer(
+    timer: asyncio.TimerHandle | None, when: float | None, call: Callable[[DueDates], None], watch: DueDates
+) -> asyncio.TimerHandle | None:
+    """Cancel a timer and return a new one, or None if it has no date."""
+    if timer is not None:
+        timer.cancel()
+    if when is None:
+        return None
+    loop = asyncio.get_running_loop()
+    return loop.call_at(min(when, loop.time() + _TIMER_S_MAX), call, watch)

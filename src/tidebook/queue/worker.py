@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final
 
 from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
 from tidebook.queue.entry import duration_ms
-from tidebook.queue.handler_threads import HandlerThreads
 from tidebook.queue.job import Job
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
 from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.runtime.futures import resolve_future
 
 log = logging.getLogger("tidebook.queue")
 
@@ -29,6 +31,50 @@ _RETRY_PAUSE_S: Final = 1.0
 
 #: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
 Handler = Callable[[Job], Any]
+
+
+class HandlerThreads:
+    """Runs handlers in at most `threads_max` daemon threads: a handler that hangs does not keep the process alive."""
+
+    def __init__(self, name: str, *, threads_max: int) -> None:
+        self._name = name
+        self._threads_max = threads_max
+        self._started = 0
+        self._idle = threading.Semaphore(0)
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Return the call's result, or raise its error. A cancelled caller stops waiting; the call continues."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            try:
+                outcome: Any = (call(),)  # in a tuple, since a handler may return an exception
+            except BaseException as raised:  # a future cannot hold StopIteration, and the worker survives the others
+                ordinary = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+                outcome = raised if ordinary else RuntimeError(f"the handler raised {raised!r}")
+            try:
+                loop.call_soon_threadsafe(resolve_future, future, outcome)
+            except RuntimeError:  # the loop was closed in the meantime
+                pass
+
+        if not self._idle.acquire(blocking=False) and self._started < self._threads_max:
+            self._started += 1
+            threading.Thread(target=self._serve, name=f"{self._name} {self._started}", daemon=True).start()
+        self._calls.put(run)
+        (result,) = await future
+        return result
+
+    def close(self) -> None:
+        """Let each thread end once no call is left."""
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            self._idle.release()
 
 
 class Worker:
@@ -150,7 +196,7 @@ class Worker:
             return
         result = await self._threads.run(partial(self._handler, job))
         if inspect.isawaitable(result):
-            await _await_result(result)
+            await result
 
     async def _return_entry(self, job: Job, reason: str, delay_s: float) -> None:
         self.failed += 1
@@ -201,7 +247,3 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _await_result(result: Awaitable[Any]) -> None:
-    await result

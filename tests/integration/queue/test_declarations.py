@@ -16,7 +16,7 @@ import tidebook.queue
 from tidebook.cli.app import main
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.queue import Entry
-from tidebook.queue.postgres.maintenance import PartitionMaintenance
+from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, new_queue
 
@@ -172,7 +172,7 @@ async def test_a_declaration_whose_table_could_not_be_begun_begins_it_the_next_t
         raise Unavailable("open transactions keep its table busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(PartitionMaintenance, "begin", busy)
+        patch.setattr(Partitions, "begin", busy)
         with pytest.raises(Unavailable):
             await store.declare(ref, b"new")
     changed = await store.declare(ref, b"new")

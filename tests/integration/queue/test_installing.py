@@ -65,15 +65,3 @@ async def test_a_user_without_rights_gets_an_error(
     async with tidebook.open(settings_file) as book:
         with pytest.raises(tidebook.InvalidInput, match="rights"):
             await book.queue("mail").put("x")
-
-
-async def test_an_older_version_that_passes_no_watermarks_claims_beside_a_newer_one(
-    settings_file: Path, postgres_url: str, schema: str
-) -> None:
-    async with tidebook.open(settings_file) as book:
-        await book.queue("mail").put("x")
-    claim = (
-        f"SELECT data FROM {schema}.entry_claim(1, '{{1}}', 1000, ARRAY[gen_random_uuid()], 5::smallint, true, true)"
-    )
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        assert connection.execute(claim).fetchall() == [(b"x",)]

@@ -10,7 +10,7 @@ import pytest
 
 from tidebook.core.errors import Unavailable
 from tidebook.queue.port import NEVER_MS, Failure, QueueSettings
-from tidebook.queue.postgres.partition_rotation import period_end
+from tidebook.queue.postgres.partitions import period_end
 from tidebook.queue.postgres.store import PostgresQueues
 from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidebook.queue.due_dates import DueDates
 from tidebook.queue.port import QueueRef, QueueSettings
+from tidebook.queue.waker import DueDates
 
 
 @pytest.fixture

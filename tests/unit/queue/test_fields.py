@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from tidebook.core.errors import InvalidInput
-from tidebook.queue.fields import fields_of
-from tidebook.queue.fields_xml import XML_BYTES_MAX, read_xml
+from tidebook.queue.fields import XML_BYTES_MAX, fields_of, read_xml
 
 
 @dataclass

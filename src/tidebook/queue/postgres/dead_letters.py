@@ -10,42 +10,40 @@ import psycopg
 from tidebook.core.errors import Unavailable
 from tidebook.postgres.connect import Connection
 from tidebook.queue.port import NEVER_MS, DeadLetterRow, NewEntry, QueueRef
-from tidebook.queue.postgres.arguments import number_array, put_parameters
 from tidebook.queue.postgres.statement_runner import StatementRunner
-from tidebook.queue.postgres.statements import DEAD_LETTER_COLUMNS
+from tidebook.queue.postgres.statements import PUT, number_array, put_parameters, statement
 
 #: How often a retry of a letter is repeated because an entry of its key was put concurrently.
 ATTEMPTS_MAX = 10
 
 
+_COLUMNS = """d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at, d.kind,
+    d.data"""
+
+
 class PostgresDeadLetters:
-    """The table of dead letters."""
+    """The part of the store that keeps dead letters."""
 
-    def __init__(self, runner: StatementRunner, schema: str, now: str) -> None:
-        self._runner = runner
-        self._schema = schema
-        self._dead = f"{schema}.dead"
-        self._queue = f"{schema}.queue"
-        self._now = now
-        self._select = f"SELECT {DEAD_LETTER_COLUMNS} FROM {schema}.dead d JOIN {schema}.queue q ON q.id = d.queue"
+    _runner: StatementRunner
+    _schema: str
+    _now: str
 
-    async def all(self, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
-        """Return dead letters, newest first."""
+    async def flags(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         where = "" if queue is None else f" WHERE d.queue = {int(queue.id)}"
-        rows = await self._runner.rows(f"{self._select}{where} ORDER BY d.id DESC LIMIT %s", (limit,), writes=False)
+        rows = await self._runner.rows(
+            f"SELECT {_COLUMNS} FROM {self._schema}.dead d JOIN {self._schema}.queue q ON q.id = d.queue{where}"
+            " ORDER BY d.id DESC LIMIT %s",
+            (limit,),
+            writes=False,
+        )
         return [DeadLetterRow(*row) for row in rows]
 
-    async def count(self, queue: QueueRef) -> int:
-        """Return how many dead letters a queue has."""
-        rows = await self._runner.rows(f"SELECT count(*) FROM {self._dead} WHERE queue = %s", (queue.id,), writes=False)
-        return int(rows[0][0])
-
-    async def retry(self, queue: QueueRef, flag: int, put: str) -> bool:
+    async def retry(self, queue: QueueRef, flag: int) -> bool:
         """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
         async with self._runner.connection(puts=True) as connection, connection.transaction():
             await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
             cursor = await connection.execute(
-                f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s"
+                f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s"
                 " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
                 f" {self._now}",
                 (flag, queue.id),
@@ -61,7 +59,7 @@ class PostgresDeadLetters:
             for _ in range(ATTEMPTS_MAX):
                 if key is not None and await self._merge_into_waiting(connection, queue, entry, inserted_at):
                     return True
-                if await self._insert(connection, queue, entry, inserted_at, format, put):
+                if await self._insert(connection, queue, entry, inserted_at, format):
                     return True
             raise Unavailable(f"queue {queue.name!r}: other processes keep putting and claiming {key}: try again later")
 
@@ -85,7 +83,7 @@ class PostgresDeadLetters:
         return False
 
     async def _insert(
-        self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int, format: int, put: str
+        self, connection: Connection, queue: QueueRef, letter: NewEntry, inserted_at: int, format: int
     ) -> bool:
         """Put a letter as a new entry, with the data of the entry of its key that is being processed, if there is one.
 
@@ -105,6 +103,7 @@ class PostgresDeadLetters:
                     kind, data, format = held
                     letter = msgspec.structs.replace(letter, kind=kind, data=data)
             ref = msgspec.structs.replace(queue, format=format)
+            put = statement(PUT, self._schema, queue.table, self._now)
             cursor = await connection.execute(put, put_parameters(ref, [letter], inserted_at))
             row = await cursor.fetchone()
             done = row is not None and bool(row[1] == 0)
@@ -115,32 +114,29 @@ class PostgresDeadLetters:
     async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
         """Replace the user data, which was checked against the current declaration."""
         rows = await self._runner.rows(
-            f"UPDATE {self._dead} SET kind = %s, data = %s, format = %s WHERE id = %s AND queue = %s RETURNING id",
+            f"UPDATE {self._schema}.dead SET kind = %s, data = %s, format = %s WHERE id = %s AND queue = %s"
+            " RETURNING id",
             (kind, data, queue.format, flag, queue.id),
             level=queue.settings.synchronous,
         )
         return bool(rows)
 
     async def drop(self, queue: QueueRef, flag: int) -> bool:
-        """Delete a dead letter."""
-        sql = f"DELETE FROM {self._dead} WHERE id = %s AND queue = %s RETURNING id"
+        sql = f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s RETURNING id"
         return bool(await self._runner.rows(sql, (flag, queue.id), level=queue.settings.synchronous))
 
-    async def unannounced(self, limit: int, hold_ms: int) -> list[DeadLetterRow]:
+    async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         """Return and reserve dead letters, oldest first; skip those that another process has reserved."""
         rows = await self._runner.rows(
             f"""WITH free AS MATERIALIZED (
-                SELECT id FROM {self._dead} WHERE announced_at IS NULL AND telling_until <= {self._now}
+                SELECT id FROM {self._schema}.dead WHERE announced_at IS NULL AND reserved_until <= {self._now}
                 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED)
-            UPDATE {self._dead} d SET telling_until = {self._now} + %s FROM free, {self._queue} q
-            WHERE d.id = free.id AND q.id = d.queue RETURNING {DEAD_LETTER_COLUMNS}""",
+            UPDATE {self._schema}.dead d SET reserved_until = {self._now} + %s FROM free, {self._schema}.queue q
+            WHERE d.id = free.id AND q.id = d.queue RETURNING {_COLUMNS}""",
             (limit, hold_ms),
         )
         return sorted((DeadLetterRow(*row) for row in rows), key=lambda flag: flag.id)
 
     async def announced(self, flags: Sequence[int]) -> None:
-        """Mark dead letters as reported."""
-        await self._runner.rows(
-            f"UPDATE {self._dead} SET announced_at = {self._now} WHERE id = ANY (%s::text::bigint[]) RETURNING id",
-            (number_array(flags),),
-        )
+        sql = f"UPDATE {self._schema}.dead SET announced_at = {self._now} WHERE id = ANY (%s::text::bigint[])"
+        await self._runner.rows(f"{sql} RETURNING id", (number_array(flags),))

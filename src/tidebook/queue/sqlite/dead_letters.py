@@ -1,17 +1,16 @@
-"""Dead letters in SQLite: retried, edited, dropped and announced by the writer thread."""
+"""Dead letters in SQLite: listed, and retried, edited, dropped and announced by the writer thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import apsw
 import msgspec
 
 from tidebook.queue.port import NEVER_MS, DeadLetterRow, NewEntry, QueueRef
-from tidebook.queue.sqlite.puts import NewEntries, insert
-from tidebook.queue.sqlite.reads import unannounced
+from tidebook.queue.sqlite.puts import insert
 from tidebook.queue.sqlite.tables import channel_of
-from tidebook.runtime.clock import Clock
 from tidebook.sqlite.writer import WriteTransaction
 
 _TAKE = """DELETE FROM dead WHERE id = ? AND queue = ? RETURNING keyhash, kind, data, key, priority, inserted_at,
@@ -28,83 +27,72 @@ _MERGES = (
 _NEWEST_HELD = """SELECT kind, data, format FROM entry INDEXED BY entry_held
     WHERE queue = ? AND status = 'P' AND key IS NOT NULL AND keyhash = ? ORDER BY id DESC LIMIT 1"""
 
-_encode = msgspec.json.encode
+_SELECT = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at,
+    d.kind, d.data FROM dead AS d JOIN queue AS q ON q.id = d.queue"""
+_ANNOUNCEABLE = "d.announced_at IS NULL AND d.reserved_until <= ?"
 
 
-class Edit(msgspec.Struct, frozen=True, gc=False):
-    """New data for a dead letter."""
+def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int) -> bool:
+    """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
+    execute = session.connection.execute
+    rows: list[Any] = execute(_TAKE, (flag, queue.id)).fetchall()
+    if not rows:
+        return False
+    keyhash, kind, data, key, priority, inserted_at, expires_at, format = rows[0]
+    if expires_at <= now_ms:  # otherwise it would never be claimed
+        expires_at = NEVER_MS
+    session.channels.add(channel_of(queue.id))
+    if key is not None:
+        for merge in _MERGES:
+            execute(merge, (inserted_at, priority, expires_at, queue.id, keyhash, now_ms))
+            if session.connection.changes():
+                return True
+        held: Any = execute(_NEWEST_HELD, (queue.id, keyhash)).fetchone()
+        kind, data, format = held or (kind, data, format)
+    entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
+    insert(session.connection, now_ms, msgspec.structs.replace(queue, format=format), [entry], inserted_at)
+    return True
 
-    queue: QueueRef
-    flag: int
-    kind: int
-    data: bytes
+
+def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+    """Replace the data of a dead letter."""
+    sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
+    session.connection.execute(sql, (kind, data, queue.format, flag, queue.id))
+    return session.connection.changes() > 0
 
 
-class SqliteDeadLetters:
-    """Retries, edits, drops and announces dead letters."""
+def drop(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int) -> bool:
+    """Delete a dead letter."""
+    session.connection.execute("DELETE FROM dead WHERE id = ? AND queue = ?", (flag, queue.id))
+    return session.connection.changes() > 0
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
 
-    def retry(self, session: WriteTransaction, flags: Sequence[tuple[QueueRef, int]]) -> list[bool]:
-        """Put dead letters back to wait from now on, each with the data of a newer entry of its key if there is one."""
-        return [self._retry(session, queue, flag) for queue, flag in flags]
+def unannounced(session: WriteTransaction, now_ms: int, limit: int, hold_ms: int) -> list[DeadLetterRow]:
+    """Return dead letters that are neither reported nor reserved, oldest first, and reserve them for the caller."""
+    sql = f"{_SELECT} WHERE {_ANNOUNCEABLE} ORDER BY d.id LIMIT ?"
+    found = [DeadLetterRow(*row) for row in session.connection.execute(sql, (now_ms, limit))]
+    _update_all(session, "reserved_until", now_ms + hold_ms, [letter.id for letter in found])
+    return found
 
-    def _retry(self, session: WriteTransaction, queue: QueueRef, flag: int) -> bool:
-        rows: list[Any] = session.connection.execute(_TAKE, (flag, queue.id)).fetchall()
-        if not rows:
-            return False
-        keyhash, kind, data, key, priority, inserted_at, expires_at, format = rows[0]
-        now_ms = self._clock.now_ms()
-        if expires_at <= now_ms:  # otherwise it would never be claimed
-            expires_at = NEVER_MS
-        session.channels.add(channel_of(queue.id))
-        execute = session.connection.execute
-        if key is not None:
-            for merge in _MERGES:
-                execute(merge, (inserted_at, priority, expires_at, queue.id, keyhash, now_ms))
-                if session.connection.changes():
-                    return True
-            held: Any = execute(_NEWEST_HELD, (queue.id, keyhash)).fetchone()
-            kind, data, format = held or (kind, data, format)
-        entry = NewEntry(keyhash, kind, data, key, priority, None, expires_at)
-        ref = msgspec.structs.replace(queue, format=format)
-        insert(session.connection, NewEntries(ref, [entry], inserted_at), now_ms)
-        return True
 
-    def edit(self, session: WriteTransaction, edits: Sequence[Edit]) -> list[bool]:
-        """Replace the data of dead letters."""
-        changed = []
-        for edit in edits:
-            sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
-            session.connection.execute(sql, (edit.kind, edit.data, edit.queue.format, edit.flag, edit.queue.id))
-            changed.append(session.connection.changes() > 0)
-        return changed
+def announced(session: WriteTransaction, now_ms: int, flags: Sequence[int]) -> None:
+    """Mark dead letters as reported."""
+    _update_all(session, "announced_at", now_ms, flags)
 
-    def drop(self, session: WriteTransaction, flags: Sequence[tuple[QueueRef, int]]) -> list[bool]:
-        """Delete dead letters."""
-        dropped = []
-        for queue, flag in flags:
-            session.connection.execute("DELETE FROM dead WHERE id = ? AND queue = ?", (flag, queue.id))
-            dropped.append(session.connection.changes() > 0)
-        return dropped
 
-    def unannounced(self, session: WriteTransaction, calls: Sequence[tuple[int, int]]) -> list[list[DeadLetterRow]]:
-        """Return dead letters that no hook has reported, and reserve them for the caller."""
-        found = []
-        for limit, hold_ms in calls:
-            now_ms = self._clock.now_ms()
-            flags = unannounced(session.connection, now_ms, limit)
-            sql = "UPDATE dead SET telling_until = ? WHERE id IN (SELECT value FROM json_each(?))"
-            ids = _encode([flag.id for flag in flags]).decode()
-            session.connection.execute(sql, (now_ms + hold_ms, ids))
-            found.append(flags)
-        return found
+def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
+    """Return whether a dead letter is neither reported nor reserved."""
+    sql = f"SELECT 1 FROM dead AS d INDEXED BY dead_to_announce WHERE {_ANNOUNCEABLE} LIMIT 1"
+    return connection.execute(sql, (now_ms,)).fetchone() is not None
 
-    def announced(self, session: WriteTransaction, calls: Sequence[Sequence[int]]) -> list[None]:
-        """Mark dead letters as reported."""
-        now_ms = self._clock.now_ms()
-        for flags in calls:
-            sql = "UPDATE dead SET announced_at = ? WHERE id IN (SELECT value FROM json_each(?))"
-            session.connection.execute(sql, (now_ms, _encode(list(flags)).decode()))
-        return [None] * len(calls)
+
+def flags(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
+    """Return dead letters, newest first."""
+    where, parameters = ("", (limit,)) if queue is None else ("WHERE d.queue = ?", (queue.id, limit))
+    rows = connection.execute(f"{_SELECT} {where} ORDER BY d.id DESC LIMIT ?", parameters)
+    return [DeadLetterRow(*row) for row in rows]
+
+
+def _update_all(session: WriteTransaction, column: str, date_ms: int, flags: Sequence[int]) -> None:
+    sql = f"UPDATE dead SET {column} = ? WHERE id IN (SELECT value FROM json_each(?))"
+    session.connection.execute(sql, (date_ms, msgspec.json.encode(list(flags)).decode()))

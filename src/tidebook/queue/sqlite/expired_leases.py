@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import apsw
-import msgspec
 
 from tidebook.queue.port import NEVER_MS, Failure, MaintenanceResult, Outcome, QueueRef
 from tidebook.queue.sqlite.tables import channel_of
-from tidebook.runtime.clock import Clock
 from tidebook.sqlite.writer import WriteTransaction
 
 EXPIRED_LEASES_MAX = 500
@@ -46,13 +44,6 @@ _NEXT_LEASE = (
 )
 
 
-class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The entries that one call of `fail` returns."""
-
-    queue: QueueRef
-    failures: Sequence[Failure]
-
-
 def expire_leases(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> tuple[int, int, int]:
     """Expire the leases that have ended; return the numbers of leases, of new dead letters and of expired entries.
 
@@ -62,14 +53,10 @@ def expire_leases(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> 
     rows: list[Any] = execute(_EXPIRED_LEASES, (queue.id, now_ms, EXPIRED_LEASES_MAX)).fetchall()
     dead = expired = 0
     for id, timeouts, expires_at in rows:
-        if expires_at <= now_ms:
-            expired += 1
-            _delete(connection, id)
-        elif timeouts >= queue.settings.max_timeouts:
-            dead += 1
-            execute(_INSERT_DEAD, (now_ms, "its lease ran out", timeouts + 1, id))
-            _delete(connection, id)
-        elif not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
+        retired = _retire(connection, queue, now_ms, id, timeouts + 1, expires_at, "its lease ran out")
+        expired += retired == "expired"
+        dead += retired == "dead"
+        if retired is None and not _merge_into_sibling(connection, id, timeouts + 1, now_ms, None):
             execute(_COUNT_TIMEOUT, (id,))
     return len(rows), dead, expired
 
@@ -84,54 +71,53 @@ def requeue_expired(connection: apsw.Connection, queue: QueueRef, now_ms: int, h
             connection.execute(_WAIT, (timeouts, process_at, id))
 
 
-class ExpiredLeases:
-    """Sweeps queues, and returns failed entries."""
+def sweep(session: WriteTransaction, now_ms: int, queue: QueueRef) -> MaintenanceResult:
+    """Expire leases and entries."""
+    connection = session.connection
+    expired_leases, dead, expired = expire_leases(connection, queue, now_ms)
+    connection.execute(_DELETE_EXPIRED_HELD, (queue.id, now_ms))
+    expired += connection.changes()
+    connection.execute(_DELETE_EXPIRED, (queue.id, now_ms, EXPIRED_ENTRIES_MAX))
+    expired += connection.changes()
+    dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]
+    next_at = min((date for date in dates if date is not None), default=NEVER_MS)
+    return MaintenanceResult(expired, expired_leases, dead, next_at, now_ms)
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
 
-    def sweep(self, session: WriteTransaction, queues: Sequence[QueueRef]) -> list[MaintenanceResult]:
-        """Expire leases and entries."""
-        return [self._sweep(session, queue) for queue in queues]
+def fail(session: WriteTransaction, now_ms: int, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
+    """Return entries to the queue, merge them, or make dead letters of them."""
+    session.channels.add(channel_of(queue.id))
+    return [_fail(session.connection, now_ms, queue, failure) for failure in failures]
 
-    def fail(self, session: WriteTransaction, calls: Sequence[Failed]) -> list[list[Outcome]]:
-        """Return entries to the queue, merge them, or make dead letters of them."""
-        outcomes = []
-        for call in calls:
-            outcomes.append([self._fail(session.connection, call.queue, failure) for failure in call.failures])
-            session.channels.add(channel_of(call.queue.id))
-        return outcomes
 
-    def _sweep(self, session: WriteTransaction, queue: QueueRef) -> MaintenanceResult:
-        connection, now_ms = session.connection, self._clock.now_ms()
-        expired_leases, dead, expired = expire_leases(connection, queue, now_ms)
-        connection.execute(_DELETE_EXPIRED_HELD, (queue.id, now_ms))
-        expired += connection.changes()
-        connection.execute(_DELETE_EXPIRED, (queue.id, now_ms, EXPIRED_ENTRIES_MAX))
-        expired = expired + connection.changes()
-        dates: list[Any] = [connection.execute(sql, (queue.id,)).get for sql in (_NEXT_EXPIRY, _NEXT_LEASE)]
-        next_at = min((date for date in dates if date is not None), default=NEVER_MS)
-        return MaintenanceResult(expired, expired_leases, dead, next_at, now_ms)
+def _fail(connection: apsw.Connection, now_ms: int, queue: QueueRef, failure: Failure) -> Outcome:
+    id = failure.held.slot
+    found: Any = connection.execute(_HELD, (id, failure.held.token)).fetchone()
+    if found is None or found[3] != failure.held.keyhash:
+        return "lost"
+    timeouts, lease_until, expires_at, _ = found
+    total_timeouts: int = timeouts if lease_until == 0 else timeouts + 1
+    retired = _retire(connection, queue, now_ms, id, total_timeouts, expires_at, failure.reason)
+    if retired is not None:
+        return retired
+    at_ms = now_ms + failure.delay_ms
+    if _merge_into_sibling(connection, id, total_timeouts, now_ms, at_ms):
+        return "merged"
+    connection.execute(_WAIT, (total_timeouts, at_ms, id))
+    return "waiting"
 
-    def _fail(self, connection: apsw.Connection, queue: QueueRef, failure: Failure) -> Outcome:
-        now_ms, id = self._clock.now_ms(), failure.held.slot
-        found: Any = connection.execute(_HELD, (id, failure.held.token)).fetchone()
-        if found is None or found[3] != failure.held.keyhash:
-            return "lost"
-        timeouts, lease_until, expires_at, _ = found
-        total_timeouts: int = timeouts if lease_until == 0 else timeouts + 1
-        if expires_at <= now_ms:
-            _delete(connection, id)
-            return "expired"
-        if total_timeouts > queue.settings.max_timeouts:
-            connection.execute(_INSERT_DEAD, (now_ms, failure.reason, total_timeouts, id))
-            _delete(connection, id)
-            return "dead"
-        at_ms = now_ms + failure.delay_ms
-        if _merge_into_sibling(connection, id, total_timeouts, now_ms, at_ms):
-            return "merged"
-        connection.execute(_WAIT, (total_timeouts, at_ms, id))
-        return "waiting"
+
+def _retire(
+    connection: apsw.Connection, queue: QueueRef, now_ms: int, id: int, timeouts: int, expires_at: int, reason: str
+) -> Outcome | None:
+    """Delete an entry that has expired, or that timed out or failed too often and is a dead letter."""
+    if now_ms < expires_at and timeouts <= queue.settings.max_timeouts:
+        return None
+    outcome: Outcome = "expired" if expires_at <= now_ms else "dead"
+    if outcome == "dead":
+        connection.execute(_INSERT_DEAD, (now_ms, reason, timeouts, id))
+    _delete(connection, id)
+    return outcome
 
 
 def _merge_into_sibling(

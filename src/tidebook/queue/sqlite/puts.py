@@ -1,4 +1,4 @@
-"""Puts in SQLite, run by the writer thread."""
+"""Puts and feed marks in SQLite, run by the writer thread."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from tidebook.queue.port import NewEntry, Put, QueueRef
+from tidebook.queue.port import NewEntry, Put, QueueRef, Step
 from tidebook.queue.sqlite.expired_leases import requeue_expired
 from tidebook.queue.sqlite.tables import channel_of
-from tidebook.runtime.clock import Clock
 from tidebook.sqlite.multi_insert import insert_rows
 from tidebook.sqlite.writer import WriteTransaction
 
@@ -29,39 +28,47 @@ _ANY_EXPIRED_LEASE = (
 )
 _COUNT_WAITING = """SELECT count(*) FROM entry INDEXED BY entry_waiting WHERE queue = ? AND status = 'W'
     AND key IS NOT NULL AND keyhash IN (SELECT unhex(value) FROM json_each(?))"""
+_MOVE_MARK = "INSERT OR REPLACE INTO mark (queue, source, part, place) VALUES (?, ?, ?, ?)"
 
 _encode = msgspec.json.Encoder().encode
 
 
-class NewEntries(msgspec.Struct, frozen=True, gc=False):
-    """The arguments of one put."""
-
-    queue: QueueRef
-    entries: Sequence[NewEntry]
-    inserted_at: int
+def put(session: WriteTransaction, now_ms: int, queue: QueueRef, entries: Sequence[NewEntry], inserted_at: int) -> Put:
+    """Add entries; merge an entry whose key is already waiting into the waiting one."""
+    session.channels.add(channel_of(queue.id))
+    return insert(session.connection, now_ms, queue, entries, inserted_at)
 
 
-class Puts:
-    """Adds entries; merges an entry whose key is already waiting into the waiting one."""
+def put_once(
+    session: WriteTransaction,
+    now_ms: int,
+    queue: QueueRef,
+    entries: Sequence[NewEntry],
+    inserted_at: int,
+    source: str,
+    steps: Sequence[Step],
+) -> Put | None:
+    """Move the marks and put the entries; return None if a mark has moved."""
+    current = marks(session.connection, queue, source)
+    if any(current.get(step.part) != step.before for step in steps):
+        return None
+    for step in steps:
+        session.connection.execute(_MOVE_MARK, (queue.id, source, step.part, step.after))
+    return put(session, now_ms, queue, entries, inserted_at) if entries else Put(0, 0, now_ms)
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
 
-    def run(self, session: WriteTransaction, calls: Sequence[NewEntries]) -> list[Put]:
-        """Put the entries of each call, all or none."""
-        return [self._put(session, call) for call in calls]
-
-    def _put(self, session: WriteTransaction, call: NewEntries) -> Put:
-        now_ms = self._clock.now_ms()
-        put = insert(session.connection, call, now_ms)
-        session.channels.add(channel_of(call.queue.id))
-        return put
+def marks(connection: apsw.Connection, queue: QueueRef, source: str) -> dict[int, str]:
+    """Return the mark of each part of a source."""
+    sql = "SELECT part, place FROM mark WHERE queue = ? AND source = ?"
+    return dict(connection.execute(sql, (queue.id, source)).fetchall())  # type: ignore[arg-type]
 
 
-def insert(connection: apsw.Connection, call: NewEntries, now_ms: int) -> Put:
-    """Insert or merge the entries of a call."""
-    queue, merged = call.queue, 0
-    key_hashes = [entry.keyhash.hex() for entry in call.entries if entry.key is not None]
+def insert(
+    connection: apsw.Connection, now_ms: int, queue: QueueRef, entries: Sequence[NewEntry], inserted_at: int
+) -> Put:
+    """Insert or merge entries, without a wake-up."""
+    merged = 0
+    key_hashes = [entry.keyhash.hex() for entry in entries if entry.key is not None]
     if key_hashes:
         hashes = _encode(key_hashes).decode()
         if connection.execute(_ANY_EXPIRED, (queue.id, now_ms)).fetchone() is not None:
@@ -70,9 +77,9 @@ def insert(connection: apsw.Connection, call: NewEntries, now_ms: int) -> Put:
             requeue_expired(connection, queue, now_ms, hashes)
         merged = connection.execute(_COUNT_WAITING, (queue.id, hashes)).get
     values: list[Any] = []
-    for entry in call.entries:
+    for entry in entries:
         process_at = now_ms if entry.process_at is None else max(entry.process_at, now_ms)
-        values += (queue.id, entry.keyhash, entry.priority, process_at, entry.expires_at, call.inserted_at)
+        values += (queue.id, entry.keyhash, entry.priority, process_at, entry.expires_at, inserted_at)
         values += (queue.format, entry.kind, entry.key, entry.data)
     insert_rows(connection, _UPSERT, 10, values)
-    return Put(len(call.entries) - merged, merged, now_ms)
+    return Put(len(entries) - merged, merged, now_ms)

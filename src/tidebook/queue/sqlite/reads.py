@@ -6,7 +6,7 @@ from typing import Any
 
 import apsw
 
-from tidebook.queue.port import NEVER_MS, UPCOMING_MAX, Counts, DeadLetterRow, Due, QueueRef, WaitingEntry
+from tidebook.queue.port import NEVER_MS, UPCOMING_MAX, Counts, Due, QueueRef, WaitingEntry
 
 _LEASE_END = """SELECT lease_until FROM entry INDEXED BY entry_lease
     WHERE queue = ? AND status = 'P' AND (lease_until > 0 OR expires_at > ?) ORDER BY lease_until LIMIT 1"""
@@ -30,8 +30,6 @@ _COUNTS = """SELECT count(*) FILTER (WHERE free AND process_at <= ?2), count(*) 
     coalesce(min(process_at) FILTER (WHERE free), 9223372036854775807)
     FROM (SELECT process_at, status = 'W' OR lease_until <= ?2 AS free FROM entry
         WHERE queue = ?1 AND status IN ('W', 'P') AND expires_at > ?2)"""
-_DEAD = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.timeouts, d.inserted_at, d.expires_at,
-    d.kind, d.data FROM dead AS d JOIN queue AS q ON q.id = d.queue"""
 
 
 def due(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Due:
@@ -65,26 +63,3 @@ def counts(connection: apsw.Connection, queue: QueueRef, now_ms: int) -> Counts:
     ready, later, processing, oldest_ms, next_at = found
     dead: int = connection.execute("SELECT count(*) FROM dead WHERE queue = ?", (queue.id,)).get
     return Counts(ready, later, processing, dead, oldest_ms, next_at, 1)
-
-
-def flags(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
-    """Return dead letters, newest first."""
-    where, parameters = ("", (limit,)) if queue is None else ("WHERE d.queue = ?", (queue.id, limit))
-    return [
-        DeadLetterRow(*row) for row in connection.execute(f"{_DEAD} {where} ORDER BY d.id DESC LIMIT ?", parameters)
-    ]
-
-
-_ANNOUNCEABLE = "d.announced_at IS NULL AND d.telling_until <= ?"
-
-
-def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
-    """Return whether a dead letter is neither reported nor reserved."""
-    sql = f"SELECT 1 FROM dead AS d INDEXED BY dead_to_announce WHERE {_ANNOUNCEABLE} LIMIT 1"
-    return connection.execute(sql, (now_ms,)).fetchone() is not None
-
-
-def unannounced(connection: apsw.Connection, now_ms: int, limit: int) -> list[DeadLetterRow]:
-    """Return dead letters that are neither reported nor reserved, oldest first."""
-    sql = f"{_DEAD} WHERE {_ANNOUNCEABLE} ORDER BY d.id LIMIT ?"
-    return [DeadLetterRow(*row) for row in connection.execute(sql, (now_ms, limit))]

@@ -8,7 +8,7 @@ from tidebook.sqlite.database import Schema
 
 FILE: Final = "queue.db"
 
-_INITIAL = """
+_TABLES = """
 CREATE TABLE queue (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -43,12 +43,14 @@ CREATE TABLE entry (
     key TEXT,
     data BLOB NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX entry_waiting ON entry (queue, keyhash) WHERE status = 'W';
-CREATE UNIQUE INDEX entry_held ON entry (queue, keyhash, serial) WHERE status = 'P';
+-- Entries without a key are never merged, so the indexes by key leave them out.
+CREATE UNIQUE INDEX entry_waiting ON entry (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL;
+CREATE UNIQUE INDEX entry_held ON entry (queue, keyhash, serial) WHERE status = 'P' AND key IS NOT NULL;
 CREATE INDEX entry_order ON entry (queue, priority, process_at, id) WHERE status = 'W';
 CREATE INDEX entry_lease ON entry (queue, lease_until) WHERE status = 'P';
 CREATE INDEX entry_expiry ON entry (queue, expires_at) WHERE status = 'W' AND expires_at < 9223372036854775807;
 
+-- reserved_until: until then one process has reserved the dead letter, to run its hooks.
 CREATE TABLE dead (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     queue INTEGER NOT NULL,
@@ -63,25 +65,13 @@ CREATE TABLE dead (
     format INTEGER NOT NULL,
     kind INTEGER NOT NULL,
     announced_at INTEGER,
+    reserved_until INTEGER NOT NULL DEFAULT 0,
     data BLOB NOT NULL
 ) STRICT;
 CREATE INDEX dead_by_queue ON dead (queue, id);
 CREATE INDEX dead_to_announce ON dead (id) WHERE announced_at IS NULL;
-"""
 
-# Entries without a key are never merged, so the indexes by key leave them out.
-_KEYS = """
-DROP INDEX entry_waiting;
-DROP INDEX entry_held;
-CREATE UNIQUE INDEX entry_waiting ON entry (queue, keyhash) WHERE status = 'W' AND key IS NOT NULL;
-CREATE UNIQUE INDEX entry_held ON entry (queue, keyhash, serial) WHERE status = 'P' AND key IS NOT NULL;
-"""
-
-# Until this date one process has reserved the dead letter, to run its hooks.
-_RESERVATIONS = "ALTER TABLE dead ADD COLUMN telling_until INTEGER NOT NULL DEFAULT 0;"
-
-# How far each part of a source was put.
-_MARKS = """
+-- How far each part of a source was put.
 CREATE TABLE mark (
     queue INTEGER NOT NULL,
     source TEXT NOT NULL,
@@ -91,7 +81,7 @@ CREATE TABLE mark (
 ) STRICT, WITHOUT ROWID;
 """
 
-SCHEMA: Final = Schema("work queues", 0x7462_5155, (_INITIAL, _KEYS, _RESERVATIONS, _MARKS))
+SCHEMA: Final = Schema("work queues", 0x7462_5155, (_TABLES,))
 
 
 def channel_of(queue: int) -> str:

@@ -17,7 +17,6 @@ from tidebook.queue.port import (
     NEVER_MS,
     Claimed,
     Failure,
-    LeasedEntry,
     NewEntry,
     Outcome,
     Put,
@@ -59,9 +58,8 @@ class Desk:
         )
 
     async def claim(self, limit: int = 1, lease_ms: int = LEASE_MS) -> list[Taken]:
-        token = uuid.uuid4().bytes
-        claimed = await self.store.claim(self.ref, limit=limit, lease_ms=lease_ms, token=token)
-        return [Taken(each, token) for each in claimed]
+        claimed = await self.store.claim(self.ref, {uuid.uuid4().bytes: limit}, lease_ms=lease_ms)
+        return [Taken(each) for each in claimed]
 
     async def take(self) -> Taken:
         (taken,) = await self.claim()
@@ -87,9 +85,9 @@ class Desk:
 class Taken:
     """A claimed entry with its lease token."""
 
-    def __init__(self, entry: Claimed, token: bytes) -> None:
+    def __init__(self, entry: Claimed) -> None:
         self.entry = entry
-        self.held = LeasedEntry(entry.keyhash, token, entry.slot, entry.together)
+        self.held = entry.held
         self.name = entry.data.decode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 from tidebook.queue.port import QueueStore
 from tidebook.testing.conformance.queue_base import LEASE_MS, START_MS, Advance, Desk, QueueBase, Taken, new_queue
@@ -148,17 +149,24 @@ class BatchClaimCases(QueueBase):
         assert all(all(each) for each in finished)
         assert (await desk.store.counts(desk.ref)).processing == 0
 
-    async def test_some_of_several_concurrent_claims_return_slow_entries(self, desk: Desk) -> None:
-        for priority in (200, 100, 200):
-            await desk.put(data=f"{priority}", priority=priority)
-        claims = await asyncio.gather(*(desk.claim(9) for _ in range(3)))
-        assert sorted([each.name for each in claim] for claim in claims) == [[], ["100"], ["200", "200"]]
+    async def test_callers_of_one_claim_are_served_in_turn_each_with_its_own_token(self, desk: Desk) -> None:
+        for name in "abcde":
+            await desk.put(data=name)
+        first, second, third = (uuid.uuid4().bytes for _ in range(3))
+        claimed = await desk.store.claim(desk.ref, {first: 2, second: 1, third: 9}, lease_ms=LEASE_MS)
+        by_token = {
+            token: [each.data.decode() for each in claimed if each.token == token] for token in (first, second, third)
+        }
+        assert by_token == {first: ["a", "b"], second: ["c"], third: ["d", "e"]}
+        taken = [Taken(each) for each in claimed]
+        assert await desk.finish(taken[1], taken[2], *taken[3:]) == [True] * 4
+        assert await desk.finish(*taken) == [True, False, False, False, False]
 
     async def test_entries_asked_for_one_by_one_are_kept_so(self, store: QueueStore) -> None:
         desk = Desk(store, await new_queue(store))
         for name in "abc":
             await desk.put(data=name)
-        claimed = await store.claim(desk.ref, limit=3, lease_ms=LEASE_MS, token=b"t" * 16, together=False)
-        taken = [Taken(each, b"t" * 16) for each in claimed]
+        claimed = await store.claim(desk.ref, {b"t" * 16: 3}, lease_ms=LEASE_MS, together=False)
+        taken = [Taken(each) for each in claimed]
         assert [each.held.together for each in taken] == [0, 0, 0]
         assert await desk.finish(*taken) == [True] * 3

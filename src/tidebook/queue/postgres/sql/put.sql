@@ -1,7 +1,5 @@
--- Put entries, merging each into the waiting entry of its key.
--- The transaction gets its id before the clock is read, so that a transaction with a later id puts a later date: claim
--- watermarks rely on it (watermarks.sql).
--- An entry with an expired lease counts as waiting: it is merged like one that waits in an older partition.
+-- Put entries, merging each into the waiting entry of its key: that of the current partition by ON CONFLICT, one of an
+-- older partition, or one with an expired lease, which counts as waiting, by deleting it.
 -- The entries are sorted by keyhash, so that two puts never deadlock; `p_order` is their order in the call.
 CREATE OR REPLACE FUNCTION @schema@.@table@_put(
     p_queue integer, p_inserted_at bigint, p_format integer, p_hashes uuid[], p_order smallint[], p_priorities smallint[],
@@ -11,8 +9,7 @@ CREATE OR REPLACE FUNCTION @schema@.@table@_put(
 DECLARE
     v_slot smallint; v_draining smallint[]; v_base bigint; v_first_date bigint; v_any_expired boolean;
 BEGIN
-    PERFORM pg_current_xact_id();
-    now_ms := @later@;
+    now_ms := @now@;
     PERFORM pg_advisory_xact_lock_shared('@schema@.@table@'::regclass::oid::integer, 1);
     IF current_setting('transaction_isolation') = 'read committed' THEN
         SELECT p.current_slot, p.draining INTO STRICT v_slot, v_draining
@@ -24,65 +21,41 @@ BEGIN
     v_base := nextval('@schema@.@table@_id');
     v_any_expired := EXISTS (SELECT FROM @schema@.@table@ e
         WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0);
-    IF v_draining = '{}' AND NOT v_any_expired THEN
-        WITH added AS (
-            INSERT INTO @schema@.@table@ AS e (id, process_at, expires_at, inserted_at, queue, format, slot, priority,
-                kind, keyhash, key, data)
-            SELECT v_base + u.o, greatest(u.process_at, now_ms), u.expires_at, p_inserted_at, p_queue, p_format, v_slot,
-                u.priority, u.kind, u.keyhash, u.key, u.data
-            FROM unnest(p_hashes, p_order, p_priorities, p_process, p_expires, p_kinds, p_keys, p_data)
-                AS u (keyhash, o, priority, process_at, expires_at, kind, key, data)
-            ON CONFLICT (queue, keyhash, slot) WHERE status = 'W' AND keyhash IS NOT NULL DO UPDATE SET
-                id = CASE WHEN e.expires_at <= now_ms THEN excluded.id ELSE e.id END,
-                inserted_at = CASE WHEN e.expires_at <= now_ms THEN excluded.inserted_at ELSE e.inserted_at END,
-                expires_at = CASE WHEN e.expires_at <= now_ms THEN excluded.expires_at
-                    ELSE greatest(e.expires_at, excluded.expires_at) END,
-                priority = CASE WHEN e.expires_at <= now_ms THEN excluded.priority
-                    ELSE least(e.priority, excluded.priority) END,
-                process_at = CASE WHEN e.expires_at <= now_ms THEN excluded.process_at
-                    ELSE greatest(e.process_at, excluded.process_at) END,
-                timeouts = 0, format = excluded.format, kind = excluded.kind, data = excluded.data
-            RETURNING e.process_at, e.id NOT BETWEEN v_base AND v_base + 1023 AS was_waiting
-        )
-        SELECT count(*) FILTER (WHERE a.was_waiting), min(a.process_at) INTO merged, v_first_date FROM added a;
-    ELSE
-        WITH older AS (
-            DELETE FROM @schema@.@table@ d WHERE d.queue = p_queue AND d.status = 'W' AND d.slot <> v_slot
-                AND d.keyhash = ANY (p_hashes)
-            RETURNING d.keyhash, d.id, d.inserted_at, d.expires_at, d.priority, d.process_at
-        ), expired AS (  -- the sum keeps the planner from using the index by lease
-            DELETE FROM @schema@.@table@ d WHERE v_any_expired AND d.queue = p_queue AND d.status = 'P'
-                AND d.keyhash = ANY (p_hashes) AND d.lease_until + 0 = 0
-            RETURNING d.keyhash, d.id, d.inserted_at, d.expires_at, d.priority, d.process_at
-        ), old AS (
-            SELECT a.keyhash, min(a.id) AS id, min(a.inserted_at) AS inserted_at, max(a.expires_at) AS expires_at,
-                min(a.priority) AS priority, max(a.process_at) AS process_at
-            FROM (SELECT * FROM older UNION ALL SELECT * FROM expired) AS a
-            WHERE a.expires_at > now_ms GROUP BY a.keyhash
-        ), added AS (
-            INSERT INTO @schema@.@table@ AS e (id, process_at, expires_at, inserted_at, queue, format, slot, priority,
-                kind, keyhash, key, data)
-            SELECT coalesce(o.id, v_base + u.o), greatest(u.process_at, o.process_at, now_ms),
-                greatest(u.expires_at, o.expires_at), coalesce(o.inserted_at, p_inserted_at), p_queue, p_format, v_slot,
-                least(u.priority, o.priority), u.kind, u.keyhash, u.key, u.data
-            FROM unnest(p_hashes, p_order, p_priorities, p_process, p_expires, p_kinds, p_keys, p_data)
-                AS u (keyhash, o, priority, process_at, expires_at, kind, key, data)
-            LEFT JOIN old o ON o.keyhash = u.keyhash
-            ORDER BY u.keyhash
-            ON CONFLICT (queue, keyhash, slot) WHERE status = 'W' AND keyhash IS NOT NULL DO UPDATE SET
-                id = CASE WHEN e.expires_at <= now_ms THEN excluded.id ELSE e.id END,
-                inserted_at = CASE WHEN e.expires_at <= now_ms THEN excluded.inserted_at ELSE e.inserted_at END,
-                expires_at = CASE WHEN e.expires_at <= now_ms THEN excluded.expires_at
-                    ELSE greatest(e.expires_at, excluded.expires_at) END,
-                priority = CASE WHEN e.expires_at <= now_ms THEN excluded.priority
-                    ELSE least(e.priority, excluded.priority) END,
-                process_at = CASE WHEN e.expires_at <= now_ms THEN excluded.process_at
-                    ELSE greatest(e.process_at, excluded.process_at) END,
-                timeouts = 0, format = excluded.format, kind = excluded.kind, data = excluded.data
-            RETURNING e.process_at, e.id NOT BETWEEN v_base AND v_base + 1023 AS was_waiting
-        )
-        SELECT count(*) FILTER (WHERE a.was_waiting), min(a.process_at)
-            INTO merged, v_first_date FROM added a;
-    END IF;
+    WITH older AS (
+        DELETE FROM @schema@.@table@ d WHERE v_draining <> '{}' AND d.queue = p_queue AND d.status = 'W'
+            AND d.slot <> v_slot AND d.keyhash = ANY (p_hashes)
+        RETURNING d.keyhash, d.id, d.inserted_at, d.expires_at, d.priority, d.process_at
+    ), expired AS (  -- the sum keeps the planner from using the index by lease
+        DELETE FROM @schema@.@table@ d WHERE v_any_expired AND d.queue = p_queue AND d.status = 'P'
+            AND d.keyhash = ANY (p_hashes) AND d.lease_until + 0 = 0
+        RETURNING d.keyhash, d.id, d.inserted_at, d.expires_at, d.priority, d.process_at
+    ), old AS (
+        SELECT a.keyhash, min(a.id) AS id, min(a.inserted_at) AS inserted_at, max(a.expires_at) AS expires_at,
+            min(a.priority) AS priority, max(a.process_at) AS process_at
+        FROM (SELECT * FROM older UNION ALL SELECT * FROM expired) AS a
+        WHERE a.expires_at > now_ms GROUP BY a.keyhash
+    ), added AS (
+        INSERT INTO @schema@.@table@ AS e (id, process_at, expires_at, inserted_at, queue, format, slot, priority,
+            kind, keyhash, key, data)
+        SELECT coalesce(o.id, v_base + u.o), greatest(u.process_at, o.process_at, now_ms),
+            greatest(u.expires_at, o.expires_at), coalesce(o.inserted_at, p_inserted_at), p_queue, p_format, v_slot,
+            least(u.priority, o.priority), u.kind, u.keyhash, u.key, u.data
+        FROM unnest(p_hashes, p_order, p_priorities, p_process, p_expires, p_kinds, p_keys, p_data)
+            AS u (keyhash, o, priority, process_at, expires_at, kind, key, data)
+        LEFT JOIN old o ON o.keyhash = u.keyhash
+        ORDER BY u.keyhash
+        ON CONFLICT (queue, keyhash, slot) WHERE status = 'W' AND keyhash IS NOT NULL DO UPDATE SET
+            id = CASE WHEN e.expires_at <= now_ms THEN excluded.id ELSE e.id END,
+            inserted_at = CASE WHEN e.expires_at <= now_ms THEN excluded.inserted_at ELSE e.inserted_at END,
+            expires_at = CASE WHEN e.expires_at <= now_ms THEN excluded.expires_at
+                ELSE greatest(e.expires_at, excluded.expires_at) END,
+            priority = CASE WHEN e.expires_at <= now_ms THEN excluded.priority
+                ELSE least(e.priority, excluded.priority) END,
+            process_at = CASE WHEN e.expires_at <= now_ms THEN excluded.process_at
+                ELSE greatest(e.process_at, excluded.process_at) END,
+            timeouts = 0, format = excluded.format, kind = excluded.kind, data = excluded.data
+        RETURNING e.process_at, e.id NOT BETWEEN v_base AND v_base + 1023 AS was_waiting
+    )
+    SELECT count(*) FILTER (WHERE a.was_waiting), min(a.process_at) INTO merged, v_first_date FROM added a;
     PERFORM @schema@.notify_sleepers(p_queue, v_first_date, now_ms);
 END $put$;

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS @schema@.dead (
     inserted_at bigint NOT NULL,
     expires_at bigint NOT NULL,
     announced_at bigint,
-    telling_until bigint NOT NULL DEFAULT 0,     -- until then one process has reserved it, to run its hooks
+    reserved_until bigint NOT NULL DEFAULT 0,    -- until then one process has reserved it, to run its hooks
     format integer NOT NULL,
     priority smallint NOT NULL,
     timeouts smallint NOT NULL,
@@ -52,11 +52,6 @@ CREATE TABLE IF NOT EXISTS @schema@.dead (
     reason text NOT NULL,
     data bytea NOT NULL
 );
-DO $older$ BEGIN
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = '@schema@.dead'::regclass AND attname = 'telling_until') THEN
-        ALTER TABLE @schema@.dead ADD COLUMN telling_until bigint NOT NULL DEFAULT 0;
-    END IF;
-END $older$;
 CREATE INDEX IF NOT EXISTS dead_by_queue ON @schema@.dead (queue, id);
 CREATE INDEX IF NOT EXISTS dead_to_announce ON @schema@.dead (id) WHERE announced_at IS NULL;
 

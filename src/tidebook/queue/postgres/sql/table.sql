@@ -22,6 +22,8 @@ CREATE TABLE IF NOT EXISTS @schema@.@table@ (
     together integer,            -- the number of entries of a bundle; null if the row is one entry
     parts @schema@.part[]        -- the entries of a bundle, whose keyhash is its token
 ) PARTITION BY LIST (slot);
+-- A bundle is short-lived: compressing it costs more than it saves.
+ALTER TABLE @schema@.@table@ ALTER COLUMN parts SET STORAGE EXTERNAL;
 
 -- Exactly one index must fit each statement, because the statistics of a table that is empty now and full in a second
 -- mislead the planner. Hence predicates that only a condition on that column implies, and columns that are never null

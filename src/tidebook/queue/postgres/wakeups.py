@@ -11,8 +11,8 @@ from tidebook.core.errors import TidebookError
 from tidebook.postgres.connect import connect_options, plain_url
 from tidebook.postgres.errors import from_psycopg
 from tidebook.queue.port import WakeRequest
-from tidebook.queue.postgres.arguments import boolean_array, number_array
 from tidebook.queue.postgres.statement_runner import StatementRunner
+from tidebook.queue.postgres.statements import number_array
 
 #: A sleeper that is silent for this long is considered dead.
 SLEEPER_MS_MAX = 120_000
@@ -29,15 +29,14 @@ def parse_wake(payload: str) -> WakeRequest | None:
     return WakeRequest(int(queue), None if at is None else int(at))
 
 
-class QueueNotify:
-    """Publishes the sleep of this process, and receives the notifications of puts."""
+class PostgresWakeups:
+    """The part of the store that publishes the sleep of this process and receives the notifications of puts."""
 
-    def __init__(self, url: str, runner: StatementRunner, schema: str, now: str) -> None:
-        self._url = plain_url(url)
-        self._runner = runner
-        self._schema = schema
-        self._now = now
-        self._sleepers: set[bytes] = set()
+    _url: str
+    _runner: StatementRunner
+    _schema: str
+    _now: str
+    _sleepers: set[bytes]
 
     async def sleep(self, sleeper: bytes, until: Mapping[int, tuple[int, bool]]) -> None:
         """Publish until when this process sleeps. The table is unlogged, so no commit waits for a flush."""
@@ -54,12 +53,11 @@ class QueueNotify:
                 sleeper.hex(),
                 number_array(queues),
                 number_array(until[queue][0] for queue in queues),
-                boolean_array(until[queue][1] for queue in queues),
+                number_array(until[queue][1] for queue in queues),
             ),
         )
 
     async def awake(self, sleeper: bytes, queues: Sequence[int]) -> None:
-        """Withdraw the published sleep."""
         await self._runner.rows(
             f"DELETE FROM {self._schema}.wake WHERE sleeper = %s AND queue = ANY (%s::text::integer[]) RETURNING queue",
             (sleeper.hex(), number_array(queues)),
@@ -73,10 +71,11 @@ class QueueNotify:
             (sleeper.hex(),),
         )
 
-    async def listen(self) -> AsyncIterator[WakeRequest]:
+    async def wakes(self) -> AsyncIterator[WakeRequest]:
         """Yield notifications until the connection is lost. The connection is opened on first use."""
         try:
-            connection = await psycopg.AsyncConnection.connect(self._url, **connect_options("tidebook queue listener"))
+            options = connect_options("tidebook queue listener")
+            connection = await psycopg.AsyncConnection.connect(plain_url(self._url), **options)
         except psycopg.Error as error:
             raise from_psycopg(error, writes=False) from error
         try:
@@ -91,8 +90,7 @@ class QueueNotify:
         finally:
             await connection.close()
 
-    async def close(self) -> None:
-        """Withdraw all published sleep."""
+    async def _withdraw_sleep(self) -> None:
         for sleeper in self._sleepers:
             try:
                 await self._runner.rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -16,56 +16,55 @@ _LEVELS = ("off", "local", "remote_write", "on", "remote_apply")
 _ACCEPTED = "give a psycopg connection, or a SQLAlchemy session or connection on psycopg or asyncpg, sync or async"
 
 
-def put_in_transaction(
-    transaction: Any, sql: str, parameters: tuple[object, ...], level: Synchronous, count: int
-) -> Put | Awaitable[Put]:
+class PutCall(NamedTuple):
+    """A put of `size` entries: its statement and parameters, and the least synchronous_commit of its transaction."""
+
+    sql: str
+    parameters: tuple[object, ...]
+    level: Synchronous
+    size: int
+
+    def result(self, row: Any) -> Put:
+        """Return the result from the statement's row."""
+        now_ms, merged = row
+        return Put(self.size - merged, merged, now_ms)
+
+
+def put_in_transaction(transaction: Any, call: PutCall) -> Put | Awaitable[Put]:
     """Put in the caller's transaction; return an awaitable if its driver is async."""
     if callable(getattr(transaction, "run_sync", None)):  # SQLAlchemy's AsyncSession or AsyncConnection
-        return _put_async_sqlalchemy(transaction, sql, parameters, level, count)
+        awaitable: Awaitable[Put] = transaction.run_sync(lambda inner: put_in_transaction(inner, call))
+        return awaitable
     if isinstance(transaction, psycopg.AsyncConnection):
-        return _put_async(transaction, sql, parameters, level, count)
+        return _put_async(transaction, call)
     connection = _connection_of(transaction)
     _require_transaction(connection)
     try:
-        connection.execute(_raise_commit_level(level))
-        row = connection.execute(sql, parameters).fetchone()
+        connection.execute(_raise_commit_level(call.level))
+        return call.result(connection.execute(call.sql, call.parameters).fetchone())
     except psycopg.Error as error:
         raise from_psycopg(error, writes=False) from error
-    return _put_result(row, count)
 
 
-async def _put_async(
-    connection: psycopg.AsyncConnection[Any], sql: str, parameters: tuple[object, ...], level: Synchronous, count: int
-) -> Put:
+async def _put_async(connection: psycopg.AsyncConnection[Any], call: PutCall) -> Put:
     _require_transaction(connection)
     try:
-        await connection.execute(_raise_commit_level(level))
-        cursor = await connection.execute(sql, parameters)
-        return _put_result(await cursor.fetchone(), count)
+        await connection.execute(_raise_commit_level(call.level))
+        cursor = await connection.execute(call.sql, call.parameters)
+        return call.result(await cursor.fetchone())
     except psycopg.Error as error:
         raise from_psycopg(error, writes=False) from error
-
-
-async def _put_async_sqlalchemy(
-    session: Any, sql: str, parameters: tuple[object, ...], level: Synchronous, count: int
-) -> Put:
-    put: Put = await session.run_sync(lambda inner: put_in_transaction(inner, sql, parameters, level, count))
-    return put
 
 
 class _SqlAlchemy:
     """Adapts a SQLAlchemy connection to the methods of psycopg that are used here."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self.connection = connection
         dialect = connection.dialect
         self._numbered = dialect.paramstyle == "numeric_dollar"
         if dialect.name != "postgresql" or dialect.paramstyle not in {"format", "pyformat", "numeric_dollar"}:
             raise InvalidInput(f"{dialect.name} on {dialect.driver} is not supported: {_ACCEPTED}")
-
-    def is_outside_transaction(self) -> bool:
-        """Return whether the connection is in autocommit mode and in no transaction."""
-        return commits_each_statement(self._connection)
 
     def execute(self, sql: str | bytes, parameters: tuple[object, ...] | None = None) -> Any:
         text = sql.decode() if isinstance(sql, bytes) else sql
@@ -73,7 +72,7 @@ class _SqlAlchemy:
             first, *others = text.split("%s")
             text = first + "".join(f"${number}{other}" for number, other in enumerate(others, 1))
         try:
-            return self._connection.exec_driver_sql(text, parameters)
+            return self.connection.exec_driver_sql(text, parameters)
         except Exception as error:
             driver = getattr(error, "orig", None)  # the driver's error; SQLAlchemy's own errors are the caller's
             if driver is None:
@@ -96,11 +95,7 @@ def _connection_of(transaction: Any) -> Any:
 
 
 def _require_transaction(connection: Any) -> None:
-    if (
-        connection.is_outside_transaction()
-        if isinstance(connection, _SqlAlchemy)
-        else commits_each_statement(connection)
-    ):
+    if commits_each_statement(connection.connection if isinstance(connection, _SqlAlchemy) else connection):
         raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and put inside it")
 
 
@@ -112,8 +107,3 @@ def _raise_commit_level(level: Synchronous) -> bytes:
         f"SELECT set_config('synchronous_commit', '{level}', true)"
         f" WHERE array_position({order}, {current}) < array_position({order}, '{level}')"
     ).encode()
-
-
-def _put_result(row: Any, count: int) -> Put:
-    now_ms, merged = row
-    return Put(count - merged, merged, now_ms)
