@@ -7,20 +7,25 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidebook.outbox.port import BatchSelection, ParkedState, ParkingDecision, WaitingMessage, unpack_headers
+from tidebook.outbox.message import order_key, unpack_headers
+from tidebook.outbox.port import (
+    ID_HEADER,
+    SESSION_HEADER,
+    BatchRefused,
+    BatchSelection,
+    ParkedState,
+    ParkingDecision,
+    RelayedMessage,
+    TargetTopic,
+    WaitingMessage,
+)
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import ID_HEADER, SESSION_HEADER, BatchRefused, RelayedMessage, TargetTopic
 
 #: Upper bound of the batch header, the record's length fields and the relay's two headers.
 OVERHEAD_BYTES = 61 + 40 + len(SESSION_HEADER) + len(ID_HEADER) + 2 * 24
 HEADER_OVERHEAD_BYTES = 10
 #: A journal's head remembers its last 16 append ids: those that a dead relay sent must still be among them.
 APPENDS_PER_JOURNAL_MAX = 8
-
-
-def order_key(row: WaitingMessage) -> bytes | None:
-    """Return the key by which order is kept: messages that share it share a partition."""
-    return row.key if row.partition_key is None else row.partition_key
 
 
 def size_bytes(row: WaitingMessage) -> int:

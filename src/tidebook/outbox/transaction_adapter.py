@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.outbox.dialect import Dialect, Style, dialect
-from tidebook.outbox.sql_publish import SqlStatement
+from tidebook.outbox.sql import Dialect, SqlStatement, Style, dialect
 from tidebook.runtime.autocommit import class_packages, commits_each_statement, driver_of
 from tidebook.sqlite.libraries import refuse_apsw
 

@@ -19,17 +19,23 @@ from tidebook import outbox
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
 from tidebook.outbox.kafka.target import KafkaTarget
-from tidebook.outbox.mysql.store import MysqlOutboxDatabase
-from tidebook.outbox.port import OutboxDatabase, OutboxStore
-from tidebook.outbox.postgres.store import PostgresOutboxDatabase
+from tidebook.outbox.mysql import MysqlOutboxDatabase
+from tidebook.outbox.postgres import PostgresOutboxDatabase
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.sqlite.store import SqliteOutboxDatabase
+from tidebook.outbox.sqlite import SqliteOutboxDatabase
+from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.metrics import Metrics
 
 WAIT_S_MAX = 60.0
 #: A wait and the stop behind it stay below pytest's own limit.
 STOP_S_MAX = 30.0
+#: What a broker answers that is named as the leader and does not know it yet.
+NOT_LED_YET = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
 
 
 class Seen(NamedTuple):
@@ -83,8 +89,8 @@ class Cluster:
             return False
         try:
             self._ends(name)
-        except KafkaException as error:  # named as the leader, a broker may not know it yet
-            if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART):
+        except KafkaException as error:
+            if error.args[0].code() not in NOT_LED_YET:
                 raise
             return False
         return True

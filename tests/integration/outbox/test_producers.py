@@ -13,8 +13,8 @@ from tests.integration.outbox.relaying import Cluster, publish, running, until
 from tidebook.core.errors import Unavailable
 from tidebook.outbox.kafka.producer import CLOSING_MAX, RelayProducer
 from tidebook.outbox.kafka.target import KafkaTarget
+from tidebook.outbox.port import TargetTopic
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import TargetTopic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -13,9 +13,9 @@ import pytest
 import tidebook
 from tests.forked_child import in_child
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.backend import DatabaseBackend
 from tidebook.outbox.message import Message, message
-from tidebook.outbox.sqlite.store import SqliteOutboxDatabase, SqliteOutboxStore
+from tidebook.outbox.publish import DatabaseBackend
+from tidebook.outbox.sqlite import SqliteOutboxDatabase, SqliteOutboxStore
 
 SECONDS_MAX = 30
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidebook.core.errors import Unavailable
-from tidebook.outbox.postgres.store import PostgresOutboxDatabase
+from tidebook.outbox.postgres import PostgresOutboxDatabase
 from tidebook.postgres import connect
 from tidebook.queue.postgres.store import PostgresQueues
 

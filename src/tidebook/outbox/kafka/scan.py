@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tidebook.core.errors import Unavailable
 from tidebook.core.record import is_record
 from tidebook.kafka.errors import TRANSIENT
-from tidebook.outbox.target_port import SESSION_HEADER, FoundMessages, Scan, refuse_journals
+from tidebook.outbox.port import FoundMessages, Scan, refuse_journals
 
 READ_MAX = 1000
 STEP_S = 0.2
@@ -77,7 +77,8 @@ def scan_range(
                 partition = message.partition()
                 gaps = gaps or message.offset() > positions[partition]
                 if error is None:
-                    _collect_id(message, scan, found)
+                    if (id := scan.id_in(message.headers())) is not None:
+                        found.add(id)
                     position = message.offset() + 1
                 elif error.code() == KafkaError._PARTITION_EOF:
                     position = message.offset()
@@ -100,15 +101,6 @@ def _stalled(topic: str, positions: Mapping[int, int], remaining: Mapping[int, i
         f"topic {topic!r} cannot be read to its end ({places}): Kafka does not answer, or a transaction that is still "
         "open hides what follows it"
     )
-
-
-def _collect_id(message: Any, scan: Scan, found: set[int]) -> None:
-    """Add the message's id to `found` if it belongs to the session."""
-    for name, value in message.headers() or ():
-        if name == SESSION_HEADER and value is not None and value[:16] == scan.session:
-            id = int.from_bytes(value[16:24], "big")
-            if id in scan.ids:
-                found.add(id)
 
 
 def refuse_journal_topic(client: Mapping[str, Any], topic: str, partitions: int) -> None:

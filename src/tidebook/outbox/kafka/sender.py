@@ -17,11 +17,15 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.kafka.client import common_config
 from tidebook.kafka.errors import TOO_LARGE, UNKNOWN_TOPIC, kafka_error, not_acknowledged, not_sent
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.outbox.kafka.channel import ANY_PARTITION, MESSAGE_BYTES_MAX
-from tidebook.outbox.kafka.partitioner import partition_of
-from tidebook.outbox.kafka.producer import RelayProducer, fatal_cause
+from tidebook.outbox.kafka.producer import (
+    ANY_PARTITION,
+    MESSAGE_BYTES_MAX,
+    RelayProducer,
+    choose_partition,
+    fatal_cause,
+)
 from tidebook.outbox.kafka.scan import refuse_journal_topic
-from tidebook.outbox.port import Publishable
+from tidebook.outbox.message import Message
 from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
@@ -60,7 +64,7 @@ class KafkaSender:
         self._partition_counts: dict[str, tuple[int, float]] = {}
         self._async_reports: deque[Report] = deque()
 
-    def send(self, messages: Sequence[Publishable], *, wait: bool) -> None:
+    def send(self, messages: Sequence[Message], *, wait: bool) -> None:
         """Send the messages in order. With `wait`, raise the first failure once every outcome is known."""
         for topic in dict.fromkeys(message.topic for message in messages):
             self._partition_count(topic)
@@ -99,9 +103,8 @@ class KafkaSender:
         with suppress(KafkaException, SystemError):
             failed.flush(REPORT_S_MAX)  # a failed producer sends nothing more, and reports every message it had
 
-    def _produce(self, producer: RelayProducer, message: Publishable, on_delivery: Any) -> None:
-        chosen, count = message.partition_key, self._partition_count(message.topic)
-        partition = ANY_PARTITION if chosen is None else partition_of(chosen, count)
+    def _produce(self, producer: RelayProducer, message: Message, on_delivery: Any) -> None:
+        partition = choose_partition(message.partition_key, self._partition_count(message.topic))
         while True:
             try:
                 producer.produce(

@@ -24,16 +24,19 @@ from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavaila
 from tidebook.kafka.client import common_config
 from tidebook.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.outbox.kafka.channel import (
+from tidebook.outbox.kafka.channel import KafkaChannel, KafkaTransactionChannel
+from tidebook.outbox.kafka.producer import (
+    CLOSING_MAX,
     MESSAGE_BYTES_MAX,
-    KafkaChannel,
-    KafkaTransactionChannel,
+    ClientCall,
+    RelayProducer,
+    closing_count,
+    fatal_cause,
     producer_settings,
     transaction_settings,
 )
-from tidebook.outbox.kafka.producer import CLOSING_MAX, ClientCall, RelayProducer, closing_count, fatal_cause
 from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
-from tidebook.outbox.target_port import FoundMessages, Scan, TargetTopic
+from tidebook.outbox.port import FoundMessages, RelayTarget, Scan, TargetTopic
 
 T = TypeVar("T")
 
@@ -60,7 +63,7 @@ TRANSACTION_MS_MIN = 10_000
 GRACE_S = 1.0
 
 
-class KafkaTarget:
+class KafkaTarget(RelayTarget):
     """One Kafka cluster, shared by all threads of a relay.
 
     A topic's `message.timestamp.before.max.ms` is set to `fence_ms`, and accepted up to `fence_ms_most`.
@@ -106,7 +109,9 @@ class KafkaTarget:
 
     def _describe(self, topic: str) -> TargetTopic:
         described, config = self._describe_or_create(topic)
-        self._refuse_journals(topic, str(described.topic_id), len(described.partitions))
+        if str(described.topic_id) not in self._checked:
+            refuse_journal_topic(self._client, topic, len(described.partitions))
+            self._checked.add(str(described.topic_id))
         fence, fence_ms, weak = self._fence, self._fence_ms, None
         if fence == "timestamp":
             weak, fence_ms = self._set_up_fence(topic, config)
@@ -150,11 +155,6 @@ class KafkaTarget:
             if not exists:
                 raise
         LOGGER.info("outbox: topic %r was missing and was created with %d partitions", topic, NEW_TOPIC_PARTITIONS)
-
-    def _refuse_journals(self, topic: str, uuid: str, partitions: int) -> None:
-        if uuid not in self._checked:
-            refuse_journal_topic(self._client, topic, partitions)
-            self._checked.add(uuid)
 
     def _config(self, topic: str) -> dict[str, str]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -215,7 +215,7 @@ class KafkaTarget:
             while len(producers) > PRODUCERS_MAX:
                 del producers[next(iter(producers))]
         kind = KafkaTransactionChannel if transaction else KafkaChannel
-        return kind(producer, topic, lambda: _forget(producers, name), singly=singly)
+        return kind(producer, topic, partial(producers.pop, name, None), singly=singly)
 
     def _settings(self, topic: TargetTopic) -> dict[str, Any]:
         return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
@@ -265,17 +265,10 @@ class KafkaTarget:
 
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
         """Read what the topic holds now."""
-        if scan.topic_uuid is not None and scan.topic_uuid != topic.uuid:
-            return FoundMessages(
-                frozenset(), f"the topic was re-created (its id was {scan.topic_uuid}, and is {topic.uuid})"
-            )
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return scan_range(
             self._client, topic.topic, scan, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
         )
-
-    def release(self, topic: str) -> None:
-        """Do nothing: producers stay open, because a new one takes half a second to be ready."""
 
     def maintain(self) -> None:
         """Poll this thread's producers: the client's log lines and errors wait until they are polled."""
@@ -322,7 +315,3 @@ def _is_denied(error: Unavailable | InvalidInput) -> bool:
         return True
     cause = error.__cause__
     return isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
-
-
-def _forget(producers: dict[str, RelayProducer], name: str) -> None:
-    producers.pop(name, None)

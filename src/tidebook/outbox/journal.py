@@ -6,14 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.key import partition_of
-from tidebook.outbox.journal_message import PREFIX, JournalAppend, append_id, read_journal_message
-from tidebook.outbox.target_port import (
+from tidebook.outbox.message import PREFIX, JournalAppend, read_journal_message
+from tidebook.outbox.port import (
     BatchOutcomeUnknown,
     BatchPartlySent,
     BatchRefused,
@@ -21,6 +22,7 @@ from tidebook.outbox.target_port import (
     FoundMessages,
     Outcome,
     RelayedMessage,
+    RelayTarget,
     Scan,
     TargetTopic,
 )
@@ -67,7 +69,7 @@ class Attempt(msgspec.Struct, frozen=True):
     is_retry: bool = False
 
 
-class JournalTarget:
+class JournalTarget(RelayTarget):
     """Appends messages to journals."""
 
     def __init__(self, journals: Journals, loop: Loop, outbox: bytes) -> None:
@@ -97,16 +99,10 @@ class JournalTarget:
         """Forget the attempt: the next lock starts with what the database stores."""
         self._attempts().pop(topic, None)
 
-    def maintain(self) -> None:
-        """Do nothing: no connection is kept open."""
-
     def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
         """Find nothing: the session's appends are made again, with their append ids and their old floors."""
         self._attempts()[topic.topic] = Attempt(scan.scan_from, scan.topic_uuid or "", is_retry=True)
         return FoundMessages(frozenset())
-
-    def close(self) -> None:
-        """Do nothing: the book belongs to the caller."""
 
     def _attempts(self) -> dict[str, Attempt]:
         found: dict[str, Attempt] | None = getattr(self._local, "attempts", None)
@@ -215,3 +211,8 @@ def _doubtful_reason(error: OutcomeUnknown) -> str:
         f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
         "drop it if the journal has it, else retry"
     )
+
+
+def append_id(outbox: bytes, id: int) -> bytes:
+    """Return the append id of a row: the same 16 bytes each time the row is relayed."""
+    return blake2b(outbox + id.to_bytes(8, "big"), digest_size=16, person=b"tidebook-outbox").digest()
