@@ -27,8 +27,8 @@ from tidebook.outbox.port import (
     FoundMessages,
     Outcome,
     RelayedMessage,
+    RelaySession,
     RelayTarget,
-    Scan,
     TargetTopic,
     refuse_journals,
 )
@@ -134,21 +134,21 @@ class LogTarget(RelayTarget):
         """Release the topic's lock."""
         self._locks.release(topic)
 
-    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Read what the log holds now."""
         found: set[int] = set()
         lost = None
         for partition, end in self.ends(topic).items():
             first: int = self._run(self._log.start(topic.topic, partition))
-            at = max(first, scan.scan_from.get(partition, first))
-            if at > scan.scan_from.get(partition, at):
+            at = max(first, session.scan_from.get(partition, first))
+            if at > session.scan_from.get(partition, at):
                 lost = f"the log of partition {partition} now starts after the session's first offset"
-            while at < end and len(found) < len(scan.ids):
+            while at < end and len(found) < len(session.ids):
                 on_step()
                 batch = self._run(self._log.read(topic.topic, partition, start=at, stop=end, limit=READ_MAX))
-                found |= {id for record in batch.records if (id := scan.id_in(record.headers)) is not None}
+                found |= {id for record in batch.records if (id := session.id_in(record.headers)) is not None}
                 at = batch.next_offset
-        return FoundMessages(frozenset(found), lost if len(found) < len(scan.ids) else None)
+        return FoundMessages(frozenset(found), lost if len(found) < len(session.ids) else None)
 
 
 class LogChannel:

@@ -65,11 +65,20 @@ class RelaySession(msgspec.Struct, frozen=True):
     """A session that was opened and not closed: some of its messages may be in the log."""
 
     uuid: bytes
-    ids: tuple[int, ...]
+    ids: frozenset[int]
     age_ms: int
     fence: str
     topic_uuid: str | None
-    scan_from: dict[int, int]
+    #: The end offset of each partition before it was opened: a scan starts there.
+    scan_from: Mapping[int, int]
+
+    def id_in(self, headers: Iterable[tuple[str, Any]] | None) -> int | None:
+        """Return the row id of a record with these headers, if it is one of the session's messages."""
+        for name, value in headers or ():
+            if name == SESSION_HEADER and value is not None and value[:16] == self.uuid:
+                id = int.from_bytes(value[16:24], "big")
+                return id if id in self.ids else None
+        return None
 
 
 class NoticeCause(StrEnum):
@@ -262,27 +271,8 @@ class Channel(Protocol):
         """Discard what is not acknowledged, and close."""
 
 
-class Scan(msgspec.Struct, frozen=True):
-    """What to search the log for: the messages of one session, starting at these offsets."""
-
-    session: bytes
-    ids: frozenset[int]
-    scan_from: Mapping[int, int]
-    topic_uuid: str | None
-    #: The session was a transaction: read only committed messages, which waits for other open transactions.
-    committed: bool = True
-
-    def id_in(self, headers: Iterable[tuple[str, Any]] | None) -> int | None:
-        """Return the row id of a record with these headers, if it is one of the messages."""
-        for name, value in headers or ():
-            if name == SESSION_HEADER and value is not None and value[:16] == self.session:
-                id = int.from_bytes(value[16:24], "big")
-                return id if id in self.ids else None
-        return None
-
-
 class FoundMessages(msgspec.Struct, frozen=True):
-    """Which messages of a scan are in the log; `lost` says why others may have been there and been deleted."""
+    """Which messages of a session are in the log; `lost` says why others may have been there and been deleted."""
 
     ids: frozenset[int]
     lost: str | None = None
@@ -306,7 +296,7 @@ class RelayTarget(ABC):
         """Return this thread's channel to the topic. A `fresh` transactional one has fenced every older one."""
 
     @abstractmethod
-    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Read the log up to its current end and return the session's messages; `on_step` may raise to stop it.
 
         With the fence `append_id` nothing is read: this thread then sends the same session again.
@@ -327,13 +317,8 @@ class RelayTarget(ABC):
 
 
 class RelayTargets(Protocol):
-    """The targets of a relay's topics."""
+    """The targets of a relay's topics: `of` returns that of one; the other methods concern all that are open."""
 
-    def of(self, topic: str) -> RelayTarget:
-        """Return the target of a topic."""
-
-    def maintain(self) -> None:
-        """Serve the connections that the calling thread keeps open."""
-
-    def close(self) -> None:
-        """Close the targets."""
+    def of(self, topic: str) -> RelayTarget: ...
+    def maintain(self) -> None: ...
+    def close(self) -> None: ...

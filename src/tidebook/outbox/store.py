@@ -165,7 +165,7 @@ class OutboxStore(ABC):
         open_session = None
         if session_id is not None:
             offsets = {int(p): int(o) for p, o in self._rows(self._sql.offsets, (topic,))}
-            ids = unpack_ids(bytes(session_ids))
+            ids = frozenset(unpack_ids(bytes(session_ids)))
             open_session = RelaySession(_bytes(session_id), ids, int(age_ms), fence, topic_uuid, offsets)
         notice = Notice(NoticeCause(cause), text) if cause is not None else None
         return TopicLock(topic, lock_id, owner, previous, open_session, notice)
@@ -239,7 +239,7 @@ class OutboxStore(ABC):
         """Return the rows of an open session that still wait, by id; raise Fenced if the lock is lost."""
         if not session.ids:
             return ()
-        condition, ids = self._ids(session.ids)
+        condition, ids = self._ids(sorted(session.ids))
         with self._transaction(durable=False):
             _held_row(lock, self._guard(lock))
             rows = self._rows(self._sql.open_rows.format(condition), (lock.topic, *ids))

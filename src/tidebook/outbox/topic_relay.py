@@ -30,7 +30,6 @@ from tidebook.outbox.port import (
     RelaySession,
     RelayTarget,
     RelayTargets,
-    Scan,
     TargetTopic,
     TopicLock,
 )
@@ -158,13 +157,11 @@ class TopicRelay:
             reason = "a session was left open: the log is scanned once its messages can no longer arrive"
             self._store.rest(self._lock, reason=reason, rest_ms=remaining_ms, failed=False)
             return False
-        committed = session.fence == "transaction"
-        scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid, committed)
         if session.fence == "append_id":
-            self._target.scan(topic, scan, self._on_scan_step)
+            self._target.scan(topic, session, self._on_scan_step)
             return self._resend(topic, session)
         if session.topic_uuid in {None, topic.uuid}:
-            found = self._target.scan(topic, scan, self._on_scan_step)
+            found = self._target.scan(topic, session, self._on_scan_step)
         else:
             was = f"its id was {session.topic_uuid}, and is {topic.uuid}"
             found = FoundMessages(frozenset(), f"the topic was re-created ({was})")

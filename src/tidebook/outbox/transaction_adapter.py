@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tidebook.core.errors import InvalidInput, NotFound
@@ -47,30 +48,28 @@ class TransactionAdapter(NamedTuple):
 
     def run(self, statements: Iterable[SqlStatement]) -> None:
         """Run the statements in order; raise NotFound if the database lacks the outbox's tables."""
-        try:
+        with _missing_tables_reported():
             for statement in statements:
                 self.execute(*statement)
-        except Exception as error:
-            if lacks_tables(error):
-                raise _no_tables() from error
-            raise
 
     async def run_async(self, statements: Iterable[SqlStatement]) -> None:
         """Run the statements in order with a driver whose `execute` is awaited; raises as `run` does."""
-        try:
+        with _missing_tables_reported():
             for statement in statements:
                 await self.execute(*statement)
-        except Exception as error:
-            if lacks_tables(error):
-                raise _no_tables() from error
+
+
+@contextmanager
+def _missing_tables_reported() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not lacks_tables(error):
             raise
-
-
-def _no_tables() -> NotFound:
-    return NotFound(
-        "this database has no outbox tables, and nothing was published: run 'tidebook outbox migrate' with a book "
-        "whose [sql] url names it, or call tidebook.outbox.create_tables(connection) once"
-    )
+        raise NotFound(
+            "this database has no outbox tables, and nothing was published: run 'tidebook outbox migrate' with a book "
+            "whose [sql] url names it, or call tidebook.outbox.create_tables(connection) once"
+        ) from error
 
 
 def lacks_tables(error: BaseException) -> bool:
@@ -176,8 +175,10 @@ def _is_raw_cursor(connection: Any) -> bool:
 
 
 def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ...]], Any]:
-    if driver in {"psycopg", "sqlite3", "apsw"}:
-        return lambda sql, parameters: connection.execute(sql, parameters or _NO_PARAMETERS[driver])
+    if driver == "psycopg":
+        return lambda sql, parameters: connection.execute(sql, parameters or None)
+    if driver in {"sqlite3", "apsw"}:
+        return connection.execute  # type: ignore[no-any-return]
 
     def execute(sql: str, parameters: tuple[Any, ...]) -> None:
         cursor = connection.cursor()
@@ -189,6 +190,3 @@ def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ..
             cursor.close()
 
     return execute
-
-
-_NO_PARAMETERS: dict[str, Any] = {"psycopg": None, "sqlite3": (), "apsw": ()}

@@ -36,7 +36,7 @@ from tidebook.outbox.kafka.producer import (
     transaction_settings,
 )
 from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
-from tidebook.outbox.port import FoundMessages, RelayTarget, Scan, TargetTopic
+from tidebook.outbox.port import FoundMessages, RelaySession, RelayTarget, TargetTopic
 
 T = TypeVar("T")
 
@@ -263,11 +263,11 @@ class KafkaTarget(RelayTarget):
             found = self._local.producers = {}
         return found
 
-    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Read what the topic holds now."""
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return scan_range(
-            self._client, topic.topic, scan, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
+            self._client, topic.topic, session, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
         )
 
     def maintain(self) -> None:
