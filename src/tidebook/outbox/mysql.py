@@ -12,6 +12,7 @@ import pymysql
 from pymysql.constants import ER
 
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore
 
 CONNECT_S_MAX = 4
@@ -26,14 +27,14 @@ class MysqlOutboxStore(OutboxStore):
 
     dialect = "mysql"
 
-    def __init__(self, connection: Any, *, lock_limit_ms: int, hold_parked: bool) -> None:
-        super().__init__(lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+    def __init__(self, connection: Any, settings: OutboxSettings) -> None:
+        super().__init__(settings)
         self._connection = connection
         self._execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S_MAX}")
         if "mariadb" in str(connection.get_server_info()).lower():
             # A relay that is stopped inside a transaction must not keep the topic's row locked.
-            self._execute(f"SET SESSION idle_transaction_timeout = {math.ceil(lock_limit_ms / 1000)}")
+            self._execute(f"SET SESSION idle_transaction_timeout = {math.ceil(settings.lock_limit_s)}")
 
     def close(self) -> None:
         """Close the connection."""
@@ -61,10 +62,9 @@ class MysqlOutboxStore(OutboxStore):
 class MysqlOutboxDatabase:
     """Opens connections to one database."""
 
-    def __init__(self, url: str, *, lock_limit_ms: int, hold_parked: bool) -> None:
+    def __init__(self, url: str, settings: OutboxSettings) -> None:
         self._parameters = connect_parameters(url)
-        self._lock_limit_ms = lock_limit_ms
-        self._hold_parked = hold_parked
+        self._settings = settings
 
     def connect(self) -> MysqlOutboxStore:
         """Open a connection."""
@@ -78,7 +78,7 @@ class MysqlOutboxDatabase:
                 read_timeout=ANSWER_S_MAX,
                 write_timeout=ANSWER_S_MAX,
             )
-        return MysqlOutboxStore(connection, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
+        return MysqlOutboxStore(connection, self._settings)
 
     def listen(self) -> None:
         """Return None: MySQL cannot notify, so the relay polls."""

@@ -12,6 +12,7 @@ from psycopg import errors
 
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.outbox.scan_floor import ScanFloors
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import SQL, SqlStatement, StoreStatements, runs
 from tidebook.outbox.store import OutboxStore
 from tidebook.postgres.connect import CONNECT_S_MAX, BoundedConnection, plain_url
@@ -60,10 +61,8 @@ class PostgresOutboxStore(OutboxStore):
 
     dialect = "postgresql"
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], floors: ScanFloors, *, lock_limit_ms: int, hold_parked: bool
-    ) -> None:
-        super().__init__(lock_limit_ms=lock_limit_ms, hold_parked=hold_parked, floors=floors)
+    def __init__(self, connection: psycopg.Connection[Any], floors: ScanFloors, settings: OutboxSettings) -> None:
+        super().__init__(settings, floors)
         self._connection = connection
         [[synchronous_commit]] = self._rows("SHOW synchronous_commit")
         if synchronous_commit == "off":  # a session lost after its messages were sent would send them twice
@@ -73,7 +72,7 @@ class PostgresOutboxStore(OutboxStore):
             self._execute(f"SET {planner} TO off")
         self._execute("SET plan_cache_mode TO force_generic_plan")  # planning took longer than running
         # A relay that is stopped inside a transaction must not keep the topic's row locked.
-        self._execute(f"SET idle_in_transaction_session_timeout TO {max(lock_limit_ms, 1)}")
+        self._execute(f"SET idle_in_transaction_session_timeout TO {max(settings.lock_limit_ms, 1)}")
 
     def topics_waiting(self) -> list[str]:
         """Return the topics with messages above their floors that are neither locked nor resting."""
@@ -138,10 +137,9 @@ class PostgresListener:
 class PostgresOutboxDatabase:
     """Opens connections to one database."""
 
-    def __init__(self, url: str, *, lock_limit_ms: int, hold_parked: bool) -> None:
+    def __init__(self, url: str, settings: OutboxSettings) -> None:
         self._url = plain_url(url)
-        self._lock_limit_ms = lock_limit_ms
-        self._hold_parked = hold_parked
+        self._settings = settings
         self._floors = ScanFloors()
 
     def connect(self) -> PostgresOutboxStore:
@@ -149,9 +147,7 @@ class PostgresOutboxDatabase:
         connection = self._open("tidebook-outbox")
         with _translated():
             self._floors.reset_unless(connection.execute(_INCARNATION).fetchone())
-        return PostgresOutboxStore(
-            connection, self._floors, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked
-        )
+        return PostgresOutboxStore(connection, self._floors, self._settings)
 
     def listen(self) -> PostgresListener:
         """Open a connection that listens."""

@@ -40,8 +40,10 @@ MAINTAIN_S = 1.0
 JOIN_S = 30.0
 
 
-_listeners: weakref.WeakSet[RelayWakeup] = weakref.WeakSet()
-_listening = threading.Lock()
+#: The wake-ups of this process, referenced weakly: a relay may be dropped. They are copied to be read, which is atomic.
+_wakeups: set[weakref.ref[RelayWakeup]] = set()
+# A thread that does not exist in the child may hold an event's lock, and the relays run in the parent.
+os.register_at_fork(after_in_child=_wakeups.clear)
 
 
 class RelayWakeup:
@@ -50,8 +52,7 @@ class RelayWakeup:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.nudged = False
-        with _listening:
-            _listeners.add(self)
+        _wakeups.add(weakref.ref(self, _wakeups.discard))
 
     def set(self, *, nudged: bool = False) -> None:
         """Wake the relay."""
@@ -67,20 +68,9 @@ class RelayWakeup:
 
 def nudge() -> None:
     """Wake every relay of this process: rows may be committed soon."""
-    with _listening:
-        sleepers = list(_listeners)
-    for wake in sleepers:
-        wake.set(nudged=True)
-
-
-def _after_fork() -> None:
-    # A thread that does not exist in the child may hold the lock, and the relays run in the parent.
-    global _listening
-    _listening = threading.Lock()
-    _listeners.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    for reference in _wakeups.copy():
+        if (wakeup := reference()) is not None:
+            wakeup.set(nudged=True)
 
 
 class RoutedTargets:

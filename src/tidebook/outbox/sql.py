@@ -346,7 +346,8 @@ class StoreStatements:
         self.delete_parked = "DELETE FROM kafka_parked WHERE topic = %s AND {0}"
         self.held_by = "SELECT id FROM kafka_parked WHERE topic = %s AND state = 0 AND order_key = %s"
         self.parked = (
-            f"SELECT topic, id, state, {d.key}, COALESCE(length(payload), 0), tries, {d.age('created_at')}, "
+            "SELECT topic, id, CASE state WHEN 0 THEN 'held' WHEN 1 THEN 'retrying' ELSE 'parked' END, "
+            f"{d.key}, COALESCE(length(payload), 0), tries, {d.age('created_at')}, "
             f"{d.age('parked_at')}, reason FROM kafka_parked {{0}} ORDER BY topic, id LIMIT %s"
         )
         # ---- status

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore, Row
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.sqlite.durable_folder import make_folder
@@ -39,8 +40,8 @@ class SqliteOutboxStore(OutboxStore):
 
     dialect = "sqlite"
 
-    def __init__(self, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
-        super().__init__(lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+    def __init__(self, path: Path, settings: OutboxSettings) -> None:
+        super().__init__(settings)
         self._path = path
         self._generation = generation()
         self._closed = False
@@ -100,14 +101,13 @@ class SqliteOutboxStore(OutboxStore):
 class SqliteOutboxDatabase:
     """Opens connections to one file."""
 
-    def __init__(self, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
+    def __init__(self, path: Path, settings: OutboxSettings) -> None:
         self._path = path
-        self._lock_limit_ms = lock_limit_ms
-        self._hold_parked = hold_parked
+        self._settings = settings
 
     def connect(self) -> SqliteOutboxStore:
         """Open a connection; raise InvalidInput if apsw or a forked parent has the file open in this process."""
-        return SqliteOutboxStore(self._path, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
+        return SqliteOutboxStore(self._path, self._settings)
 
     def listen(self) -> None:
         """Return None: the relay polls, and is nudged by publishers of its process."""

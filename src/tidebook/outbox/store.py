@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tidebook.core.errors import Fenced, NotFound, Unavailable
 from tidebook.outbox.message import Message
@@ -27,6 +27,7 @@ from tidebook.outbox.port import (
     WaitingMessage,
 )
 from tidebook.outbox.scan_floor import ScanFloors
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import (
     SQL,
     Dialect,
@@ -40,11 +41,6 @@ from tidebook.outbox.sql import (
 
 Row = Sequence[Any]
 
-_STATES: Mapping[int, Literal["parked", "retrying", "held"]] = {
-    ParkedState.HELD: "held",
-    ParkedState.RETRYING: "retrying",
-    ParkedState.PARKED: "parked",
-}
 _REFUSED = f"{ParkedState.RETRYING:d}, {ParkedState.PARKED:d}"
 
 
@@ -83,10 +79,10 @@ class OutboxStore(ABC):
 
     dialect: ClassVar[Dialect]
 
-    def __init__(self, *, lock_limit_ms: int, hold_parked: bool, floors: ScanFloors | None = None) -> None:
+    def __init__(self, settings: OutboxSettings, floors: ScanFloors | None = None) -> None:
         self._sql = StoreStatements(SQL[self.dialect])
-        self._lock_limit_ms = lock_limit_ms
-        self._hold_parked = hold_parked
+        self._lock_limit_ms = settings.lock_limit_ms
+        self._hold_parked = settings.parked == "hold_key"
         self._floors = floors or ScanFloors()
         self._known_topics: set[str] = set()
 
@@ -325,22 +321,7 @@ class OutboxStore(ABC):
     def parked(self, topic: str | None, *, limit: int) -> list[ParkedMessage]:
         """Return the messages in `kafka_parked`, by topic and id."""
         where, parameters = ("WHERE topic = %s", (topic, limit)) if topic is not None else ("", (limit,))
-        return [
-            ParkedMessage(
-                topic=str(name),
-                id=int(id),
-                state=_STATES[int(state)],
-                key=None if key is None else _bytes(key),
-                size_bytes=int(size),
-                tries=int(tries),
-                age_ms=int(age_ms),
-                parked_age_ms=int(parked_ms),
-                reason=str(reason),
-            )
-            for name, id, state, key, size, tries, age_ms, parked_ms, reason in self._rows(
-                self._sql.parked.format(where), parameters
-            )
-        ]
+        return [ParkedMessage(*row) for row in self._rows(self._sql.parked.format(where), parameters)]
 
     def parked_retry(self, topic: str, id: int | None) -> int:
         """Move parked messages (all of the topic, or one) and those held by them back to `kafka_messages`.
@@ -405,14 +386,14 @@ class OutboxStore(ABC):
             waiting_is_bound=waiting >= count_max,
             oldest_age_ms=max(ages_ms, default=None),
             locked_by=owner,
-            locked_age_ms=_optional_int(locked_ms),
+            locked_age_ms=locked_ms,
             error=bool(error),
             retries=int(retries),
-            retry_in_ms=_optional_int(retry_ms),
+            retry_in_ms=retry_ms,
             reason=reason,
             notice=notice,
             notice_cause=NoticeCause(cause) if cause is not None else None,
-            notice_age_ms=_optional_int(notice_ms) if notice is not None else None,
+            notice_age_ms=notice_ms if notice is not None else None,
             dirty=bool(dirty),
             relayed=int(relayed),
             per_minute=int(minute),
@@ -441,7 +422,3 @@ def _more_waits(rows: Sequence[WaitingMessage], selection: BatchSelection, limit
 def _bytes(value: Any) -> bytes:
     """Return bytes, in whichever type the driver returned them."""
     return bytes(value.bytes) if hasattr(value, "bytes") else bytes(value)
-
-
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -66,17 +66,8 @@ class BookParts:
         section = self._book.section("log")
         if section.url is None:
             return self._embedded_target()
-        settings = self.settings
         adapter = extra("tidebook.outbox.kafka.target", "kafka")
-        target: RelayTarget = adapter.KafkaTarget(
-            self._kafka(),
-            outbox=outbox,
-            fence=settings.fence,
-            fence_ms=settings.fence_ms,
-            fence_ms_most=settings.lock_limit_ms // 2,
-            configure_topics=settings.configure_topics,
-            create_topics=settings.create_topics,
-        )
+        target: RelayTarget = adapter.KafkaTarget(self._kafka(), self.settings, outbox=outbox)
         return target
 
     def sender(self) -> Sender:
@@ -133,21 +124,17 @@ async def _call_in_thread(make: Any) -> Any:
 
 def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDatabase]:
     url = settings.section("sql").url
-    options: dict[str, Any] = {
-        "lock_limit_ms": outbox.lock_limit_ms,
-        "hold_parked": outbox.parked == "hold_key",
-    }
     if url is None or scheme(url) == "sqlite":
         from tidebook.outbox.sqlite import SqliteOutboxDatabase
 
         path = (settings.folder / FILE).absolute() if url is None else Path(url.split("://", 1)[1].removeprefix("/"))
-        return f"sqlite:///{path}", SqliteOutboxDatabase(path, **options)
+        return f"sqlite:///{path}", SqliteOutboxDatabase(path, outbox)
     if scheme(url) in {"postgresql", "postgres"}:
         postgres = extra("tidebook.outbox.postgres", "postgres")
-        return "postgresql+psycopg://" + url.split("://", 1)[1], postgres.PostgresOutboxDatabase(url, **options)
+        return "postgresql+psycopg://" + url.split("://", 1)[1], postgres.PostgresOutboxDatabase(url, outbox)
     if scheme(url) in {"mysql", "mariadb"}:
         mysql = extra("tidebook.outbox.mysql", "mysql")
-        return "mysql+pymysql://" + url.split("://", 1)[1], mysql.MysqlOutboxDatabase(url, **options)
+        return "mysql+pymysql://" + url.split("://", 1)[1], mysql.MysqlOutboxDatabase(url, outbox)
     raise InvalidInput(f"[sql] url: {scheme(url)}:// is unknown; there are postgresql://, mysql:// and sqlite:///")
 
 

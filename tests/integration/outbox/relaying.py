@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
@@ -133,15 +134,9 @@ class Cluster:
 
     def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
         """Return a target for a relay."""
-        return KafkaTarget(
-            KafkaSettings.read(f"kafka://{self.bootstrap}"),
-            outbox=identity,
-            fence=settings.fence,
-            fence_ms=settings.fence_ms,
-            fence_ms_most=settings.lock_limit_ms // 2,
-            configure_topics=settings.configure_topics,
-            create_topics=False,  # tests make their topics, and make them again, themselves
-        )
+        # Tests make their topics, and make them again, themselves.
+        chosen = msgspec.structs.replace(settings, create_topics=False)
+        return KafkaTarget(KafkaSettings.read(f"kafka://{self.bootstrap}"), chosen, outbox=identity)
 
     def relay(self, database: Database, settings: OutboxSettings | None = None) -> Relay:
         """Return a relay from this database to this cluster."""
@@ -167,17 +162,13 @@ def _seen(message: Any) -> Seen:
 
 def relay_database(database: Database, settings: OutboxSettings) -> OutboxDatabase:
     """Return the outbox's database for a test's database."""
-    options: dict[str, Any] = {
-        "lock_limit_ms": settings.lock_limit_ms,
-        "hold_parked": settings.parked == "hold_key",
-    }
     match database.kind:
         case "postgresql":
-            return PostgresOutboxDatabase(database.url, **options)
+            return PostgresOutboxDatabase(database.url, settings)
         case "mysql":
-            return MysqlOutboxDatabase(database.url, **options)
+            return MysqlOutboxDatabase(database.url, settings)
         case _:
-            return SqliteOutboxDatabase(Path(database.url.removeprefix("sqlite:///")), **options)
+            return SqliteOutboxDatabase(Path(database.url.removeprefix("sqlite:///")), settings)
 
 
 @contextmanager

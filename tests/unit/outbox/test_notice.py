@@ -41,7 +41,7 @@ class Target:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteOutboxStore]:
-    store = SqliteOutboxDatabase(tmp_path / "outbox.db", lock_limit_ms=60_000, hold_parked=True).connect()
+    store = SqliteOutboxDatabase(tmp_path / "outbox.db", OutboxSettings()).connect()
     store.create_tables()
     yield store
     store.close()

@@ -15,6 +15,7 @@ from tests.forked_child import in_child
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox.message import Message, message
 from tidebook.outbox.publish import DatabaseBackend
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sqlite import SqliteOutboxDatabase, SqliteOutboxStore
 
 SECONDS_MAX = 30
@@ -22,7 +23,7 @@ SECONDS_MAX = 30
 
 @pytest.fixture
 def database(tmp_path: Path) -> SqliteOutboxDatabase:
-    return SqliteOutboxDatabase(tmp_path / "outbox.db", lock_limit_ms=60_000, hold_parked=True)
+    return SqliteOutboxDatabase(tmp_path / "outbox.db", OutboxSettings())
 
 
 @pytest.fixture
