@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Required, TypedDict
 
 import msgspec
 
@@ -66,15 +66,25 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
 
 
+Value = bytes | str | None
+Payload = bytes | bytearray | memoryview | None
+Pairs = Mapping[str, Value] | Iterable[tuple[str, Value]]
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a message, as `publish` takes them; text is encoded as UTF-8."""
+
+    topic: Required[str]
+    payload: Required[Payload]
+    key: Value
+    partition_key: Value
+    headers: Pairs | None
+
+
 def message(
-    *,
-    topic: str,
-    payload: bytes | bytearray | memoryview | None,
-    key: bytes | str | None = None,
-    partition_key: bytes | str | None = None,
-    headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None = None,
+    *, topic: str, payload: Payload, key: Value = None, partition_key: Value = None, headers: Pairs | None = None
 ) -> Message:
-    """Validate the arguments and return a message; text is encoded as UTF-8."""
+    """Validate the fields and return a message."""
     if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
         raise InvalidInput(f"a payload is bytes (or None, a tombstone), not {type(payload).__name__}: encode it first")
     return Message(

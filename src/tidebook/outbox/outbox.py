@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
-from tidebook.outbox.message import Message, journal_message, message, validate_messages
+from tidebook.outbox.message import Message, MessageFields, journal_message, message, validate_messages
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage, RelayTargets
-from tidebook.outbox.publish import Backend, KafkaBackend, Pairs, Payload, Sender, Value, backend, of_block, use
+from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, of_block, use
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import BackendName, OutboxSettings
 from tidebook.outbox.store import OutboxDatabase, OutboxStore
@@ -77,20 +77,9 @@ class Outbox:
             self.ready()
         return self._parts.url
 
-    def publish(
-        self,
-        target: Any,
-        *,
-        topic: str,
-        payload: Payload,
-        key: Value = None,
-        partition_key: Value = None,
-        headers: Pairs | None = None,
-        ordered: bool = False,
-    ) -> Any:
+    def publish(self, target: Any, *, ordered: bool = False, **fields: Unpack[MessageFields]) -> Any:
         """Publish as `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings."""
-        new_message = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
-        return self.backend().publish(target, [new_message], ordered=ordered)
+        return self.backend().publish(target, [message(**fields)], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
         """Publish as `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
@@ -179,11 +168,7 @@ class Outbox:
     def status(self, *, count_max: int = COUNT_MAX) -> list[OutboxTopicStatus]:
         """Return the status of every topic: how many messages wait, the age of the oldest, the lock, and errors."""
         _check_positive(count_max, "count_max")
-        if self._parts.missing:
-            return []
-        self.ready()
-        with self._store() as store:
-            found = store.status(count_max=count_max)
+        found: list[OutboxTopicStatus] = self._ask(lambda store: store.status(count_max=count_max), missing=[])
         for each in found:
             self.metrics.gauge("outbox_waiting", each.waiting, topic=each.topic)
             self.metrics.gauge("outbox_oldest_seconds", (each.oldest_age_ms or 0) / 1000, topic=each.topic)
@@ -195,27 +180,25 @@ class Outbox:
         _check_positive(limit, "limit")
         if topic is not None:
             _check_topic(topic)
-        if self._parts.missing:
-            return []
-        self.ready()
-        with self._store() as store:
-            return store.parked(topic, limit=limit)
+        return self._ask(lambda store: store.parked(topic, limit=limit), missing=[])
 
     def parked_retry(self, topic: str, id: int | None = None) -> int:
         """Retry parked messages, all of the topic or one, in their old order; return how many."""
         _check_topic(topic)
-        if self._parts.missing:
-            return 0
-        with self._store() as store:
-            return store.parked_retry(topic, id)
+        return self._ask(lambda store: store.parked_retry(topic, id), missing=0)
 
     def parked_drop(self, topic: str, id: int | None = None) -> int:
         """Delete parked messages, all of the topic or one, and send those held by them; return how many."""
         _check_topic(topic)
+        return self._ask(lambda store: store.parked_drop(topic, id), missing=0)
+
+    def _ask(self, question: Callable[[OutboxStore], R], *, missing: R) -> R:
+        """Ask the database; answer `missing` where its file does not exist, which reading must not create."""
         if self._parts.missing:
-            return 0
+            return missing
+        self.ready()
         with self._store() as store:
-            return store.parked_drop(topic, id)
+            return question(store)
 
     def close(self) -> None:
         """Close what was opened."""

@@ -6,22 +6,18 @@ Other backends send to Kafka itself, or collect the messages in a list for tests
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, Unpack, overload
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.message import Message, message, validate_messages
+from tidebook.outbox.message import Message, MessageFields, message, validate_messages
 from tidebook.outbox.migrations.tables import create_statements
 from tidebook.outbox.relay import nudge
 from tidebook.outbox.settings import BackendName
 from tidebook.outbox.sql import SqlStatement, publish_statements
 from tidebook.outbox.transaction_adapter import adapt_transaction, is_async_driver, is_async_sqlalchemy, session_of
-
-Value = bytes | str | None
-Payload = bytes | bytearray | memoryview | None
-Pairs = Mapping[str, Value] | Iterable[tuple[str, Value]]
 
 
 class Backend(Protocol):
@@ -150,37 +146,10 @@ class AsyncSession(Protocol):
 
 
 @overload
-def publish(
-    target: AsyncSession,
-    *,
-    topic: str,
-    payload: Payload,
-    key: Value = ...,
-    partition_key: Value = ...,
-    headers: Pairs | None = ...,
-    ordered: bool = ...,
-) -> Awaitable[None]: ...
+def publish(target: AsyncSession, *, ordered: bool = ..., **fields: Unpack[MessageFields]) -> Awaitable[None]: ...
 @overload
-def publish(
-    target: Any,
-    *,
-    topic: str,
-    payload: Payload,
-    key: Value = ...,
-    partition_key: Value = ...,
-    headers: Pairs | None = ...,
-    ordered: bool = ...,
-) -> Any: ...
-def publish(
-    target: Any,
-    *,
-    topic: str,
-    payload: Payload,
-    key: Value = None,
-    partition_key: Value = None,
-    headers: Pairs | None = None,
-    ordered: bool = False,
-) -> Any:
+def publish(target: Any, *, ordered: bool = ..., **fields: Unpack[MessageFields]) -> Any: ...
+def publish(target: Any, *, ordered: bool = False, **fields: Unpack[MessageFields]) -> Any:
     """Publish one message in the transaction of `target`; await the result if `target` is async.
 
     >>> with use("test") as sent:
@@ -188,8 +157,7 @@ def publish(
     >>> sent.messages[0].headers
     (('kind', b'paid'),)
     """
-    new_message = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
-    return (of_block() or _default).publish(target, [new_message], ordered=ordered)
+    return (of_block() or _default).publish(target, [message(**fields)], ordered=ordered)
 
 
 def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:

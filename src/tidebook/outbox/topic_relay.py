@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -117,31 +117,26 @@ class TopicRelay:
 
         Raise Fenced if the lock was lost, and Unavailable if the database does not answer.
         """
-        name = self._lock.topic
-        try:
-            self._target: RelayTarget = self._targets.of(name)
+        name, open_session = self._lock.topic, self._lock.open_session
+        with ExitStack() as releases:
             try:
-                self._resolve_and_send()
-            finally:
-                self._target.release(name)
-        except _Stopped:
-            self._store.unlock(self._lock)
-        except Fenced:
-            raise
-        except TidebookError as error:
-            # An error of one topic must not stop the others. If the database failed, this raises again.
-            self._rest(str(error))
+                self._target: RelayTarget = self._targets.of(name)
+                releases.callback(self._target.release, name)
+                topic = self._target.topic(name, fresh=open_session is not None)
+                self._report_weak_fence(topic)
+                if topic.fence == "lock":
+                    self._target.channel(topic, fresh=True)  # acquires the lock before the scan
+                if open_session is None or self._resolve_session(topic, open_session):
+                    self._clear_weak_notice(topic)
+                    self._relay_batches(topic)
+            except _Stopped:
+                self._store.unlock(self._lock)
+            except Fenced:
+                raise
+            except TidebookError as error:
+                # An error of one topic must not stop the others. If the database failed, this raises again.
+                self._rest(str(error))
         return self._sent
-
-    def _resolve_and_send(self) -> None:
-        open_session = self._lock.open_session
-        topic = self._target.topic(self._lock.topic, fresh=open_session is not None)
-        self._report_weak_fence(topic)
-        if topic.fence == "lock":
-            self._target.channel(topic, fresh=True)  # acquires the lock before the scan
-        if open_session is None or self._resolve_session(topic, open_session):
-            self._clear_weak_notice(topic)
-            self._relay_batches(topic)
 
     # ---- the session left open by the last owner
 

@@ -55,41 +55,34 @@ class KafkaChannel:
     """
 
     def __init__(
-        self,
-        producer: RelayProducer,
-        topic: TargetTopic,
-        remove_producer: Callable[[], object],
-        *,
-        singly: bool = False,
+        self, producer: RelayProducer, topic: TargetTopic, remove_producer: Callable[[], object], *, singly: bool
     ) -> None:
         self.topic = topic
         self._producer = producer
         self._remove_producer = remove_producer
         self._singly = singly
-        self._messages: Sequence[RelayedMessage] = ()
-        self._timestamp_ms = 0
-        self._produced = 0
         self._queued = 0
-        self._failure = FirstFailure()
         self._fatal: KafkaError | None = None
-        self._report_deadline: float | None = None
+        self._reset((), 0)
 
     def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
         """Queue the batch in the producer, or with `singly` its first message."""
         self._reset(messages, timestamp_ms)
-        self._produce(1 if self._singly else len(messages))
+        self._produce()
 
     def _reset(self, messages: Sequence[RelayedMessage], timestamp_ms: int) -> None:
         self._messages = messages
         self._timestamp_ms = timestamp_ms
         self._produced = 0
         self._failure = FirstFailure()
-        self._report_deadline = None
+        self._report_deadline: float | None = None
 
-    def _produce(self, count: int) -> None:
+    def _produce(self) -> None:
+        """Queue the rest of the batch, or with `singly` its next message."""
         topic, partitions = self.topic.topic, self.topic.partitions
         produce, on_delivery, stamp = self._producer.produce, self._failure, self._timestamp_ms
         done = self._produced
+        count = 1 if self._singly else len(self._messages)
         try:
             for message in self._messages[done : done + count]:
                 partition = choose_partition(message.partition_key, partitions)
@@ -107,23 +100,19 @@ class KafkaChannel:
     def wait(self, timeout_s: float) -> Outcome | None:
         """Serve the producer for at most `timeout_s`; return the outcome once the batch has ended."""
         if self._fatal is None:
-            self._serve(timeout_s)
+            try:
+                self._queued = self._producer.flush(timeout_s)
+            except (KafkaException, SystemError) as error:
+                self._fatal = fatal_cause(error, self._producer)
+                self._queued = len(self._producer)
         if self._failure.error is not None or self._fatal is not None:
             return self._failed_outcome() if self._failure_is_complete(timeout_s) else None
         if self._queued:
             return None
         if self._produced < len(self._messages):
-            self._produce(1 if self._singly else len(self._messages))
+            self._produce()
             return None
         return self._complete(timeout_s)
-
-    def _serve(self, timeout_s: float) -> None:
-        """Serve delivery reports; a fatal error is recorded."""
-        try:
-            self._queued = self._producer.flush(timeout_s)
-        except (KafkaException, SystemError) as error:
-            self._fatal = fatal_cause(error, self._producer)
-            self._queued = len(self._producer)
 
     def _failure_is_complete(self, timeout_s: float) -> bool:
         """Serve the producer; return whether both parts of a failure have arrived, or will not come.
@@ -205,7 +194,7 @@ class KafkaTransactionChannel(KafkaChannel):
                 return None
             self._fatal = self._call_error()
             if self._fatal is None:
-                self._produce(1 if self._singly else len(self._messages))
+                self._produce()
         return super().wait(timeout_s)
 
     def _call_error(self) -> KafkaError | None:
