@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -236,15 +236,8 @@ class TopicRelay:
             sent = [row.id for row in batch.messages]
             if not batch.more or self._shutdown.requested() or number == settings.hold_batches_max:
                 self._store.finish(self._lock, sent, unlock=True)
-                self._prefetch_ends(topic)
                 return
         self._store.unlock(self._lock)
-
-    def _prefetch_ends(self, topic: TargetTopic) -> None:
-        """Fetch the end offsets now, while nothing waits for them, for the topic's next session."""
-        if topic.fence in {"timestamp", "transaction", "none"}:
-            with suppress(TidebookError):
-                self._target.ends(topic, fresh=True)
 
     def _send(self, topic: TargetTopic, batch: MessageBatch) -> Outcome:
         channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._state.suspect_topics)
