@@ -60,15 +60,12 @@ class Outbox:
 
     def __init__(self, parts: OutboxParts, *, ids: Ids | None = None, metrics: Metrics | None = None) -> None:
         self._parts = parts
+        #: The `[outbox]` section of the book's settings.
+        self.settings = parts.settings
         self._ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
         self._ready = False
         self._chosen: Backend | None = None
-
-    @property
-    def settings(self) -> OutboxSettings:
-        """The `[outbox]` section of the book's settings."""
-        return self._parts.settings
 
     @property
     def url(self) -> str:

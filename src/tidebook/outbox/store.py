@@ -122,12 +122,12 @@ class OutboxStore(ABC):
     def identity(self) -> bytes:
         """Return the outbox's uuid, 16 bytes; raise Unavailable if its tables are of another version."""
         rows = self._rows(self._sql.identity)
-        if not rows or rows[0][1] != VERSION:
-            found = f"version {rows[0][1]}" if rows else "an empty kafka_outbox"
-            raise Unavailable(
-                f"the outbox's tables have {found}, this Tidebook needs version {VERSION}: run the migrations"
-            )
-        return _bytes(rows[0][0])
+        if rows and rows[0][1] == VERSION:
+            return _bytes(rows[0][0])
+        found = f"version {rows[0][1]}" if rows else "an empty kafka_outbox"
+        raise Unavailable(
+            f"the outbox's tables have {found}, this Tidebook needs version {VERSION}: run the migrations"
+        )
 
     def publish(self, messages: Sequence[Message], *, ordered: bool) -> None:
         """Publish the messages in a separate transaction."""

@@ -36,11 +36,6 @@ _HAS_ID = "-> Assigned"
 _CONFIG_WARNING = "CONFWARN"
 
 
-def transaction_settings(name: str, *, timeout_ms: int) -> dict[str, Any]:
-    """Return the settings of a transactional producer: a newer one with the same name fences it."""
-    return {"transactional.id": name, "transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms}
-
-
 def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compression: str) -> dict[str, Any]:
     """Return producer settings that keep the order: idempotent, without gaps, and with no per-message timeout."""
     return {

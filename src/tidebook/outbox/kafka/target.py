@@ -33,7 +33,6 @@ from tidebook.outbox.kafka.producer import (
     closing_count,
     fatal_cause,
     producer_settings,
-    transaction_settings,
 )
 from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
 from tidebook.outbox.port import Fence, FoundMessages, RelaySession, RelayTarget, TargetTopic
@@ -235,7 +234,8 @@ class KafkaTarget(RelayTarget):
     def _transactional(self, topic: TargetTopic) -> RelayProducer:
         """Return a producer after it has fenced every older one of the topic and ended its transaction."""
         name = f"tidebook-outbox-{self._outbox.hex()}-{topic.topic}"
-        settings = transaction_settings(name, timeout_ms=max(TRANSACTION_MS_MIN, self._fence_ms_max))
+        timeout_ms = max(TRANSACTION_MS_MIN, self._fence_ms_max)
+        settings = {"transactional.id": name, "transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms}
         producer = RelayProducer(self._producer_settings(topic) | settings)
         self._retry(lambda: self._init_transactions(producer), topic.topic)
         return producer
