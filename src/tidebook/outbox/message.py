@@ -104,14 +104,13 @@ def validate_messages(given: Iterable[object]) -> list[Message]:
         raise InvalidInput(
             f"publish_list takes a list of outbox.Message objects, not {type(given).__name__}"
         ) from error
-    return [_validate(one) for one in each]
-
-
-def _validate(given: object) -> Message:
-    if not isinstance(given, Message):
-        raise InvalidInput(f"publish_list takes outbox.Message objects, not {type(given).__name__}")
-    topic, payload, key, partition_key, headers = msgspec.structs.astuple(given)
-    return message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
+    validated = []
+    for one in each:
+        if not isinstance(one, Message):
+            raise InvalidInput(f"publish_list takes outbox.Message objects, not {type(one).__name__}")
+        topic, payload, key, partition_key, headers = msgspec.structs.astuple(one)
+        validated.append(message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers))
+    return validated
 
 
 def _bytes(value: Any, name: str) -> bytes | None:

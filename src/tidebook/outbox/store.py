@@ -212,7 +212,9 @@ class OutboxStore(ABC):
             rows = [WaitingMessage(*row) for row in found.fetchall()]
             selection = select(rows, frozenset(held_keys))
             if session.ends:
-                self._put_offsets(topic, session.ends)
+                marks = ", ".join(["(%s, %s, %s)"] * len(session.ends))
+                offsets = [value for offset in sorted(session.ends.items()) for value in (topic, *offset)]
+                self._execute(self._sql.put_offsets.format(marks), offsets)
             self._park(topic, selection.park)
             opened = self._open_session(lock, session, [row.id for row in selection.send], len(sent))
         opened_ms = int(opened.fetchall()[0][0]) if opened is not None else 0
@@ -274,11 +276,6 @@ class OutboxStore(ABC):
         opened = (self._uuid(session.uuid), pack_ids(ids), session.fence, session.topic_uuid)
         self._execute(self._sql.open_session, (*opened, *ended))
         return self._execute(self._sql.opened_at, (lock.topic,))
-
-    def _put_offsets(self, topic: str, offsets: Mapping[int, int]) -> None:
-        marks = ", ".join(["(%s, %s, %s)"] * len(offsets))
-        values = [value for partition, offset in sorted(offsets.items()) for value in (topic, partition, offset)]
-        self._execute(self._sql.put_offsets.format(marks), values)
 
     # ---- parked messages
 

@@ -123,7 +123,10 @@ class TopicRelay:
                 self._target: RelayTarget = self._targets.of(name)
                 releases.callback(self._target.release, name)
                 topic = self._target.topic(name, fresh=open_session is not None)
-                self._report_weak_fence(topic)
+                self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=name)
+                if topic.weak is not None:
+                    text = f"messages may be sent twice after a pause: {topic.weak}"
+                    self._report_notice(Notice(NoticeCause.WEAK, text))
                 if topic.fence == "lock":
                     self._target.channel(topic, fresh=True)  # acquires the lock before the scan
                 if open_session is None or self._resolve_session(topic, open_session):
@@ -222,7 +225,9 @@ class TopicRelay:
             )
             self._heartbeat_at = time.monotonic() + self._heartbeat_s
             sent = []
-            self._count_parked(topic, batch)
+            if batch.parked_count:
+                LOGGER.warning("outbox: %s messages of topic %r were parked", batch.parked_count, topic.topic)
+                self._metrics.count("outbox_set_aside", batch.parked_count, topic=topic.topic)
             if not batch.messages:
                 if batch.more or batch.parked_count:
                     continue
@@ -286,17 +291,17 @@ class TopicRelay:
                 if self._shutdown.requested():
                     self._store.unlock(self._lock)
                 else:
-                    reason = _too_late(outcome.reason, topic) if outcome.late else outcome.reason
-                    self._rest(reason, self._rest_ms(topic, outcome))
+                    reason = outcome.reason
+                    if outcome.late:
+                        reason += f": the batch was over {topic.fence_ms:,} ms old when it reached the broker; if this "
+                        reason += "continues, the clocks of database and brokers differ by more than that"
+                    rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
+                    if topic.fence in {"timestamp", "none"}:  # before that, messages could arrive after the scan
+                        rest_ms = max(rest_ms, self._settings.lock_limit_ms)
+                    self._rest(reason, rest_ms)
                 return False
             case _:
                 assert_never(outcome)
-
-    def _rest_ms(self, topic: TargetTopic, outcome: BatchOutcomeUnknown) -> int:
-        rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
-        if topic.fence in {"timestamp", "none"}:  # before that, messages could arrive after the scan
-            return max(rest_ms, self._settings.lock_limit_ms)
-        return rest_ms
 
     def _park_refused(self, topic: TargetTopic, batch: MessageBatch, refused: Sequence[BatchRefused]) -> None:
         rows = {row.id: row for row in batch.messages}
@@ -319,11 +324,6 @@ class TopicRelay:
         self._metrics.count("outbox_rests", topic=self._lock.topic)
         chosen_ms = round(self._settings.rest_s * 1000) if rest_ms is None else rest_ms
         self._store.rest(self._lock, reason=reason, rest_ms=chosen_ms)
-
-    def _report_weak_fence(self, topic: TargetTopic) -> None:
-        self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=topic.topic)
-        if topic.weak is not None:
-            self._report_notice(Notice(NoticeCause.WEAK, f"messages may be sent twice after a pause: {topic.weak}"))
 
     def _clear_weak_notice(self, topic: TargetTopic) -> None:
         """Clear the notice of a missing fence; call it once a fence is in force and no session is open."""
@@ -351,15 +351,3 @@ class TopicRelay:
         if count is None:
             self._metrics.count("outbox_batches", topic=topic.topic)
             self._state.suspect_topics.discard(topic.topic)
-
-    def _count_parked(self, topic: TargetTopic, batch: MessageBatch) -> None:
-        if batch.parked_count:
-            LOGGER.warning("outbox: %s messages of topic %r were parked", batch.parked_count, topic.topic)
-            self._metrics.count("outbox_set_aside", batch.parked_count, topic=topic.topic)
-
-
-def _too_late(reason: str, topic: TargetTopic) -> str:
-    return (
-        f"{reason}: the batch was over {topic.fence_ms:,} ms old when it reached the broker; "
-        "if this continues, the clocks of database and brokers differ by more than that"
-    )

@@ -127,7 +127,10 @@ def adapt_transaction(target: Any, *, transaction: bool = True) -> TransactionAd
     if transaction:
         _require_transaction(target)
     name, style = _DRIVERS[driver]
-    return TransactionAdapter(name, "dollar" if _is_raw_cursor(target) else style, _dbapi_execute(driver, target))
+    cursors = getattr(getattr(target, "cursor_factory", None), "__mro__", ())
+    if any("Raw" in kind.__name__ for kind in cursors):  # psycopg's raw cursors take PostgreSQL's own `$1` parameters
+        style = "dollar"
+    return TransactionAdapter(name, style, _dbapi_execute(driver, target))
 
 
 def _sqlalchemy(connection: Any, transaction: bool) -> TransactionAdapter:
@@ -166,12 +169,6 @@ def _require_transaction(connection: Any) -> None:
     """Raise InvalidInput if the messages would be committed apart from the caller's writes."""
     if commits_each_statement(connection):
         raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and publish inside it")
-
-
-def _is_raw_cursor(connection: Any) -> bool:
-    """Return whether psycopg's connection makes raw cursors, which take PostgreSQL's own `$1` parameters."""
-    factory = getattr(connection, "cursor_factory", None)
-    return any("Raw" in kind.__name__ for kind in getattr(factory, "__mro__", ()))
 
 
 def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ...]], Any]:

@@ -165,7 +165,9 @@ class KafkaTarget(RelayTarget):
         try:
             self._request(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())), topic)
         except (Unavailable, InvalidInput) as error:
-            if not _is_denied(error):  # Kafka only did not answer: the topic rests
+            cause = error.__cause__
+            denied = isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
+            if not denied and not isinstance(error, InvalidInput):  # Kafka only did not answer: the topic rests
                 raise
             return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
         return None, self._settings.fence_ms
@@ -297,11 +299,3 @@ class KafkaTarget(RelayTarget):
             except TimeoutError as error:
                 raise Unavailable(f"topic {topic!r}: Kafka did not answer for {REQUEST_S_MAX:g} s") from error
         raise Unavailable(f"topic {topic!r}: its leader is changing")
-
-
-def _is_denied(error: Unavailable | InvalidInput) -> bool:
-    """Return whether Kafka will not do it, by its rules or for this user."""
-    if isinstance(error, InvalidInput):
-        return True
-    cause = error.__cause__
-    return isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
