@@ -28,11 +28,11 @@ from tidebook.cli.options import (
 from tidebook.cli.signals import stop_on_signals
 from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.core.seq_nr import LAST
-from tidebook.outbox.dialect import dialect
 from tidebook.outbox.message import Message, message
 from tidebook.outbox.migrations.tables import script
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
+from tidebook.outbox.sql import dialect
 from tidebook.pipeline.prometheus_text import serve_metrics
 from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox

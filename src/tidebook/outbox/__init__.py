@@ -6,9 +6,8 @@ with Session(engine) as s, s.begin():
     outbox.publish(s, topic="orders", key=b"1", payload=b"...", headers={})
 """
 
-from tidebook.outbox.backend import Backend, TestBackend, configure, use
 from tidebook.outbox.message import Message
-from tidebook.outbox.publish import create_tables, publish, publish_list
+from tidebook.outbox.publish import Backend, TestBackend, configure, create_tables, publish, publish_list, use
 
 __all__ = [
     "Backend",

@@ -7,20 +7,25 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidebook.outbox.port import BatchSelection, ParkedState, ParkingDecision, WaitingMessage, unpack_headers
+from tidebook.outbox.message import order_key, unpack_headers
+from tidebook.outbox.port import (
+    ID_HEADER,
+    SESSION_HEADER,
+    BatchRefused,
+    BatchSelection,
+    ParkedState,
+    ParkingDecision,
+    RelayedMessage,
+    TargetTopic,
+    WaitingMessage,
+)
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import ID_HEADER, SESSION_HEADER, BatchRefused, RelayedMessage, TargetTopic
 
 #: Upper bound of the batch header, the record's length fields and the relay's two headers.
 OVERHEAD_BYTES = 61 + 40 + len(SESSION_HEADER) + len(ID_HEADER) + 2 * 24
 HEADER_OVERHEAD_BYTES = 10
 #: A journal's head remembers its last 16 append ids: those that a dead relay sent must still be among them.
 APPENDS_PER_JOURNAL_MAX = 8
-
-
-def order_key(row: WaitingMessage) -> bytes | None:
-    """Return the key by which order is kept: messages that share it share a partition."""
-    return row.key if row.partition_key is None else row.partition_key
 
 
 def size_bytes(row: WaitingMessage) -> int:
@@ -31,28 +36,12 @@ def size_bytes(row: WaitingMessage) -> int:
     return size
 
 
-def _surely_fits(row: WaitingMessage, limit_bytes: int) -> bool:
-    """Return whether the message fits for certain; headers take at most four times their packed bytes."""
-    size = OVERHEAD_BYTES + len(row.payload or b"") + len(row.key or b"")
-    if row.headers:
-        return size + 4 * len(row.headers) <= limit_bytes and has_readable_headers(row)
-    return size <= limit_bytes
-
-
-def has_readable_headers(row: WaitingMessage) -> bool:
-    """Return whether the headers decode: the row may have been written by other software than `publish`."""
-    try:
-        unpack_headers(row.headers)
-    except (msgspec.MsgspecError, UnicodeError):
-        return False
-    return True
-
-
 def refusal_reason(row: WaitingMessage, topic: TargetTopic) -> str | None:
     """Return why the log will never accept this message, as far as is known before sending; None if it may."""
-    if not has_readable_headers(row):
+    try:
+        size = size_bytes(row)
+    except (msgspec.MsgspecError, UnicodeError):  # the row may have been written by other software than `publish`
         return "its headers are not a MessagePack list of pairs of text and bytes: drop it, or repair the row and retry"
-    size = size_bytes(row)
     if size > topic.limit_bytes:
         return (
             f"it takes {size:,} bytes and the topic takes {topic.limit_bytes:,}: raise its max.message.bytes "
@@ -82,15 +71,16 @@ def select_batch(
     rows: Sequence[WaitingMessage], held: frozenset[bytes], topic: TargetTopic, settings: OutboxSettings
 ) -> BatchSelection:
     """Select the messages that can be sent; park the others, keeping the order of each key."""
-    if topic.fence == "append_id":
-        rows = _limit_per_journal(rows)
-    if not held and not topic.needs_key and all(_surely_fits(row, topic.limit_bytes) for row in rows):
-        return BatchSelection(tuple(rows))
     send: list[WaitingMessage] = []
     park: list[ParkingDecision] = []
     held_keys = set(held)
+    appends: Counter[bytes | None] = Counter()
     for row in rows:
         key = order_key(row)
+        if topic.fence == "append_id":
+            appends[key] += 1
+            if appends[key] > APPENDS_PER_JOURNAL_MAX:
+                continue  # it waits for the next batch
         if key is not None and key in held_keys:
             park.append(ParkingDecision(row.id, ParkedState.HELD, key, row.tries, ""))
             continue
@@ -122,17 +112,6 @@ def compacted_away(rows: Sequence[WaitingMessage], found: frozenset[int]) -> fro
         elif key in found_keys:
             compacted.append(row.id)
     return frozenset(compacted)
-
-
-def _limit_per_journal(rows: Sequence[WaitingMessage]) -> list[WaitingMessage]:
-    """Limit the appends of each journal, because its head remembers few append ids; the others wait."""
-    counts: Counter[bytes | None] = Counter()
-    limited = []
-    for row in rows:
-        counts[row.key] += 1
-        if counts[row.key] <= APPENDS_PER_JOURNAL_MAX:
-            limited.append(row)
-    return limited
 
 
 def to_relayed(rows: Sequence[WaitingMessage], *, session: bytes, outbox: bytes) -> list[RelayedMessage]:

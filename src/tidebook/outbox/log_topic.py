@@ -1,23 +1,210 @@
-"""Read the messages that an outbox relayed to an embedded log."""
+"""The topics of an embedded log: the relay sends messages to them, and consumers read them.
+
+A file lock fences the relays, because all of them are on one machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any, Protocol, assert_never
+from zlib import crc32
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.errors import InvalidInput, NotFound, TidebookError, TooLarge, Unavailable
 from tidebook.core.key import topic_name
 from tidebook.core.record import is_record
-from tidebook.log.port import Log, Record, TopicState
-from tidebook.outbox.log_target import TOMBSTONE_HEADER
+from tidebook.log.port import Acknowledged, Log, OrderedBatch, Outgoing, Record, TopicState, last_record
+from tidebook.outbox.message import order_key
+from tidebook.outbox.port import (
+    BatchOutcomeUnknown,
+    BatchPartlySent,
+    BatchRefused,
+    BatchSent,
+    FoundMessages,
+    Outcome,
+    RelayedMessage,
+    RelaySession,
+    RelayTarget,
+    TargetTopic,
+    refuse_journals,
+)
 from tidebook.runtime.blocking_portal import BlockingPortal
 
+#: Marks a message whose payload is None, because this log stores only bytes.
+TOMBSTONE_HEADER = "tidebook-tombstone"
+NEW_TOPIC_PARTITIONS = 8
+LIMIT_BYTES = 100_000_000
+READ_MAX = 1000
+LOCK_S_MAX = 0.5
+LOCK_STEP_S = 0.005
 PAGE_RECORDS = 500
 #: How often a following reader polls for a topic that does not exist yet.
 TOPIC_POLL_S = 0.2
+
+
+RunInLoop = Callable[[Coroutine[Any, Any, Any]], Any]
+#: Returns whether the store knows a topic as one of journals.
+HoldsJournals = Callable[[str], Awaitable[bool]]
+
+
+class Locks(Protocol):
+    """Locks between the processes of a machine: a stopped process keeps them, a dead one does not."""
+
+    def take(self, topic: str) -> bool: ...
+    def release(self, topic: str) -> None: ...
+
+
+class OrderedLog(Log, Protocol):
+    """A log that appends a batch atomically."""
+
+    async def append_in_order(self, batch: OrderedBatch) -> list[Acknowledged | TooLarge | None]:
+        """Return each record's result: acknowledged, refused, or None after a refused record of the same chain.
+
+        If it raises Unavailable, nothing of the batch was written, and earlier batches precede later ones.
+        """
+        ...
+
+
+class LogTarget(RelayTarget):
+    """Sends to an embedded log. `run` runs a coroutine on the log's event loop and returns its result."""
+
+    def __init__(
+        self,
+        log: OrderedLog,
+        run: RunInLoop,
+        locks: Locks,
+        *,
+        holds_journals: HoldsJournals | None = None,
+        create_topics: bool = True,
+    ) -> None:
+        self._log = log
+        self._run = run
+        self._locks = locks
+        self._holds_journals = holds_journals
+        self._create_topics = create_topics
+        #: Ids of topics that were found to hold no journals.
+        self._checked: set[str] = set()
+
+    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+        """Return the topic, created if it is missing; raise InvalidInput if it holds journals."""
+        state: TopicState = self._run(self._topic_state(topic))
+        return TargetTopic(topic, state.topic_id, state.partitions, LIMIT_BYTES, False, "lock", 0)
+
+    async def _topic_state(self, topic: str) -> TopicState:
+        if self._holds_journals is not None and await self._holds_journals(topic):
+            raise refuse_journals(topic)
+        state = await self._log.topic(topic)
+        if state is None:
+            if not self._create_topics:
+                raise NotFound(f"topic {topic!r} does not exist and [outbox] create_topics is off: create it")
+            return await self._log.create_topic(topic, NEW_TOPIC_PARTITIONS)
+        if state.topic_id not in self._checked:
+            record = await last_record(self._log, state)
+            if record is not None and is_record(record.value):
+                raise refuse_journals(topic)
+            self._checked.add(state.topic_id)
+        return state
+
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
+        """Return the offsets that the next records get."""
+
+        async def fetch() -> dict[int, int]:
+            return {p: await self._log.end(topic.topic, p) for p in range(topic.partitions)}
+
+        ends: dict[int, int] = self._run(fetch())
+        return ends
+
+    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> LogChannel:
+        """Return a channel once this process holds the topic's lock; raise Unavailable if another keeps it."""
+        deadline = time.monotonic() + LOCK_S_MAX
+        while not self._locks.take(topic.topic):
+            if time.monotonic() < deadline:  # the relay that unlocked the topic releases this lock right after
+                time.sleep(LOCK_STEP_S)
+                continue
+            raise Unavailable(
+                f"another process still holds the lock of topic {topic.topic!r}: it is stopped, or about to release it"
+            )
+        return LogChannel(topic, self._log, self._run)
+
+    def release(self, topic: str) -> None:
+        """Release the topic's lock."""
+        self._locks.release(topic)
+
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
+        """Read what the log holds now."""
+        found: set[int] = set()
+        lost = None
+        for partition, end in self.ends(topic).items():
+            first: int = self._run(self._log.start(topic.topic, partition))
+            at = max(first, session.scan_from.get(partition, first))
+            if at > session.scan_from.get(partition, at):
+                lost = f"the log of partition {partition} now starts after the session's first offset"
+            while at < end and len(found) < len(session.ids):
+                on_step()
+                batch = self._run(self._log.read(topic.topic, partition, start=at, stop=end, limit=READ_MAX))
+                found |= {id for record in batch.records if (id := session.id_in(record.headers)) is not None}
+                at = batch.next_offset
+        return FoundMessages(frozenset(found), lost if len(found) < len(session.ids) else None)
+
+
+class LogChannel:
+    """Appends a batch atomically, so that no message overtakes one that failed."""
+
+    def __init__(self, topic: TargetTopic, log: OrderedLog, run: RunInLoop) -> None:
+        self._topic = topic
+        self._log = log
+        self._run = run
+        self._outcome: Outcome | None = None
+
+    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
+        """Append the batch; return once it is durable."""
+        self._outcome = self._run(self._append(messages))
+
+    async def _append(self, messages: Sequence[RelayedMessage]) -> Outcome:
+        batch = OrderedBatch(
+            self._topic.topic,
+            [self._record(each) for each in messages],
+            [order_key(each) for each in messages],
+        )
+        try:
+            results = await self._log.append_in_order(batch)
+        except TidebookError as error:
+            return BatchOutcomeUnknown(str(error))
+        sent: list[int] = []
+        refused: list[BatchRefused] = []
+        for message, result in zip(messages, results, strict=True):
+            match result:
+                case Acknowledged():
+                    sent.append(message.id)
+                case TooLarge():
+                    refused.append(BatchRefused(message.id, str(result)))
+                case None:
+                    pass  # it is sent with the next batch, or held
+                case _:
+                    assert_never(result)
+        return BatchPartlySent(tuple(sent), tuple(refused)) if refused else BatchSent()
+
+    def _record(self, message: RelayedMessage) -> Outgoing:
+        headers = [(name, value if isinstance(value, bytes) else b"") for name, value in message.headers]
+        if message.value is None:
+            headers.append((TOMBSTONE_HEADER, b""))
+        key, partitions = order_key(message), self._topic.partitions
+        partition = (time.monotonic_ns() >> 20 if key is None else crc32(key)) % partitions
+        return Outgoing(self._topic.topic, partition, message.key, message.value or b"", tuple(headers))
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """Return the outcome, which is known since `start`."""
+        return self._outcome
+
+    def drop(self) -> None:
+        """Do nothing: no message is in flight."""
+
+
+# ---- reading
 
 
 class LogMessage(msgspec.Struct, frozen=True):

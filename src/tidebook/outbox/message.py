@@ -1,19 +1,55 @@
-"""The outbox's messages: bytes that the application has encoded, validated before they are published."""
+"""The outbox's messages, validated before they are published: bytes for a topic, or an append to a journal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, Required, TypedDict
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput
-from tidebook.core.key import topic_name
-from tidebook.outbox.port import Headers
+from tidebook.core.action import NEVER, expiry_ms
+from tidebook.core.bounds import DECODE_ERRORS, EVENTS_MAX
+from tidebook.core.errors import Corrupt, InvalidInput
+from tidebook.core.event import Event, decode_event, encode_event
+from tidebook.core.key import journal_id, topic_name
+from tidebook.core.payload import JSON, decode_payload
+from tidebook.core.seq_nr import seq_nr
 
 #: The prefix of header names that the relay writes itself.
 RESERVED_PREFIX = "tidebook-"
 HEADERS_MAX = 1000
+#: The prefix of a journal's topic in the outbox; no Kafka topic name can contain it.
+PREFIX = "journal:"
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+_encode_headers = msgspec.msgpack.Encoder().encode
+_decode_headers = msgspec.msgpack.Decoder(Headers).decode
+
+
+def pack_headers(headers: Headers) -> bytes | None:
+    """Return headers as the column stores them: a MessagePack list of pairs, or NULL for none."""
+    return _encode_headers(headers) if headers else None
+
+
+def unpack_headers(packed: bytes | None) -> Headers:
+    """Return the headers of a stored column; the inverse of `pack_headers`."""
+    return _decode_headers(packed) if packed else ()
+
+
+class Keyed(Protocol):
+    """What has a key, in any form that a message takes."""
+
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def partition_key(self) -> bytes | None: ...
+
+
+def order_key(message: Keyed) -> bytes | None:
+    """Return the key by which order is kept: messages that share it share a partition."""
+    return message.key if message.partition_key is None else message.partition_key
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -30,18 +66,30 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
 
 
+Value = bytes | str | None
+Payload = bytes | bytearray | memoryview | None
+Pairs = Mapping[str, Value] | Iterable[tuple[str, Value]]
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a message, as `publish` takes them; text is encoded as UTF-8."""
+
+    topic: Required[str]
+    payload: Required[Payload]
+    key: Value
+    partition_key: Value
+    headers: Pairs | None
+
+
 def message(
-    *,
-    topic: str,
-    payload: bytes | bytearray | memoryview | None,
-    key: bytes | str | None = None,
-    partition_key: bytes | str | None = None,
-    headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] | None = None,
+    *, topic: str, payload: Payload, key: Value = None, partition_key: Value = None, headers: Pairs | None = None
 ) -> Message:
-    """Validate the arguments and return a message; text is encoded as UTF-8."""
+    """Validate the fields and return a message."""
+    if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidInput(f"a payload is bytes (or None, a tombstone), not {type(payload).__name__}: encode it first")
     return Message(
         topic_name(topic),
-        _payload(payload),
+        _bytes(payload, "payload"),
         _bytes(key, "key"),
         _bytes(partition_key, "partition_key"),
         _headers(headers) if headers else (),
@@ -49,35 +97,20 @@ def message(
 
 
 def validate_messages(given: Iterable[object]) -> list[Message]:
-    """Return the messages of an iterable, each validated."""
+    """Return validated copies of `Message` objects, which may have been constructed with any values."""
     try:
         each = iter(given)
     except TypeError as error:
         raise InvalidInput(
             f"publish_list takes a list of outbox.Message objects, not {type(given).__name__}"
         ) from error
-    return [validate_message(one) for one in each]
-
-
-def validate_message(given: object) -> Message:
-    """Return a validated copy of a `Message` that was constructed directly."""
-    if not isinstance(given, Message):
-        raise InvalidInput(f"publish_list takes outbox.Message objects, not {type(given).__name__}")
-    return message(
-        topic=given.topic,
-        payload=given.payload,
-        key=given.key,
-        partition_key=given.partition_key,
-        headers=given.headers,
-    )
-
-
-def _payload(value: Any) -> bytes | None:
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytearray | memoryview | bytes):
-        return bytes(value)
-    raise InvalidInput(f"a payload is bytes (or None, a tombstone), not {type(value).__name__}: encode it first")
+    validated = []
+    for one in each:
+        if not isinstance(one, Message):
+            raise InvalidInput(f"publish_list takes outbox.Message objects, not {type(one).__name__}")
+        topic, payload, key, partition_key, headers = msgspec.structs.astuple(one)
+        validated.append(message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers))
+    return validated
 
 
 def _bytes(value: Any, name: str) -> bytes | None:
@@ -113,3 +146,65 @@ def _headers(headers: Any) -> Headers:
     if len(validated) > HEADERS_MAX:
         raise InvalidInput(f"a message takes at most {HEADERS_MAX:,} headers, not {len(validated):,}")
     return tuple(validated)
+
+
+# ---- appends to journals
+
+
+class JournalAppend(msgspec.Struct, frozen=True, array_like=True):
+    """The append to make; its events are encoded as the journal stores them."""
+
+    id: str
+    events: tuple[bytes, ...]
+    expected: int | None = None
+    #: Milliseconds, or NEVER.
+    expire_after: int | None = None
+
+    def decoded_events(self) -> list[Event]:
+        """Return the events as the caller gave them."""
+        return [_event(each) for each in self.events]
+
+    def expiry(self) -> timedelta | int | None:
+        """Return the expiry in the form that `Journal.append` takes."""
+        if self.expire_after is None or self.expire_after == NEVER:
+            return self.expire_after
+        return timedelta(milliseconds=self.expire_after)
+
+
+_encode_append = msgspec.msgpack.Encoder().encode
+_decode_append = msgspec.msgpack.Decoder(JournalAppend).decode
+
+
+def journal_message(
+    topic: str,
+    id: str,
+    events: Sequence[Event],
+    *,
+    expected: int | None = None,
+    expire_after: timedelta | int | None = None,
+) -> Message:
+    """Validate an append and return it as a message, keyed by the journal's id."""
+    given: object = events
+    if isinstance(given, Event | str | bytes) or not isinstance(given, Sequence) or not given:
+        raise InvalidInput("events are a list of at least one tidebook.Event object")
+    if len(events) > EVENTS_MAX:
+        raise InvalidInput(f"an append takes at most {EVENTS_MAX:,} events, not {len(events):,}: split it")
+    if expected is not None:
+        seq_nr(expected, name="expected", least=0)
+    encoded = tuple(encode_event(event) for event in events)
+    append = JournalAppend(journal_id(id), encoded, expected, expiry_ms(expire_after))
+    return Message(PREFIX + topic_name(topic), _encode_append(append), key=id.encode())
+
+
+def read_journal_message(payload: bytes | None) -> JournalAppend:
+    """Return the append of a payload; raise Corrupt if it is not one. The inverse of `journal_message`."""
+    try:
+        return _decode_append(payload or b"")
+    except DECODE_ERRORS as error:
+        raise Corrupt(f"the payload is not an append to a journal: {error}") from error
+
+
+def _event(encoded: bytes) -> Event:
+    event = decode_event(encoded)
+    metadata = None if event.metadata is None else decode_payload(JSON, event.metadata)
+    return Event(decode_payload(event.payload_type, event.payload), tags=event.tags, metadata=metadata)

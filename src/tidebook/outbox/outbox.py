@@ -1,27 +1,30 @@
-"""A book's outbox: publish, relay, report status, and decide on parked messages. `AsyncOutbox` is its async form."""
+"""A book's outbox: publish, relay, report status, and decide on parked messages; blocking, and async."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
-from tidebook.outbox.backend import Backend, BackendName, KafkaBackend, Sender, backend, of_block, use
-from tidebook.outbox.journal_message import journal_message
-from tidebook.outbox.message import Message, message, validate_messages
-from tidebook.outbox.port import OutboxDatabase, OutboxStore, OutboxTopicStatus, ParkedMessage
-from tidebook.outbox.publish import Pairs, Payload, Value
+from tidebook.outbox.message import Message, MessageFields, journal_message, message, validate_messages
+from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage, RelayTargets
+from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, of_block, use
 from tidebook.outbox.relay import Relay
-from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import RelayTarget
+from tidebook.outbox.settings import BackendName, OutboxSettings
+from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.clock import Ids, RandomIds
 from tidebook.runtime.metrics import Metrics
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 COUNT_MAX = 100_000
 LIST_MAX = 1_000
@@ -41,19 +44,15 @@ class OutboxParts(Protocol):
     @property
     def missing(self) -> bool:
         """Whether the outbox is a file of the book that does not exist: reading must not create it."""
-        ...
 
-    def target(self, outbox: bytes) -> RelayTarget:
-        """Return the target of the relay, for the outbox with this uuid."""
-        ...
+    def targets(self, outbox: bytes) -> RelayTargets:
+        """Return the targets of the relay, for the outbox with this uuid."""
 
     def sender(self) -> Sender:
         """Return the sender that sends to Kafka without the outbox."""
-        ...
 
     def close(self) -> None:
         """Close what was opened."""
-        ...
 
 
 class Outbox:
@@ -61,15 +60,12 @@ class Outbox:
 
     def __init__(self, parts: OutboxParts, *, ids: Ids | None = None, metrics: Metrics | None = None) -> None:
         self._parts = parts
+        #: The `[outbox]` section of the book's settings.
+        self.settings = parts.settings
         self._ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
         self._ready = False
         self._chosen: Backend | None = None
-
-    @property
-    def settings(self) -> OutboxSettings:
-        """The `[outbox]` section of the book's settings."""
-        return self._parts.settings
 
     @property
     def url(self) -> str:
@@ -78,22 +74,9 @@ class Outbox:
             self.ready()
         return self._parts.url
 
-    # ---- publishing
-
-    def publish(
-        self,
-        target: Any,
-        *,
-        topic: str,
-        payload: Payload,
-        key: Value = None,
-        partition_key: Value = None,
-        headers: Pairs | None = None,
-        ordered: bool = False,
-    ) -> Any:
+    def publish(self, target: Any, *, ordered: bool = False, **fields: Unpack[MessageFields]) -> Any:
         """Publish as `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings."""
-        new_message = message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
-        return self.backend().publish(target, [new_message], ordered=ordered)
+        return self.backend().publish(target, [message(**fields)], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
         """Publish as `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
@@ -143,8 +126,6 @@ class Outbox:
     def _new_backend(self, name: BackendName) -> Backend:
         return backend(name, self._parts.sender() if name in {"kafka", "kafka_async"} else None)
 
-    # ---- relaying
-
     def relay(self, *, threads: int | None = None, once: bool = False) -> int:
         """Relay for ever or, with `once`, until nothing is left that can be sent now; return how many were sent."""
         return self.new_relay(threads=threads).run(once=once)
@@ -156,7 +137,7 @@ class Outbox:
             _check_positive(threads, "a relay's threads")
             settings = msgspec.structs.replace(settings, threads=threads)
         self.ready()
-        return Relay(self._parts.database, self._parts.target, settings, ids=self._ids, metrics=self.metrics)
+        return Relay(self._parts.database, self._parts.targets, settings, ids=self._ids, metrics=self.metrics)
 
     @contextmanager
     def relaying(self, *, threads: int | None = None) -> Iterator[Relay]:
@@ -169,8 +150,6 @@ class Outbox:
             finally:
                 relay.stop()
                 running.result()
-
-    # ---- operation
 
     def create_tables(self) -> None:
         """Create the missing tables."""
@@ -186,11 +165,7 @@ class Outbox:
     def status(self, *, count_max: int = COUNT_MAX) -> list[OutboxTopicStatus]:
         """Return the status of every topic: how many messages wait, the age of the oldest, the lock, and errors."""
         _check_positive(count_max, "count_max")
-        if self._parts.missing:
-            return []
-        self.ready()
-        with self._store() as store:
-            found = store.status(count_max=count_max)
+        found: list[OutboxTopicStatus] = self._ask(lambda store: store.status(count_max=count_max), missing=[])
         for each in found:
             self.metrics.gauge("outbox_waiting", each.waiting, topic=each.topic)
             self.metrics.gauge("outbox_oldest_seconds", (each.oldest_age_ms or 0) / 1000, topic=each.topic)
@@ -202,39 +177,101 @@ class Outbox:
         _check_positive(limit, "limit")
         if topic is not None:
             _check_topic(topic)
-        if self._parts.missing:
-            return []
-        self.ready()
-        with self._store() as store:
-            return store.parked(topic, limit=limit)
+        return self._ask(lambda store: store.parked(topic, limit=limit), missing=[])
 
     def parked_retry(self, topic: str, id: int | None = None) -> int:
         """Retry parked messages, all of the topic or one, in their old order; return how many."""
         _check_topic(topic)
-        if self._parts.missing:
-            return 0
-        with self._store() as store:
-            return store.parked_retry(topic, id)
+        return self._ask(lambda store: store.parked_retry(topic, id), missing=0)
 
     def parked_drop(self, topic: str, id: int | None = None) -> int:
         """Delete parked messages, all of the topic or one, and send those held by them; return how many."""
         _check_topic(topic)
+        return self._ask(lambda store: store.parked_drop(topic, id), missing=0)
+
+    def _ask(self, question: Callable[[OutboxStore], R], *, missing: R) -> R:
+        """Ask the database; answer `missing` where its file does not exist, which reading must not create."""
         if self._parts.missing:
-            return 0
+            return missing
+        self.ready()
         with self._store() as store:
-            return store.parked_drop(topic, id)
+            return question(store)
 
     def close(self) -> None:
         """Close what was opened."""
         self._parts.close()
 
-    @contextmanager
-    def _store(self) -> Iterator[OutboxStore]:
-        store = self._parts.database.connect()
+    def _store(self) -> AbstractContextManager[OutboxStore]:
+        return closing(self._parts.database.connect())
+
+
+def _unchanged(method: Callable[Concatenate[Outbox, P], R]) -> Callable[Concatenate[AsyncOutbox, P], R]:
+    """Return a method of the async form that calls the blocking one: it returns at once, or its result is awaited."""
+
+    @wraps(method)
+    def call(self: AsyncOutbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self.blocking, *args, **kwargs)
+
+    return call
+
+
+def _in_thread(
+    method: Callable[Concatenate[Outbox, P], R],
+) -> Callable[Concatenate[AsyncOutbox, P], Coroutine[Any, Any, R]]:
+    """Return a method of the async form that runs the blocking one in a thread."""
+
+    @wraps(method)
+    async def call(self: AsyncOutbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self.blocking, *args, **kwargs)
+
+    return call
+
+
+class AsyncOutbox:
+    """The async form of `Outbox`, with the same names; `blocking` is the outbox itself."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.blocking = outbox
+        self.settings = outbox.settings
+
+    @property
+    def url(self) -> str:
+        """The URL of the outbox's database, as SQLAlchemy takes it; a password in it is not hidden."""
+        return self.blocking.url
+
+    publish = _unchanged(Outbox.publish)
+    publish_list = _unchanged(Outbox.publish_list)
+    append = _unchanged(Outbox.append)
+    use = _unchanged(Outbox.use)
+    publish_alone = _in_thread(Outbox.publish_alone)
+    create_tables = _in_thread(Outbox.create_tables)
+    status = _in_thread(Outbox.status)
+    parked = _in_thread(Outbox.parked)
+    parked_retry = _in_thread(Outbox.parked_retry)
+    parked_drop = _in_thread(Outbox.parked_drop)
+    close = _in_thread(Outbox.close)
+
+    async def relay(self, *, threads: int | None = None, once: bool = False) -> int:
+        """Relay until cancelled or, with `once`, until nothing is left that can be sent; return how many were sent."""
+        relay = await asyncio.to_thread(self.blocking.new_relay, threads=threads)
+        running = asyncio.ensure_future(asyncio.to_thread(relay.run, once=once))
         try:
-            yield store
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            relay.stop()
+            await running
+            raise
+
+    @asynccontextmanager
+    async def relaying(self, *, threads: int | None = None) -> AsyncIterator[Relay]:
+        """Run a relay in the background of an `async with` block."""
+        relay = await asyncio.to_thread(self.blocking.new_relay, threads=threads)
+        running = asyncio.ensure_future(asyncio.to_thread(relay.run))
+        try:
+            yield relay
         finally:
-            store.close()
+            relay.stop()
+            await running
 
 
 def _check_positive(value: object, name: str) -> None:

@@ -1,47 +1,20 @@
-"""The port between the relay and the outbox's database. All times are by the database's clock."""
+"""What the relay, the outbox's database and the relay's targets exchange, and the port of a target.
+
+The database's side of the relay is `OutboxStore` in `store.py`. All times are by the database's clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum, StrEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-#: The version of the tables, in `kafka_outbox.version`.
-VERSION = 1
-#: MySQL: the number of rows of `kafka_order_lock`, over which `ordered=True` spreads its locks.
-ORDER_SLOTS = 256
+from tidebook.core.errors import InvalidInput
 
-Headers = tuple[tuple[str, bytes | None], ...]
-
-_encode_headers = msgspec.msgpack.Encoder().encode
-_decode_headers = msgspec.msgpack.Decoder(Headers).decode
-
-
-def pack_headers(headers: Headers) -> bytes | None:
-    """Return headers as the column stores them: a MessagePack list of pairs, or NULL for none."""
-    return _encode_headers(headers) if headers else None
-
-
-def unpack_headers(packed: bytes | None) -> Headers:
-    """Return the headers of a stored column; the inverse of `pack_headers`."""
-    return _decode_headers(packed) if packed else ()
-
-
-class Publishable(Protocol):
-    """A message to be published."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def partition_key(self) -> bytes | None: ...
-    @property
-    def payload(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Headers: ...
+# ---- the database's side
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, gc=False):
@@ -92,11 +65,20 @@ class RelaySession(msgspec.Struct, frozen=True):
     """A session that was opened and not closed: some of its messages may be in the log."""
 
     uuid: bytes
-    ids: tuple[int, ...]
+    ids: frozenset[int]
     age_ms: int
     fence: str
     topic_uuid: str | None
-    scan_from: dict[int, int]
+    #: The end offset of each partition before it was opened: a scan starts there.
+    scan_from: Mapping[int, int]
+
+    def id_in(self, headers: Iterable[tuple[str, Any]] | None) -> int | None:
+        """Return the row id of a record with these headers, if it is one of the session's messages."""
+        for name, value in headers or ():
+            if name == SESSION_HEADER and value is not None and value[:16] == self.uuid:
+                id = int.from_bytes(value[16:24], "big")
+                return id if id in self.ids else None
+        return None
 
 
 class NoticeCause(StrEnum):
@@ -134,12 +116,6 @@ class NewSession(msgspec.Struct, frozen=True):
     topic_uuid: str
     #: The end offset of each partition, if they were fetched: the session's messages are at or after them.
     ends: Mapping[int, int] | None = None
-
-
-class SentIds(msgspec.Struct, frozen=True):
-    """The ids, in increasing order, of messages that are in the log for certain."""
-
-    ids: Sequence[int]
 
 
 class MessageBatch(msgspec.Struct, frozen=True):
@@ -200,123 +176,149 @@ class ParkedMessage(msgspec.Struct, frozen=True):
     reason: str
 
 
-class OutboxStore(Protocol):
-    """One connection, used by one thread. Raises Unavailable on failure, and Fenced if the topic's lock is lost."""
+# ---- the target
 
-    def identity(self) -> bytes:
-        """Return the outbox's uuid, 16 bytes."""
-        ...
+#: 16 bytes of session uuid and 8 bytes of row id: a scan recognises the session's messages by it.
+SESSION_HEADER = "tidebook-session"
+#: 16 bytes of outbox uuid and 8 bytes of row id: consumers recognise duplicates by it.
+ID_HEADER = "tidebook-id"
 
-    def create_tables(self) -> None:
-        """Create the missing tables."""
-        ...
+#: How a late sender is fenced. `lock`: by the embedded log's file lock, which a stopped process keeps. `append_id`:
+#: it is not, but a journal applies each append id once.
+Fence = Literal["timestamp", "transaction", "none", "lock", "append_id"]
 
-    def publish(self, messages: Sequence[Publishable], *, ordered: bool) -> None:
-        """Publish the messages in a separate transaction."""
-        ...
 
-    def topics_waiting(self) -> list[str]:
-        """Return the topics with messages to relay that are neither locked nor resting."""
-        ...
+def refuse_journals(topic: str) -> InvalidInput:
+    """Return the error for publishing to a topic that holds journals: messages would damage them."""
+    return InvalidInput(
+        f"topic {topic!r} holds journals, and an outbox's messages would damage them: publish to another topic, or "
+        "append to its journals with book.outbox.append"
+    )
 
-    def try_lock(self, topic: str, *, lock_id: bytes, owner: str, retake: bytes | None = None) -> TopicLock | None:
-        """Lock the topic and return the lock; None if another relay holds it.
 
-        `retake` is the id of an earlier lock of this relay whose outcome is unknown: it is taken over.
+class RelayedMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message as it is sent to the log, with the relay's headers."""
+
+    id: int
+    key: bytes | None
+    partition_key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, str | bytes | None]]
+
+
+class TargetTopic(msgspec.Struct, frozen=True):
+    """A topic's identity, limits and fence, as the log reports them now."""
+
+    topic: str
+    #: Identifies this incarnation of the topic.
+    uuid: str
+    partitions: int
+    #: The most that one message may take, with its key, headers and overhead.
+    limit_bytes: int
+    #: The topic is compacted, so a message without a key is refused.
+    needs_key: bool
+    #: The fence in force.
+    fence: Fence
+    #: `timestamp`: for how long after a session was opened the log accepts its messages.
+    fence_ms: int
+    #: Why a message may be sent twice after a pause; None if it cannot.
+    weak: str | None = None
+
+
+class BatchSent(msgspec.Struct, frozen=True):
+    """The whole batch is in the log."""
+
+
+class BatchRefused(msgspec.Struct, frozen=True):
+    """A message that the log will never accept. `doubtful`: it may be there already; an operator has to check."""
+
+    id: int
+    reason: str
+    doubtful: bool = False
+
+
+class BatchPartlySent(msgspec.Struct, frozen=True):
+    """Exactly `sent` of the batch is in the log. The others, unless refused, can be sent again immediately."""
+
+    sent: tuple[int, ...]
+    refused: tuple[BatchRefused, ...] = ()
+
+
+class BatchOutcomeUnknown(msgspec.Struct, frozen=True):
+    """`sent` is in the log; whether the other messages are can only be determined by a scan."""
+
+    reason: str
+    #: The log refused the batch as too old.
+    late: bool = False
+    #: One message was refused and it is not known which: send them one by one the next time.
+    suspect: bool = False
+    sent: tuple[int, ...] = ()
+
+
+Outcome = BatchSent | BatchPartlySent | BatchOutcomeUnknown
+
+
+class Channel(Protocol):
+    """Sends one batch at a time. After any outcome but `BatchSent` it is dropped and another one is opened."""
+
+    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
+        """Start sending a batch, in order."""
+
+    def wait(self, timeout_s: float) -> Outcome | None:
+        """Wait for the outcome; return None on timeout."""
+
+    def drop(self) -> None:
+        """Discard what is not acknowledged, and close."""
+
+
+class FoundMessages(msgspec.Struct, frozen=True):
+    """Which messages of a session are in the log; `lost` says why others may have been there and been deleted."""
+
+    ids: frozenset[int]
+    lost: str | None = None
+    #: Some offsets have no record: messages may have been compacted away, or they are transaction markers.
+    gaps: bool = False
+
+
+class RelayTarget(ABC):
+    """A log, shared by all threads of a relay. Raises Unavailable on failure and NotFound for a missing topic."""
+
+    @abstractmethod
+    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+        """Return the topic, configured for the fence; cached for a while unless `fresh`."""
+
+    @abstractmethod
+    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
+        """Return offsets at or before those that the next messages get; cached for a moment unless `fresh`."""
+
+    @abstractmethod
+    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> Channel:
+        """Return this thread's channel to the topic. A `fresh` transactional one has fenced every older one."""
+
+    @abstractmethod
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
+        """Read the log up to its current end and return the session's messages; `on_step` may raise to stop it.
+
+        With the fence `append_id` nothing is read: this thread then sends the same session again.
         """
-        ...
 
-    def heartbeat(self, lock: TopicLock) -> None:
-        """Renew the lock; raise Fenced if it is lost."""
-        ...
+    def of(self, topic: str) -> RelayTarget:
+        """Return this target: it is the only one of its relay."""
+        return self
 
-    def begin(
-        self, lock: TopicLock, session: NewSession, select: SelectBatch, limit: BatchLimit, sent: SentIds | None = None
-    ) -> MessageBatch:
-        """Delete the sent messages and open the next session, in one durable transaction.
+    def release(self, topic: str) -> None:  # noqa: B027 - most targets hold nothing for a topic
+        """Release what the calling thread holds for the topic."""
 
-        If there is nothing to send, the session is not opened and the batch is empty. Raise Fenced if the lock is lost.
-        """
-        ...
+    def maintain(self) -> None:  # noqa: B027 - most targets keep no connection open
+        """Serve the connections that the calling thread keeps open; called about once a second, between topics."""
 
-    def finish(self, lock: TopicLock, sent: SentIds, *, unlock: bool) -> None:
-        """Delete the sent messages and close the session; raise Fenced if the lock is lost."""
-        ...
-
-    def open_rows(self, lock: TopicLock, session: RelaySession) -> tuple[WaitingMessage, ...]:
-        """Return the rows of an open session that still wait, by id; raise Fenced if the lock is lost."""
-        ...
-
-    def delete_sent(self, lock: TopicLock, sent: SentIds) -> None:
-        """Delete the sent messages and leave the session open for the others; raise Fenced if the lock is lost."""
-        ...
-
-    def park(self, lock: TopicLock, decisions: Sequence[ParkingDecision]) -> None:
-        """Park messages of which nothing is in the log; raise Fenced if the lock is lost."""
-        ...
-
-    def unlock(self, lock: TopicLock) -> None:
-        """Release the lock without an error; an open session stays open. Do nothing if the lock is lost."""
-        ...
-
-    def rest(self, lock: TopicLock, *, reason: str, rest_ms: int, failed: bool = True) -> None:
-        """Release the lock and let no relay take the topic for `rest_ms`; `failed` counts a retry.
-
-        Do nothing if the lock is lost.
-        """
-        ...
-
-    def notice(self, topic: str, notice: Notice | None) -> None:
-        """Store why exactly once does not hold for the topic; None clears it."""
-        ...
-
-    def status(self, *, count_max: int) -> list[OutboxTopicStatus]:
-        """Return the status of every topic that has waiting messages or was ever relayed."""
-        ...
-
-    def parked(self, topic: str | None, *, limit: int) -> list[ParkedMessage]:
-        """Return the messages in `kafka_parked`, by topic and id."""
-        ...
-
-    def parked_retry(self, topic: str, id: int | None) -> int:
-        """Move parked messages (all of the topic, or one) and those held by them back to `kafka_messages`.
-
-        Return how many parked ones were moved.
-        """
-        ...
-
-    def parked_drop(self, topic: str, id: int | None) -> int:
-        """Delete parked messages and move those held by them back; return how many were deleted."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
+    def close(self) -> None:  # noqa: B027 - most targets belong to the caller
+        """Close the target."""
 
 
-class OutboxListener(Protocol):
-    """Wakes a relay after a commit, on databases that can notify."""
+class RelayTargets(Protocol):
+    """The targets of a relay's topics: `of` returns that of one; the other methods concern all that are open."""
 
-    def asleep(self, relay: bytes, seconds: float) -> None:
-        """Ask publishers to notify this relay for so many seconds; 0 withdraws the request."""
-        ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for a notification; return False on timeout."""
-        ...
-
-    def close(self) -> None:
-        """Stop listening."""
-        ...
-
-
-class OutboxDatabase(Protocol):
-    """Opens connections, one per thread."""
-
-    def connect(self) -> OutboxStore:
-        """Open a connection for the calling thread."""
-        ...
-
-    def listen(self) -> OutboxListener | None:
-        """Open a listener; None if the database cannot notify and the relay has to poll."""
-        ...
+    def of(self, topic: str) -> RelayTarget: ...
+    def maintain(self) -> None: ...
+    def close(self) -> None: ...

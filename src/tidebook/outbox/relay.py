@@ -8,15 +8,15 @@ import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from tidebook.core.errors import Fenced, TidebookError, Unavailable
-from tidebook.outbox.port import Notice, OutboxDatabase, OutboxListener, OutboxStore
-from tidebook.outbox.relay_wakeup import RelayWakeup
+from tidebook.outbox.message import PREFIX
+from tidebook.outbox.port import RelayTarget, RelayTargets
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.shutdown import RelayShutdown
-from tidebook.outbox.target_port import RelayTarget
-from tidebook.outbox.topic_relay import TopicRelay
+from tidebook.outbox.store import OutboxDatabase, OutboxListener, OutboxStore
+from tidebook.outbox.topic_relay import RelayState, TopicRelay
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids, RandomIds
 from tidebook.runtime.metrics import Metrics
@@ -40,32 +40,91 @@ MAINTAIN_S = 1.0
 JOIN_S = 30.0
 
 
+#: The wake-ups of this process, referenced weakly: a relay may be dropped. They are copied to be read, which is atomic.
+_wakeups: set[weakref.ref[RelayWakeup]] = set()
+# A thread that does not exist in the child may hold an event's lock, and the relays run in the parent.
+os.register_at_fork(after_in_child=_wakeups.clear)
+
+
+class RelayWakeup:
+    """What a relay sleeps on. A nudge may precede the publisher's commit, so the relay polls several times."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.nudged = False
+        _wakeups.add(weakref.ref(self, _wakeups.discard))
+
+    def set(self, *, nudged: bool = False) -> None:
+        """Wake the relay."""
+        self.nudged = self.nudged or nudged
+        self._event.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until woken; return False on timeout."""
+        woken = self._event.wait(timeout_s)
+        self._event.clear()
+        return woken
+
+
+def nudge() -> None:
+    """Wake every relay of this process: rows may be committed soon."""
+    for reference in _wakeups.copy():
+        if (wakeup := reference()) is not None:
+            wakeup.set(nudged=True)
+
+
+class RoutedTargets:
+    """Sends journals' topics to journals and all others to the log; each is opened when a topic first needs it."""
+
+    def __init__(self, log: Callable[[], RelayTarget], journals: Callable[[], RelayTarget]) -> None:
+        self._factories = {False: log, True: journals}
+        self._targets: dict[bool, RelayTarget] = {}
+        self._opening = threading.Lock()
+
+    def of(self, topic: str) -> RelayTarget:
+        """Return the target of a topic."""
+        is_journal = topic.startswith(PREFIX)
+        with self._opening:
+            if is_journal not in self._targets:
+                self._targets[is_journal] = self._factories[is_journal]()
+            return self._targets[is_journal]
+
+    def maintain(self) -> None:
+        """Serve the open targets."""
+        for target in list(self._targets.values()):
+            target.maintain()
+
+    def close(self) -> None:
+        """Close the open targets."""
+        for target in self._targets.values():
+            target.close()
+
+
 class Relay:
-    """Relays messages until it is stopped. `target` makes the log's side, given the outbox's uuid."""
+    """Relays messages until it is stopped. `targets` are made with the outbox's uuid."""
 
     def __init__(
         self,
         database: OutboxDatabase,
-        target: Callable[[bytes], RelayTarget],
+        targets: Callable[[bytes], RelayTargets],
         settings: OutboxSettings | None = None,
         *,
         ids: Ids | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         self._database = database
-        self._make_target = target
+        self._make_targets = targets
         self._settings = settings or OutboxSettings()
         self._ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
+        self._state = RelayState(self._settings, self._ids, self.metrics)
+        self._shutdown = self._state.shutdown
         self._uuid = self._ids.new()
-        self._shutdown = RelayShutdown()
         self._wakeup = RelayWakeup()
         self._nudge_backoff = Backoff(first_s=NUDGE_PAUSE_S, max_s=NUDGE_PAUSE_S_MAX)
         self._topics: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._busy: set[str] = set()
         self._unconfirmed_locks: dict[str, bytes] = {}
-        self._suspect_topics: set[str] = set()
-        self._reported_notices: dict[str, Notice] = {}
         self._sent = 0
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -85,13 +144,13 @@ class Relay:
         if store is None:
             return 0
         try:
-            outbox = store.identity()
-            target = self._make_target(outbox)
+            self._state.outbox = store.identity()
+            targets = self._make_targets(self._state.outbox)
         except BaseException:
             store.close()
             raise
         workers = [
-            threading.Thread(target=self._worker, args=(n, outbox, target), name=f"tidebook-outbox-{n}", daemon=True)
+            threading.Thread(target=self._worker, args=(n, targets), name=f"tidebook-outbox-{n}", daemon=True)
             for n in range(self._settings.threads)
         ]
         listening = threading.Thread(target=self._listen, name="tidebook-outbox-listener", daemon=True)
@@ -106,7 +165,7 @@ class Relay:
             for _ in workers:
                 self._topics.put(None)
             self._join([*workers, *(() if once else (listening,))])
-            target.close()
+            targets.close()
         if self._failure is not None:
             raise self._failure
         return self._sent
@@ -213,21 +272,21 @@ class Relay:
 
     # ---- workers
 
-    def _worker(self, number: int, outbox: bytes, target: RelayTarget) -> None:
+    def _worker(self, number: int, targets: RelayTargets) -> None:
         owner = f"{socket.gethostname()}:{os.getpid()}:{number}:{self._uuid.hex()[:8]}"
         store: OutboxStore | None = None
         maintain_at = time.monotonic() + MAINTAIN_S
         try:
             while (topic := self._next_topic()) is not None:
                 if time.monotonic() >= maintain_at:
-                    target.maintain()
+                    targets.maintain()
                     maintain_at = time.monotonic() + MAINTAIN_S
                 if not topic:
                     continue
                 if not self._shutdown.requested():
                     store = store or self._connect()
                     if store is not None:
-                        store = self._relay(store, topic, owner, outbox, target)
+                        store = self._relay(store, topic, owner, targets)
                 with self._lock:
                     self._busy.discard(topic)
                 self._wakeup.set()
@@ -246,9 +305,7 @@ class Relay:
         except queue.Empty:
             return ""
 
-    def _relay(
-        self, store: OutboxStore, topic: str, owner: str, outbox: bytes, target: RelayTarget
-    ) -> OutboxStore | None:
+    def _relay(self, store: OutboxStore, topic: str, owner: str, targets: RelayTargets) -> OutboxStore | None:
         """Lock a topic and relay it; return the store to continue with, or None if its connection is broken."""
         lock_id = self._ids.new()
         topic_relay: TopicRelay | None = None
@@ -257,18 +314,7 @@ class Relay:
             if lock is None:
                 return store
             self._unconfirmed_locks.pop(topic, None)
-            topic_relay = TopicRelay(
-                lock,
-                store,
-                target,
-                self._settings,
-                outbox=outbox,
-                ids=self._ids,
-                metrics=self.metrics,
-                shutdown=self._shutdown,
-                suspect_topics=self._suspect_topics,
-                reported_notices=self._reported_notices,
-            )
+            topic_relay = TopicRelay(lock, store, targets, self._state)
             sent = topic_relay.relay()
             with self._lock:
                 self._sent += sent

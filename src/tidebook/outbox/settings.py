@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.backend import BackendName
 
+BackendName = Literal["db", "kafka", "kafka_async", "test"]
 FENCE_S_MIN = 0.01
 DAY_S = 86_400
 

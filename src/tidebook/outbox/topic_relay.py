@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import msgspec
@@ -14,30 +16,26 @@ from tidebook.core.errors import Fenced, TidebookError
 from tidebook.outbox import batch_selection
 from tidebook.outbox.port import (
     BatchLimit,
-    MessageBatch,
-    NewSession,
-    Notice,
-    NoticeCause,
-    OutboxStore,
-    RelaySession,
-    SentIds,
-    TopicLock,
-)
-from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.shutdown import RelayShutdown
-from tidebook.outbox.target_port import (
     BatchOutcomeUnknown,
     BatchPartlySent,
     BatchRefused,
     BatchSent,
     Channel,
     FoundMessages,
+    MessageBatch,
+    NewSession,
+    Notice,
+    NoticeCause,
     Outcome,
+    RelaySession,
     RelayTarget,
-    Scan,
+    RelayTargets,
     TargetTopic,
+    TopicLock,
 )
-from tidebook.runtime.clock import Ids
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.store import OutboxStore
+from tidebook.runtime.clock import Ids, RandomIds
 from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
@@ -55,37 +53,59 @@ class _Stopped(Exception):
     """The relay was asked to stop during a scan."""
 
 
+class RelayShutdown:
+    """The stop request, shared by the threads of a relay."""
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self._deadline = float("inf")
+
+    def request(self, within_s: float) -> None:
+        """Request the stop; later requests do not move the deadline."""
+        if not self._requested.is_set():
+            self._deadline = time.monotonic() + within_s
+            self._requested.set()
+
+    def requested(self) -> bool:
+        """Return whether the relay should start nothing new."""
+        return self._requested.is_set()
+
+    def overdue(self) -> bool:
+        """Return whether the deadline has passed and the batch in flight should be dropped."""
+        return time.monotonic() > self._deadline
+
+    def wait(self, timeout_s: float) -> bool:
+        """Pause for `timeout_s`; return True at once when the stop is requested."""
+        return self._requested.wait(timeout_s)
+
+
+@dataclass
+class RelayState:
+    """What the threads of a relay share."""
+
+    settings: OutboxSettings
+    ids: Ids = field(default_factory=RandomIds)
+    metrics: Metrics = field(default_factory=Metrics)
+    shutdown: RelayShutdown = field(default_factory=RelayShutdown)
+    #: The outbox's uuid.
+    outbox: bytes = bytes(16)
+    #: Topics whose messages are sent one by one, until the one that Kafka refused is found.
+    suspect_topics: set[str] = field(default_factory=set)
+    #: The last notices that were logged, by topic.
+    reported_notices: dict[str, Notice] = field(default_factory=dict)
+
+
 class TopicRelay:
-    """Relays one topic for as long as this thread holds its lock.
+    """Relays one topic for as long as this thread holds its lock."""
 
-    `suspect_topics` are topics whose messages are sent one by one, until the one that Kafka refused is found.
-    `reported_notices` are the last notices that were logged, by topic.
-    """
-
-    def __init__(
-        self,
-        lock: TopicLock,
-        store: OutboxStore,
-        target: RelayTarget,
-        settings: OutboxSettings,
-        *,
-        outbox: bytes,
-        ids: Ids,
-        metrics: Metrics,
-        shutdown: RelayShutdown,
-        suspect_topics: set[str],
-        reported_notices: dict[str, Notice],
-    ) -> None:
+    def __init__(self, lock: TopicLock, store: OutboxStore, targets: RelayTargets, state: RelayState) -> None:
         self._lock = lock
         self._store = store
-        self._target = target
-        self._settings = settings
-        self._outbox = outbox
-        self._ids = ids
-        self._metrics = metrics
-        self._shutdown = shutdown
-        self._suspect_topics = suspect_topics
-        self._reported_notices = reported_notices
+        self._targets = targets
+        self._state = state
+        settings = self._settings = state.settings
+        self._metrics = state.metrics
+        self._shutdown = state.shutdown
         self._heartbeat_s = settings.lock_limit_s / HEARTBEATS_PER_LOCK_LIMIT
         self._heartbeat_at = time.monotonic() + self._heartbeat_s
         self._sent = 0
@@ -98,24 +118,27 @@ class TopicRelay:
         Raise Fenced if the lock was lost, and Unavailable if the database does not answer.
         """
         name, open_session = self._lock.topic, self._lock.open_session
-        try:
-            topic = self._target.topic(name, fresh=open_session is not None)
-            self._report_weak_fence(topic)
-            if topic.fence == "lock":
-                self._target.channel(topic, fresh=True)  # acquires the lock before the scan
-            if open_session is not None and not self._resolve_session(topic, open_session):
-                return 0
-            self._clear_weak_notice(topic)
-            self._relay_batches(topic)
-        except _Stopped:
-            self._store.unlock(self._lock)
-        except Fenced:
-            raise
-        except TidebookError as error:
-            # An error of one topic must not stop the others. If the database failed, this raises again.
-            self._rest(str(error))
-        finally:
-            self._target.release(name)
+        with ExitStack() as releases:
+            try:
+                self._target: RelayTarget = self._targets.of(name)
+                releases.callback(self._target.release, name)
+                topic = self._target.topic(name, fresh=open_session is not None)
+                self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=name)
+                if topic.weak is not None:
+                    text = f"messages may be sent twice after a pause: {topic.weak}"
+                    self._report_notice(Notice(NoticeCause.WEAK, text))
+                if topic.fence == "lock":
+                    self._target.channel(topic, fresh=True)  # acquires the lock before the scan
+                if open_session is None or self._resolve_session(topic, open_session):
+                    self._clear_weak_notice(topic)
+                    self._relay_batches(topic)
+            except _Stopped:
+                self._store.unlock(self._lock)
+            except Fenced:
+                raise
+            except TidebookError as error:
+                # An error of one topic must not stop the others. If the database failed, this raises again.
+                self._rest(str(error))
         return self._sent
 
     # ---- the session left open by the last owner
@@ -132,11 +155,14 @@ class TopicRelay:
             reason = "a session was left open: the log is scanned once its messages can no longer arrive"
             self._store.rest(self._lock, reason=reason, rest_ms=remaining_ms, failed=False)
             return False
-        committed = session.fence == "transaction"
-        scan = Scan(session.uuid, frozenset(session.ids), session.scan_from, session.topic_uuid, committed)
-        found = self._target.scan(topic, scan, self._on_scan_step)
         if session.fence == "append_id":
+            self._target.scan(topic, session, self._on_scan_step)
             return self._resend(topic, session)
+        if session.topic_uuid in {None, topic.uuid}:
+            found = self._target.scan(topic, session, self._on_scan_step)
+        else:
+            was = f"its id was {session.topic_uuid}, and is {topic.uuid}"
+            found = FoundMessages(frozenset(), f"the topic was re-created ({was})")
         ids, lost = found.ids, found.lost
         if topic.needs_key and len(ids) < len(session.ids):
             ids, lost = self._find_compacted(topic, session, found)
@@ -144,7 +170,7 @@ class TopicRelay:
         if lost is not None:
             text = f"{len(session.ids) - len(ids)} messages may be sent twice: {lost}"
             self._report_notice(Notice(NoticeCause.LOST, text))
-        self._store.finish(self._lock, SentIds(sorted(ids)), unlock=False)
+        self._store.finish(self._lock, sorted(ids), unlock=False)
         return True
 
     def _find_compacted(
@@ -170,7 +196,7 @@ class TopicRelay:
             if not isinstance(outcome, BatchSent):
                 return self._handle_failure(topic, batch, outcome)
             self._count_sent(topic, batch)
-        self._store.finish(self._lock, SentIds([row.id for row in rows]), unlock=False)
+        self._store.finish(self._lock, [row.id for row in rows], unlock=False)
         return True
 
     def _on_scan_step(self) -> None:
@@ -183,13 +209,13 @@ class TopicRelay:
     def _relay_batches(self, topic: TargetTopic) -> None:
         settings = self._settings
         self._target.channel(topic, fresh=self._needs_fresh_channel)
-        sent: SentIds | None = None
+        sent: list[int] = []
         limit = BatchLimit(settings.batch_rows, settings.batch_bytes)
         for number in range(1, settings.hold_batches_max + 1):
             # All messages under this lock are at or after these offsets: fetching them again only shortens a scan.
             needs_ends = number % BATCHES_PER_ENDS == 1 or topic.fence == "append_id"
             ends = self._target.ends(topic, fresh=number > 1) if needs_ends else None
-            session = NewSession(self._ids.new(), topic.fence, topic.uuid, ends)
+            session = NewSession(self._state.ids.new(), topic.fence, topic.uuid, ends)
             batch = self._store.begin(
                 self._lock,
                 session,
@@ -198,8 +224,10 @@ class TopicRelay:
                 sent,
             )
             self._heartbeat_at = time.monotonic() + self._heartbeat_s
-            sent = None
-            self._count_parked(topic, batch)
+            sent = []
+            if batch.parked_count:
+                LOGGER.warning("outbox: %s messages of topic %r were parked", batch.parked_count, topic.topic)
+                self._metrics.count("outbox_set_aside", batch.parked_count, topic=topic.topic)
             if not batch.messages:
                 if batch.more or batch.parked_count:
                     continue
@@ -210,25 +238,18 @@ class TopicRelay:
                     return
                 continue
             self._count_sent(topic, batch)
-            sent = SentIds([row.id for row in batch.messages])
+            sent = [row.id for row in batch.messages]
             if not batch.more or self._shutdown.requested() or number == settings.hold_batches_max:
                 self._store.finish(self._lock, sent, unlock=True)
-                self._prefetch_ends(topic)
                 return
         self._store.unlock(self._lock)
 
-    def _prefetch_ends(self, topic: TargetTopic) -> None:
-        """Fetch the end offsets now, while nothing waits for them, for the topic's next session."""
-        if topic.fence in {"timestamp", "transaction", "none"}:
-            with suppress(TidebookError):
-                self._target.ends(topic, fresh=True)
-
     def _send(self, topic: TargetTopic, batch: MessageBatch) -> Outcome:
-        channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._suspect_topics)
+        channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._state.suspect_topics)
         started = time.monotonic()
         try:
             channel.start(
-                batch_selection.to_relayed(batch.messages, session=batch.session, outbox=self._outbox),
+                batch_selection.to_relayed(batch.messages, session=batch.session, outbox=self._state.outbox),
                 timestamp_ms=batch.opened_ms,
             )
             outcome = self._await_outcome(channel, started + self._settings.fence_ms / 1000 * FENCE_USABLE_SHARE)
@@ -258,29 +279,29 @@ class TopicRelay:
             case BatchPartlySent(sent=sent, refused=refused):
                 if refused:  # before the session is closed: a doubtful message must not be sent as a new one
                     self._park_refused(topic, batch, refused)
-                self._store.finish(self._lock, SentIds(sorted(sent)), unlock=False)
+                self._store.finish(self._lock, sorted(sent), unlock=False)
                 self._count_sent(topic, batch, len(sent))
                 return True
             case BatchOutcomeUnknown():
                 if outcome.suspect:
-                    self._suspect_topics.add(topic.topic)
+                    self._state.suspect_topics.add(topic.topic)
                 if outcome.sent:
-                    self._store.delete_sent(self._lock, SentIds(sorted(outcome.sent)))
+                    self._store.delete_sent(self._lock, sorted(outcome.sent))
                     self._count_sent(topic, batch, len(outcome.sent))
                 if self._shutdown.requested():
                     self._store.unlock(self._lock)
                 else:
-                    reason = _too_late(outcome.reason, topic) if outcome.late else outcome.reason
-                    self._rest(reason, self._rest_ms(topic, outcome))
+                    reason = outcome.reason
+                    if outcome.late:
+                        reason += f": the batch was over {topic.fence_ms:,} ms old when it reached the broker; if this "
+                        reason += "continues, the clocks of database and brokers differ by more than that"
+                    rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
+                    if topic.fence in {"timestamp", "none"}:  # before that, messages could arrive after the scan
+                        rest_ms = max(rest_ms, self._settings.lock_limit_ms)
+                    self._rest(reason, rest_ms)
                 return False
             case _:
                 assert_never(outcome)
-
-    def _rest_ms(self, topic: TargetTopic, outcome: BatchOutcomeUnknown) -> int:
-        rest_ms = 0 if outcome.late or outcome.suspect else round(self._settings.rest_s * 1000)
-        if topic.fence in {"timestamp", "none"}:  # before that, messages could arrive after the scan
-            return max(rest_ms, self._settings.lock_limit_ms)
-        return rest_ms
 
     def _park_refused(self, topic: TargetTopic, batch: MessageBatch, refused: Sequence[BatchRefused]) -> None:
         rows = {row.id: row for row in batch.messages}
@@ -289,7 +310,7 @@ class TopicRelay:
         for each in decisions:
             LOGGER.warning("outbox: message %s of topic %r was parked: %s", each.id, topic.topic, each.reason)
         self._metrics.count("outbox_set_aside", len(decisions), topic=topic.topic)
-        self._suspect_topics.discard(topic.topic)
+        self._state.suspect_topics.discard(topic.topic)
 
     # ---- heartbeats, notices and metrics
 
@@ -304,15 +325,10 @@ class TopicRelay:
         chosen_ms = round(self._settings.rest_s * 1000) if rest_ms is None else rest_ms
         self._store.rest(self._lock, reason=reason, rest_ms=chosen_ms)
 
-    def _report_weak_fence(self, topic: TargetTopic) -> None:
-        self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=topic.topic)
-        if topic.weak is not None:
-            self._report_notice(Notice(NoticeCause.WEAK, f"messages may be sent twice after a pause: {topic.weak}"))
-
     def _clear_weak_notice(self, topic: TargetTopic) -> None:
         """Clear the notice of a missing fence; call it once a fence is in force and no session is open."""
         if topic.weak is None:
-            self._reported_notices.pop(topic.topic, None)
+            self._state.reported_notices.pop(topic.topic, None)
             if self._lock.notice is not None and self._lock.notice.cause is NoticeCause.WEAK:
                 self._store.notice(topic.topic, None)
 
@@ -321,9 +337,9 @@ class TopicRelay:
         topic = self._lock.topic
         repeatable = notice.cause is NoticeCause.WEAK  # each lost session is reported, even with the same text
         self._metrics.count("outbox_at_least_once", topic=topic, cause=notice.cause.value)
-        if not repeatable or self._reported_notices.get(topic) != notice:
+        if not repeatable or self._state.reported_notices.get(topic) != notice:
             LOGGER.warning("outbox: topic %r is at least once: %s", topic, notice.text)
-            self._reported_notices[topic] = notice
+            self._state.reported_notices[topic] = notice
         if not repeatable or self._lock.notice != notice:
             self._store.notice(topic, notice)
 
@@ -334,16 +350,4 @@ class TopicRelay:
         self._metrics.count("outbox_sent", sent, topic=topic.topic)
         if count is None:
             self._metrics.count("outbox_batches", topic=topic.topic)
-            self._suspect_topics.discard(topic.topic)
-
-    def _count_parked(self, topic: TargetTopic, batch: MessageBatch) -> None:
-        if batch.parked_count:
-            LOGGER.warning("outbox: %s messages of topic %r were parked", batch.parked_count, topic.topic)
-            self._metrics.count("outbox_set_aside", batch.parked_count, topic=topic.topic)
-
-
-def _too_late(reason: str, topic: TargetTopic) -> str:
-    return (
-        f"{reason}: the batch was over {topic.fence_ms:,} ms old when it reached the broker; "
-        "if this continues, the clocks of database and brokers differ by more than that"
-    )
+            self._state.suspect_topics.discard(topic.topic)

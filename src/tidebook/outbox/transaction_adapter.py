@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.outbox.dialect import Dialect, Style, dialect
-from tidebook.outbox.sql_publish import SqlStatement
+from tidebook.outbox.sql import Dialect, SqlStatement, Style, dialect
 from tidebook.runtime.autocommit import class_packages, commits_each_statement, driver_of
 from tidebook.sqlite.libraries import refuse_apsw
 
@@ -48,30 +48,28 @@ class TransactionAdapter(NamedTuple):
 
     def run(self, statements: Iterable[SqlStatement]) -> None:
         """Run the statements in order; raise NotFound if the database lacks the outbox's tables."""
-        try:
+        with _missing_tables_reported():
             for statement in statements:
                 self.execute(*statement)
-        except Exception as error:
-            if lacks_tables(error):
-                raise _no_tables() from error
-            raise
 
     async def run_async(self, statements: Iterable[SqlStatement]) -> None:
         """Run the statements in order with a driver whose `execute` is awaited; raises as `run` does."""
-        try:
+        with _missing_tables_reported():
             for statement in statements:
                 await self.execute(*statement)
-        except Exception as error:
-            if lacks_tables(error):
-                raise _no_tables() from error
+
+
+@contextmanager
+def _missing_tables_reported() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not lacks_tables(error):
             raise
-
-
-def _no_tables() -> NotFound:
-    return NotFound(
-        "this database has no outbox tables, and nothing was published: run 'tidebook outbox migrate' with a book "
-        "whose [sql] url names it, or call tidebook.outbox.create_tables(connection) once"
-    )
+        raise NotFound(
+            "this database has no outbox tables, and nothing was published: run 'tidebook outbox migrate' with a book "
+            "whose [sql] url names it, or call tidebook.outbox.create_tables(connection) once"
+        ) from error
 
 
 def lacks_tables(error: BaseException) -> bool:
@@ -129,7 +127,10 @@ def adapt_transaction(target: Any, *, transaction: bool = True) -> TransactionAd
     if transaction:
         _require_transaction(target)
     name, style = _DRIVERS[driver]
-    return TransactionAdapter(name, "dollar" if _is_raw_cursor(target) else style, _dbapi_execute(driver, target))
+    cursors = getattr(getattr(target, "cursor_factory", None), "__mro__", ())
+    if any("Raw" in kind.__name__ for kind in cursors):  # psycopg's raw cursors take PostgreSQL's own `$1` parameters
+        style = "dollar"
+    return TransactionAdapter(name, style, _dbapi_execute(driver, target))
 
 
 def _sqlalchemy(connection: Any, transaction: bool) -> TransactionAdapter:
@@ -170,15 +171,11 @@ def _require_transaction(connection: Any) -> None:
         raise InvalidInput("the connection is in autocommit and in no transaction: begin one, and publish inside it")
 
 
-def _is_raw_cursor(connection: Any) -> bool:
-    """Return whether psycopg's connection makes raw cursors, which take PostgreSQL's own `$1` parameters."""
-    factory = getattr(connection, "cursor_factory", None)
-    return any("Raw" in kind.__name__ for kind in getattr(factory, "__mro__", ()))
-
-
 def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ...]], Any]:
-    if driver in {"psycopg", "sqlite3", "apsw"}:
-        return lambda sql, parameters: connection.execute(sql, parameters or _NO_PARAMETERS[driver])
+    if driver == "psycopg":
+        return lambda sql, parameters: connection.execute(sql, parameters or None)
+    if driver in {"sqlite3", "apsw"}:
+        return connection.execute  # type: ignore[no-any-return]
 
     def execute(sql: str, parameters: tuple[Any, ...]) -> None:
         cursor = connection.cursor()
@@ -190,6 +187,3 @@ def _dbapi_execute(driver: str, connection: Any) -> Callable[[str, tuple[Any, ..
             cursor.close()
 
     return execute
-
-
-_NO_PARAMETERS: dict[str, Any] = {"psycopg": None, "sqlite3": (), "apsw": ()}

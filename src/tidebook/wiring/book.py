@@ -19,8 +19,8 @@ from tidebook.wiring.settings import Settings, options_as, read_settings
 
 if TYPE_CHECKING:
     from tidebook.log.port import Log
-    from tidebook.outbox.async_outbox import AsyncOutbox
     from tidebook.outbox.log_topic import LogTopic
+    from tidebook.outbox.outbox import AsyncOutbox
     from tidebook.queue.port import QueueSettings
     from tidebook.queue.queue import Queue
     from tidebook.queue.queues import Queues
@@ -170,7 +170,7 @@ class Book:
         """The outbox in the book's SQL database: publish in your own transaction, relay afterwards."""
         self._refuse_fork()
         if self._outbox is None:
-            from tidebook.outbox.async_outbox import AsyncOutbox
+            from tidebook.outbox.outbox import AsyncOutbox
             from tidebook.wiring.outbox import make_outbox
 
             made = make_outbox(self.settings, lambda: Book(self.settings), ids=self.ids, metrics=self.metrics)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.backend import Sender
-from tidebook.outbox.journal.target import JournalTarget
+from tidebook.outbox.journal import JournalTarget
 from tidebook.outbox.outbox import Outbox
-from tidebook.outbox.routed_target import RoutedTarget
+from tidebook.outbox.publish import Sender
+from tidebook.outbox.relay import RoutedTargets
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.clock import Ids
@@ -21,9 +21,9 @@ from tidebook.wiring.outbox_journals import BookJournals, MakeBook
 from tidebook.wiring.settings import Settings, adapter_options, options_as
 
 if TYPE_CHECKING:
-    from tidebook.outbox.log_target import OrderedLog
-    from tidebook.outbox.port import OutboxDatabase
-    from tidebook.outbox.target_port import RelayTarget
+    from tidebook.outbox.log_topic import OrderedLog
+    from tidebook.outbox.port import RelayTarget, RelayTargets
+    from tidebook.outbox.store import OutboxDatabase
 
 #: A separate file, because the application opens it with its own SQLite connections.
 FILE = "outbox.db"
@@ -49,9 +49,9 @@ class BookParts:
         """Whether the outbox is embedded and its file does not exist."""
         return self.embedded and not (self._book.folder / FILE).exists()
 
-    def target(self, outbox: bytes) -> RelayTarget:
-        """Return the relay target: messages go to the log of the book, appends to its journals."""
-        return RoutedTarget(lambda: self._log_target(outbox), lambda: self._journal_target(outbox))
+    def targets(self, outbox: bytes) -> RelayTargets:
+        """Return the relay's targets: messages go to the log of the book, appends to its journals."""
+        return RoutedTargets(lambda: self._log_target(outbox), lambda: self._journal_target(outbox))
 
     def _journal_target(self, outbox: bytes) -> RelayTarget:
         return JournalTarget(self._journals, self._open_portal(), outbox)
@@ -66,17 +66,8 @@ class BookParts:
         section = self._book.section("log")
         if section.url is None:
             return self._embedded_target()
-        settings = self.settings
         adapter = extra("tidebook.outbox.kafka.target", "kafka")
-        target: RelayTarget = adapter.KafkaTarget(
-            self._kafka(),
-            outbox=outbox,
-            fence=settings.fence,
-            fence_ms=settings.fence_ms,
-            fence_ms_most=settings.lock_limit_ms // 2,
-            configure_topics=settings.configure_topics,
-            create_topics=settings.create_topics,
-        )
+        target: RelayTarget = adapter.KafkaTarget(self._kafka(), self.settings, outbox=outbox)
         return target
 
     def sender(self) -> Sender:
@@ -99,7 +90,7 @@ class BookParts:
     def _embedded_target(self) -> RelayTarget:
         from tidebook.log.sqlite.log import SqliteLog
         from tidebook.log.sqlite.relay_lock import RelayLocks
-        from tidebook.outbox.log_target import LogTarget
+        from tidebook.outbox.log_topic import LogTarget
 
         portal = self._open_portal()
         with self._lock:
@@ -133,21 +124,17 @@ async def _call_in_thread(make: Any) -> Any:
 
 def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDatabase]:
     url = settings.section("sql").url
-    options: dict[str, Any] = {
-        "lock_limit_ms": outbox.lock_limit_ms,
-        "hold_parked": outbox.parked == "hold_key",
-    }
     if url is None or scheme(url) == "sqlite":
-        from tidebook.outbox.sqlite.store import SqliteOutboxDatabase
+        from tidebook.outbox.sqlite import SqliteOutboxDatabase
 
         path = (settings.folder / FILE).absolute() if url is None else Path(url.split("://", 1)[1].removeprefix("/"))
-        return f"sqlite:///{path}", SqliteOutboxDatabase(path, **options)
+        return f"sqlite:///{path}", SqliteOutboxDatabase(path, outbox)
     if scheme(url) in {"postgresql", "postgres"}:
-        postgres = extra("tidebook.outbox.postgres.store", "postgres")
-        return "postgresql+psycopg://" + url.split("://", 1)[1], postgres.PostgresOutboxDatabase(url, **options)
+        postgres = extra("tidebook.outbox.postgres", "postgres")
+        return "postgresql+psycopg://" + url.split("://", 1)[1], postgres.PostgresOutboxDatabase(url, outbox)
     if scheme(url) in {"mysql", "mariadb"}:
-        mysql = extra("tidebook.outbox.mysql.store", "mysql")
-        return "mysql+pymysql://" + url.split("://", 1)[1], mysql.MysqlOutboxDatabase(url, **options)
+        mysql = extra("tidebook.outbox.mysql", "mysql")
+        return "mysql+pymysql://" + url.split("://", 1)[1], mysql.MysqlOutboxDatabase(url, outbox)
     raise InvalidInput(f"[sql] url: {scheme(url)}:// is unknown; there are postgresql://, mysql:// and sqlite:///")
 
 

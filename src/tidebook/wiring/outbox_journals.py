@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tidebook.core.errors import Fenced, OutcomeUnknown
-from tidebook.outbox.journal.target import JournalTopic
-from tidebook.outbox.journal_message import JournalAppend
+from tidebook.outbox.journal import JournalTopic
+from tidebook.outbox.message import JournalAppend
 
 #: Returns a new `Book`. The class is not imported here because `Book` imports its outbox.
 MakeBook = Callable[[], Any]

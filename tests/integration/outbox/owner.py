@@ -8,9 +8,17 @@ from typing import Any
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, relay_database
 from tidebook.outbox import batch_selection as plan
-from tidebook.outbox.port import BatchLimit, MessageBatch, NewSession, OutboxStore, TopicLock
+from tidebook.outbox.port import (
+    BatchLimit,
+    Channel,
+    MessageBatch,
+    NewSession,
+    RelayedMessage,
+    TargetTopic,
+    TopicLock,
+)
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import Channel, RelayedMessage, TargetTopic
+from tidebook.outbox.store import OutboxStore
 
 #: A lock limit that a test can wait for, and half of it for a batch to arrive.
 SHORT = OutboxSettings(lock_limit_s=2, fence_s=1, rest_s=0.2)
@@ -52,4 +60,4 @@ class Owner:
 
     def wait_until_lost(self) -> None:
         """Wait for the lock limit by the database's clock."""
-        [[_]] = self.store._rows("SELECT pg_sleep(%s)", (self.settings.lock_limit_s + 0.1,))  # type: ignore[attr-defined]
+        [[_]] = self.store._rows("SELECT pg_sleep(%s)", (self.settings.lock_limit_s + 0.1,))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
@@ -19,17 +20,23 @@ from tidebook import outbox
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
 from tidebook.outbox.kafka.target import KafkaTarget
-from tidebook.outbox.mysql.store import MysqlOutboxDatabase
-from tidebook.outbox.port import OutboxDatabase, OutboxStore
-from tidebook.outbox.postgres.store import PostgresOutboxDatabase
+from tidebook.outbox.mysql import MysqlOutboxDatabase
+from tidebook.outbox.postgres import PostgresOutboxDatabase
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.sqlite.store import SqliteOutboxDatabase
+from tidebook.outbox.sqlite import SqliteOutboxDatabase
+from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.metrics import Metrics
 
 WAIT_S_MAX = 60.0
 #: A wait and the stop behind it stay below pytest's own limit.
 STOP_S_MAX = 30.0
+#: What a broker answers that is named as the leader and does not know it yet.
+NOT_LED_YET = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
 
 
 class Seen(NamedTuple):
@@ -83,8 +90,8 @@ class Cluster:
             return False
         try:
             self._ends(name)
-        except KafkaException as error:  # named as the leader, a broker may not know it yet
-            if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART):
+        except KafkaException as error:
+            if error.args[0].code() not in NOT_LED_YET:
                 raise
             return False
         return True
@@ -127,15 +134,9 @@ class Cluster:
 
     def target(self, settings: OutboxSettings, identity: bytes = bytes(16)) -> KafkaTarget:
         """Return a target for a relay."""
-        return KafkaTarget(
-            KafkaSettings.read(f"kafka://{self.bootstrap}"),
-            outbox=identity,
-            fence=settings.fence,
-            fence_ms=settings.fence_ms,
-            fence_ms_most=settings.lock_limit_ms // 2,
-            configure_topics=settings.configure_topics,
-            create_topics=False,  # tests make their topics, and make them again, themselves
-        )
+        # Tests make their topics, and make them again, themselves.
+        chosen = msgspec.structs.replace(settings, create_topics=False)
+        return KafkaTarget(KafkaSettings.read(f"kafka://{self.bootstrap}"), chosen, outbox=identity)
 
     def relay(self, database: Database, settings: OutboxSettings | None = None) -> Relay:
         """Return a relay from this database to this cluster."""
@@ -161,17 +162,13 @@ def _seen(message: Any) -> Seen:
 
 def relay_database(database: Database, settings: OutboxSettings) -> OutboxDatabase:
     """Return the outbox's database for a test's database."""
-    options: dict[str, Any] = {
-        "lock_limit_ms": settings.lock_limit_ms,
-        "hold_parked": settings.parked == "hold_key",
-    }
     match database.kind:
         case "postgresql":
-            return PostgresOutboxDatabase(database.url, **options)
+            return PostgresOutboxDatabase(database.url, settings)
         case "mysql":
-            return MysqlOutboxDatabase(database.url, **options)
+            return MysqlOutboxDatabase(database.url, settings)
         case _:
-            return SqliteOutboxDatabase(Path(database.url.removeprefix("sqlite:///")), **options)
+            return SqliteOutboxDatabase(Path(database.url.removeprefix("sqlite:///")), settings)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
     box.publish_alone([Message("orders", str(n).encode(), key=b"k") for n in range(10)])
     store = box._parts.database.connect()
     identity = store.identity()
-    target = box._parts.target(identity)
+    target = box._parts.targets(identity).of("orders")
     topic = target.topic("orders")
     hold = store.try_lock("orders", lock_id=uuid.uuid4().bytes, owner="dead")
     assert hold is not None
@@ -88,7 +88,7 @@ def test_what_a_dead_embedded_relay_sent_is_found(book: SyncBook) -> None:
     assert RelayLocks(book.settings.folder).take("orders") is False
     assert box.relay(once=True) == 0
     target.release("orders")
-    store._run("UPDATE kafka_topic_info SET error = 0, retry_at = NULL")  # type: ignore[attr-defined]
+    store._execute("UPDATE kafka_topic_info SET error = 0, retry_at = NULL")
     assert box.relay(once=True) == 4
     store.close()
     assert [each.value for each in records(book, "orders")] == [str(n).encode() for n in range(10)]

@@ -11,8 +11,7 @@ from tests.integration.outbox.checker import arrived, faults
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.owner import SHORT, Owner, short
 from tests.integration.outbox.relaying import Cluster, publish
-from tidebook.outbox.port import SentIds
-from tidebook.outbox.target_port import BatchSent
+from tidebook.outbox.port import BatchSent
 
 COMMITTED = {b"k": range(10)}
 
@@ -82,7 +81,7 @@ def test_a_delete_without_its_guard_is_seen_to_lose_messages(
     owners(topic)  # it has the lock now, and dies before it sends
     [[uuid]] = postgres.query("SELECT locked_by FROM kafka_topic_info")
     unguarded = msgspec.structs.replace(lost.hold, uuid=uuid.bytes)
-    lost.store.finish(unguarded, SentIds([row.id for row in lost.batch.messages]), unlock=True)
+    lost.store.finish(unguarded, [row.id for row in lost.batch.messages], unlock=True)
     cluster.relay(postgres, SHORT).run(once=True)
     assert seen(cluster, topic) == {"lost"}
 

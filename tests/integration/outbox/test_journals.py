@@ -21,8 +21,7 @@ from tidebook import Event
 from tidebook.core.errors import NotFound
 from tidebook.outbox import batch_selection as plan
 from tidebook.outbox.outbox import Outbox
-from tidebook.outbox.port import BatchLimit, NewSession
-from tidebook.outbox.target_port import BatchSent, Outcome, RelayedMessage
+from tidebook.outbox.port import BatchLimit, BatchSent, NewSession, Outcome, RelayedMessage
 from tidebook.wiring.sync import SyncBook
 
 TOPIC = "journal:orders"
@@ -34,7 +33,7 @@ class Owner:
     def __init__(self, box: Outbox) -> None:
         self.store = box._parts.database.connect()
         identity = self.store.identity()
-        self.target = box._parts.target(identity)
+        self.target = box._parts.targets(identity).of(TOPIC)
         self.topic = self.target.topic(TOPIC)
         hold = self.store.try_lock(TOPIC, lock_id=uuid.uuid4().bytes, owner="dead")
         assert hold is not None

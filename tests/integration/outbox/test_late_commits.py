@@ -12,8 +12,9 @@ import pytest
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import relay_database
 from tidebook import outbox
-from tidebook.outbox.port import BatchLimit, BatchSelection, NewSession, OutboxStore, SentIds, TopicLock
+from tidebook.outbox.port import BatchLimit, BatchSelection, NewSession, TopicLock
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.store import OutboxStore
 
 pytestmark = [pytest.mark.postgres]
 
@@ -30,7 +31,7 @@ def send(store: OutboxStore, hold: TopicLock) -> list[bytes | None]:
     """Relay what waits under this lock; return what was sent."""
     session = NewSession(uuid.uuid4().bytes, "none", "a topic")
     batch = store.begin(hold, session, lambda rows, _: BatchSelection(tuple(rows)), BatchLimit())
-    store.finish(hold, SentIds([row.id for row in batch.messages]), unlock=True)
+    store.finish(hold, [row.id for row in batch.messages], unlock=True)
     return [row.payload for row in batch.messages]
 
 

@@ -12,8 +12,8 @@ from alembic.config import Config
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
 from tidebook import outbox
-from tidebook.outbox.dialect import dialect
 from tidebook.outbox.migrations.tables import create_statements, drop_statements, script
+from tidebook.outbox.sql import dialect
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 

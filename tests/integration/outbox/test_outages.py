@@ -18,8 +18,8 @@ from tests.integration.outbox.relaying import Cluster, opened_store, publish, ru
 from tidebook import outbox
 from tidebook.core.errors import Unavailable
 from tidebook.outbox.kafka.producer import closing_count
+from tidebook.outbox.port import RelayedMessage
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import RelayedMessage
 from tidebook.testing.servers import Kafka, Postgres
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

@@ -13,8 +13,8 @@ from tests.integration.outbox.relaying import Cluster, publish, running, until
 from tidebook.core.errors import Unavailable
 from tidebook.outbox.kafka.producer import CLOSING_MAX, RelayProducer
 from tidebook.outbox.kafka.target import KafkaTarget
+from tidebook.outbox.port import TargetTopic
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import TargetTopic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -58,12 +58,12 @@ def test_a_producer_that_cannot_be_made_lets_its_topic_rest_and_no_other(
     postgres: Database, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, topic = cluster.topic(partitions=1, max_message_bytes="20000"), cluster.topic(partitions=1)
-    real = KafkaTarget._settings
+    real = KafkaTarget._producer_settings
 
     def settings(target: KafkaTarget, of: TargetTopic) -> dict[str, Any]:
         return real(target, of) | ({"batch.size": -1} if of.topic == odd else {})
 
-    monkeypatch.setattr(KafkaTarget, "_settings", settings)
+    monkeypatch.setattr(KafkaTarget, "_producer_settings", settings)
     for each in (odd, topic):
         publish(postgres, each, (b"k", b"1"))
     relay = cluster.relay(postgres)

@@ -17,7 +17,7 @@ from tests.integration.outbox.databases import Database
 from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox import Message
-from tidebook.outbox.port import unpack_headers
+from tidebook.outbox.message import unpack_headers
 
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 every_async_database = pytest.mark.parametrize(

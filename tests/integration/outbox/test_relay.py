@@ -11,12 +11,11 @@ from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, opened_store, publish, running, until
 from tidebook import outbox
 from tidebook.outbox import Message
-from tidebook.outbox.kafka.partitioner import partition_of
+from tidebook.outbox.kafka.producer import choose_partition
+from tidebook.outbox.port import ID_HEADER, SESSION_HEADER
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.sql_dialect import MYSQL, POSTGRES, SQLITE
-from tidebook.outbox.target_port import ID_HEADER, SESSION_HEADER
+from tidebook.outbox.sql import SQL, dialect
 
-WORDS = {"postgresql": POSTGRES, "mysql": MYSQL, "sqlite": SQLITE}
 every_database = pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)
 pytestmark = pytest.mark.kafka
 
@@ -33,7 +32,7 @@ def test_what_was_committed_arrives_as_it_was_given(database: Database, cluster:
     assert (first.key, first.value, first.headers["kind"]) == (b"k", b"\x00\xff", b"paid")
     assert first.headers["none"] is None
     assert second.value is None
-    assert first.partition == second.partition == partition_of(b"k", 3)
+    assert first.partition == second.partition == choose_partition(b"k", 3)
     assert database.waiting() == 0
 
 
@@ -62,7 +61,7 @@ def test_a_partition_key_chooses_the_partition_and_the_key_stays(database: Datab
         connection.commit()
     cluster.relay(database).run(once=True)
     seen = cluster.read(topic)
-    assert {each.partition for each in seen} == {partition_of(b"customer", 5)}
+    assert {each.partition for each in seen} == {choose_partition(b"customer", 5)}
     assert [each.key for each in seen] == [str(n).encode() for n in range(20)]
 
 
@@ -172,7 +171,7 @@ def test_what_went_before_the_full_minute_is_in_the_last_minute_too(database: Da
     cluster.relay(database).run(once=True)
     told = []
     for _ in range(2):  # the minute may be over between the two statements, once
-        database.query(f"UPDATE kafka_topic_info SET minute = {WORDS[database.kind].minute} - 1")
+        database.query(f"UPDATE kafka_topic_info SET minute = {SQL[dialect(database.kind)].minute} - 1")
         told.append(_status(database)[0].per_minute)
     assert 1 in told
 

@@ -17,9 +17,9 @@ from tests.integration.outbox.relaying import Cluster, opened_store, publish, re
 from tidebook import outbox
 from tidebook.core.errors import Fenced
 from tidebook.outbox import batch_selection as plan
-from tidebook.outbox.port import SentIds
+from tidebook.outbox.port import BatchOutcomeUnknown, BatchSent, RelaySession
+from tidebook.outbox.postgres import TOPICS_WAITING
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import BatchOutcomeUnknown, BatchSent, Scan
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -176,7 +176,7 @@ def test_rule_31_a_lost_owner_deletes_nothing(postgres: Database, cluster: Clust
     lost.wait_until_lost()
     with opened_store(postgres, SHORT) as other:
         assert other.try_lock(topic, lock_id=uuid.uuid4().bytes, owner="another") is not None
-        finished = SentIds([row.id for row in lost.batch.messages])
+        finished = [row.id for row in lost.batch.messages]
         with pytest.raises(Fenced):
             lost.store.finish(lost.hold, finished, unlock=True)
     assert postgres.waiting() == 10
@@ -191,12 +191,12 @@ def test_rule_31_a_scan_stops_early_when_all_is_found(postgres: Database, cluste
     for _ in range(5):
         owner.channel.start(
             plan.to_relayed(owner.batch.messages * 100, session=uuid.uuid4().bytes, outbox=owner.identity),
-            timestamp_ms=int(owner.store._rows("SELECT extract(epoch FROM now()) * 1000")[0][0]),  # type: ignore[attr-defined]
+            timestamp_ms=int(owner.store._rows("SELECT extract(epoch FROM now()) * 1000")[0][0]),
         )
         until(lambda: isinstance(owner.channel.wait(1.0), BatchSent), "noise is there")
     steps: list[None] = []
     ids = frozenset(row.id for row in owner.batch.messages)
-    scan = Scan(owner.batch.session, ids, {0: ends[0] - 10}, owner.topic.uuid)
+    scan = RelaySession(owner.batch.session, ids, 0, "timestamp", owner.topic.uuid, {0: ends[0] - 10})
     assert owner.target.scan(owner.topic, scan, lambda: steps.append(None)).ids == ids
     assert len(steps) < 20
 
@@ -315,8 +315,6 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
         connection.commit()
         connection.execute("ANALYZE kafka_messages")
         connection.commit()
-    from tidebook.outbox.postgres import statements as outbox_statements
-
     with opened_store(postgres) as store, postgres.connect() as connection:
         found: set[str] = set()
         while fresh := set(store.topics_waiting()) - found:  # unknown topics turn up one after the other
@@ -326,7 +324,7 @@ def test_rule_35_finding_topics_reads_an_index_entry_a_topic(postgres: Database,
                 store.unlock(hold)
             found |= fresh
         assert found == set(names)
-        query = "EXPLAIN (ANALYZE, FORMAT JSON) " + outbox_statements.TOPICS
+        query = "EXPLAIN (ANALYZE, FORMAT JSON) " + TOPICS_WAITING
         [[plan_]] = connection.execute(query, ([], [], [], 1000, 1000)).fetchall()
     rows = sum(_scanned(node) for node in _nodes(plan_[0]["Plan"]) if node.get("Relation Name") == "kafka_messages")
     assert rows <= 3 * len(names) + 10, json.dumps(plan_)[:2000]

@@ -11,7 +11,7 @@ from tidebook.core.errors import NotFound, OutcomeUnknown
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
 from tidebook.outbox.kafka import sender as relay_sender
-from tidebook.outbox.kafka.partitioner import partition_of
+from tidebook.outbox.kafka.producer import choose_partition
 from tidebook.outbox.kafka.sender import KafkaSender
 from tidebook.runtime.metrics import Metrics
 
@@ -34,9 +34,9 @@ def test_what_is_sent_at_once_follows_a_topic_that_was_made_again_with_fewer_par
     cluster: Cluster, sender: KafkaSender
 ) -> None:
     topic, chosen = cluster.topic(partitions=8), b"p"
-    assert partition_of(chosen, 8) >= 2
+    assert choose_partition(chosen, 8) >= 2
     sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
-    assert placed(cluster, topic) == [(partition_of(chosen, 8), b"1")]
+    assert placed(cluster, topic) == [(choose_partition(chosen, 8), b"1")]
     cluster.make_again(topic, partitions=2)
 
     def sent() -> bool:
@@ -47,14 +47,14 @@ def test_what_is_sent_at_once_follows_a_topic_that_was_made_again_with_fewer_par
         return True
 
     until(sent, "the new topic was met")
-    assert (partition_of(chosen, 2), b"2") in placed(cluster, topic)
+    assert (choose_partition(chosen, 2), b"2") in placed(cluster, topic)
 
 
 def test_what_is_sent_at_once_follows_a_topic_that_grows_when_its_count_has_grown_old(
     cluster: Cluster, sender: KafkaSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = cluster.topic(partitions=1)
-    chosen = next(key for key in (b"%d" % n for n in range(99)) if partition_of(key, 2) == 1)
+    chosen = next(key for key in (b"%d" % n for n in range(99)) if choose_partition(key, 2) == 1)
     sender.send([Message(topic, b"1", partition_key=chosen)], wait=True)
     cluster.grow(topic, partitions=2)
     sender.send([Message(topic, b"2", partition_key=chosen)], wait=True)

@@ -19,6 +19,7 @@ from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
 from tidebook.outbox.kafka.sender import KafkaSender
 from tidebook.outbox.kafka.target import KafkaTarget
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.runtime.metrics import Metrics
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
@@ -109,7 +110,7 @@ async def test_a_consumer_refuses_offsets_that_no_topic_has_and_topics_of_journa
 
 def kafka_target(cluster: Cluster, **options: Any) -> KafkaTarget:
     settings = KafkaSettings.read(f"kafka://{cluster.bootstrap}", {})
-    return KafkaTarget(settings, outbox=b"o" * 16, fence="timestamp", fence_ms=20_000, fence_ms_most=30_000, **options)
+    return KafkaTarget(settings, OutboxSettings(**options), outbox=b"o" * 16)
 
 
 @pytest.mark.kafka

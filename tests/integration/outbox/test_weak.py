@@ -15,8 +15,8 @@ from tests.integration.outbox.databases import Database
 from tests.integration.outbox.owner import SHORT, Owner
 from tests.integration.outbox.relaying import Cluster, opened_store, publish
 from tidebook.core.errors import Unavailable
+from tidebook.outbox.port import BatchSent
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.target_port import BatchSent
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -9,7 +9,7 @@ import pytest
 from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox import Message, transaction_adapter
-from tidebook.outbox.sql_publish import publish_statements
+from tidebook.outbox.sql import publish_statements
 from tidebook.runtime.autocommit import DRIVERS
 
 

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from tidebook.outbox.port import Notice, NoticeCause
+from tidebook.outbox.port import Notice, NoticeCause, TargetTopic
 from tidebook.outbox.settings import OutboxSettings
-from tidebook.outbox.shutdown import RelayShutdown
-from tidebook.outbox.sqlite.store import SqliteOutboxDatabase, SqliteOutboxStore
-from tidebook.outbox.target_port import TargetTopic
-from tidebook.outbox.topic_relay import TopicRelay
+from tidebook.outbox.sqlite import SqliteOutboxDatabase, SqliteOutboxStore
+from tidebook.outbox.topic_relay import RelayState, TopicRelay
 from tidebook.runtime.clock import RandomIds
-from tidebook.runtime.metrics import Metrics
 
 TOPIC = "orders"
 
@@ -25,6 +22,9 @@ class Target:
 
     def __init__(self, weak: str | None) -> None:
         self._weak = weak
+
+    def of(self, topic: str) -> Any:
+        return self
 
     def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
         return TargetTopic(topic, "uuid", 1, 1_000_000, False, "none" if self._weak else "timestamp", 1_000, self._weak)
@@ -41,7 +41,7 @@ class Target:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteOutboxStore]:
-    store = SqliteOutboxDatabase(tmp_path / "outbox.db", lock_limit_ms=60_000, hold_parked=True).connect()
+    store = SqliteOutboxDatabase(tmp_path / "outbox.db", OutboxSettings()).connect()
     store.create_tables()
     yield store
     store.close()
@@ -53,18 +53,7 @@ def relay(store: SqliteOutboxStore) -> Callable[[str | None], None]:
         lock = store.try_lock(TOPIC, lock_id=RandomIds().new(), owner="test")
         assert lock is not None
         target: Any = Target(weak)
-        TopicRelay(
-            lock,
-            store,
-            target,
-            OutboxSettings(),
-            outbox=bytes(16),
-            ids=RandomIds(),
-            metrics=Metrics(),
-            shutdown=RelayShutdown(),
-            suspect_topics=set(),
-            reported_notices={},
-        ).relay()
+        TopicRelay(lock, store, target, RelayState(OutboxSettings())).relay()
 
     return run
 

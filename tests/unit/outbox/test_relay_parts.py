@@ -18,12 +18,19 @@ from hypothesis import strategies as st
 from tidebook.core.action import NEVER
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import Event
-from tidebook.outbox.dialect import dialect
-from tidebook.outbox.journal_message import append_id, journal_message, read_journal_message
-from tidebook.outbox.kafka.partitioner import murmur2, partition_of
-from tidebook.outbox.kafka.producer import ClientCall, RelayProducer, closing_count, fatal_cause
-from tidebook.outbox.relay_wakeup import RelayWakeup, nudge
-from tidebook.outbox.shutdown import RelayShutdown
+from tidebook.outbox.journal import append_id
+from tidebook.outbox.kafka.producer import (
+    ClientCall,
+    RelayProducer,
+    choose_partition,
+    closing_count,
+    fatal_cause,
+    murmur2,
+)
+from tidebook.outbox.message import journal_message, read_journal_message
+from tidebook.outbox.relay import RelayWakeup, nudge
+from tidebook.outbox.sql import dialect
+from tidebook.outbox.topic_relay import RelayShutdown
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,7 @@ def test_murmur2_is_that_of_kafkas_own_clients(data: bytes, expected: int) -> No
 
 @given(st.binary(max_size=40), st.integers(1, 1000))
 def test_a_partition_is_one_of_them(data: bytes, partitions: int) -> None:
-    assert 0 <= partition_of(data, partitions) < partitions
+    assert 0 <= choose_partition(data, partitions) < partitions
 
 
 def test_a_nudge_wakes_every_relay_of_the_process() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import pytest
 
-from tidebook.outbox.postgres.scan_floor import ScanFloor, ScanFloors
+from tidebook.outbox.scan_floor import ScanFloor, ScanFloors
 
 LIMIT = 2
 WRITERS = 3

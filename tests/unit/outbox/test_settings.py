@@ -12,7 +12,7 @@ import tidebook
 from tidebook import outbox
 from tidebook.core.errors import InvalidInput
 from tidebook.outbox import Message
-from tidebook.outbox.mysql.store import connect_parameters
+from tidebook.outbox.mysql import connect_parameters
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.settings import OutboxSettings
 

@@ -13,16 +13,17 @@ import pytest
 import tidebook
 from tests.forked_child import in_child
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.backend import DatabaseBackend
 from tidebook.outbox.message import Message, message
-from tidebook.outbox.sqlite.store import SqliteOutboxDatabase, SqliteOutboxStore
+from tidebook.outbox.publish import DatabaseBackend
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.sqlite import SqliteOutboxDatabase, SqliteOutboxStore
 
 SECONDS_MAX = 30
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> SqliteOutboxDatabase:
-    return SqliteOutboxDatabase(tmp_path / "outbox.db", lock_limit_ms=60_000, hold_parked=True)
+    return SqliteOutboxDatabase(tmp_path / "outbox.db", OutboxSettings())
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tidebook.core.errors import Unavailable
-from tidebook.outbox.postgres.store import PostgresOutboxDatabase
+from tidebook.outbox.postgres import PostgresOutboxDatabase
+from tidebook.outbox.settings import OutboxSettings
 from tidebook.postgres import connect
 from tidebook.queue.postgres.store import PostgresQueues
 
@@ -57,9 +58,7 @@ async def test_a_queue_says_so_in_one_line_and_logs_nothing(
 
 
 def test_an_outbox_says_so_in_one_line(closed_port: int) -> None:
-    database = PostgresOutboxDatabase(
-        f"postgresql://nobody@localhost:{closed_port}/none", lock_limit_ms=1000, hold_parked=True
-    )
+    database = PostgresOutboxDatabase(f"postgresql://nobody@localhost:{closed_port}/none", OutboxSettings())
     with pytest.raises(Unavailable) as caught:
         database.connect()
     assert "\n" not in str(caught.value)

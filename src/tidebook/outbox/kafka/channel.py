@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from tidebook.kafka.errors import TOO_LARGE
-from tidebook.outbox.kafka.partitioner import partition_of
-from tidebook.outbox.kafka.producer import ClientCall, RelayProducer, fatal_cause
-from tidebook.outbox.target_port import (
+from tidebook.outbox.kafka.producer import ClientCall, RelayProducer, choose_partition, fatal_cause
+from tidebook.outbox.port import (
     BatchOutcomeUnknown,
     BatchPartlySent,
     BatchRefused,
@@ -25,15 +24,6 @@ from tidebook.outbox.target_port import (
 #: Error codes for a message that the broker will never accept.
 REFUSALS = TOO_LARGE | {KafkaError.INVALID_RECORD}
 _TOO_OLD = "Invalid timestamp"
-#: Lets the client choose the partition by the key.
-ANY_PARTITION = -1
-BATCH_BYTES_MAX = 1_000_000
-#: The client's maximum for one message.
-MESSAGE_BYTES_MAX = 1_000_000_000
-#: What the broker adds for the batch itself.
-BATCH_OVERHEAD_BYTES = 1_000
-QUEUE_MESSAGES_MAX = 1_000_000
-QUEUE_KIB_MAX = 2_000_000
 #: How long to wait for the reports of purged messages.
 CLOSE_S_MAX = 1.0
 #: How long to wait for the second part of a failure.
@@ -41,31 +31,6 @@ SECOND_REPORT_S_MAX = 5.0
 #: The timeout of one commit call; it is repeated until the batch's deadline.
 COMMIT_S = 1.0
 ABORT_S_MAX = 10.0
-
-
-def transaction_settings(name: str, *, timeout_ms: int) -> dict[str, Any]:
-    """Return the settings of a transactional producer: a newer one with the same name fences it."""
-    return {"transactional.id": name, "transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms}
-
-
-def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compression: str) -> dict[str, Any]:
-    """Return producer settings that keep the order: idempotent, without gaps, and with no per-message timeout."""
-    return {
-        **client,
-        "enable.idempotence": True,
-        "enable.gapless.guarantee": True,
-        "acks": "all",
-        "message.timeout.ms": 0,
-        "partitioner": "murmur2_random",
-        "delivery.report.only.error": True,
-        "compression.type": compression,
-        "linger.ms": 5,  # flush does not wait for it
-        # A batch over the topic's limit would fail as a whole, so it never exceeds it.
-        "message.max.bytes": min(MESSAGE_BYTES_MAX, max(limit_bytes, BATCH_BYTES_MAX)),
-        "batch.size": max(1, min(BATCH_BYTES_MAX, limit_bytes - BATCH_OVERHEAD_BYTES)),
-        "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
-        "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
-    }
 
 
 class FirstFailure:
@@ -90,40 +55,37 @@ class KafkaChannel:
     """
 
     def __init__(
-        self, producer: RelayProducer, topic: TargetTopic, remove_producer: Callable[[], None], *, singly: bool = False
+        self, producer: RelayProducer, topic: TargetTopic, remove_producer: Callable[[], object], *, singly: bool
     ) -> None:
         self.topic = topic
         self._producer = producer
         self._remove_producer = remove_producer
         self._singly = singly
-        self._messages: Sequence[RelayedMessage] = ()
-        self._timestamp_ms = 0
-        self._produced = 0
         self._queued = 0
-        self._failure = FirstFailure()
         self._fatal: KafkaError | None = None
-        self._report_deadline: float | None = None
+        self._reset((), 0)
 
     def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
         """Queue the batch in the producer, or with `singly` its first message."""
         self._reset(messages, timestamp_ms)
-        self._produce(1 if self._singly else len(messages))
+        self._produce()
 
     def _reset(self, messages: Sequence[RelayedMessage], timestamp_ms: int) -> None:
         self._messages = messages
         self._timestamp_ms = timestamp_ms
         self._produced = 0
         self._failure = FirstFailure()
-        self._report_deadline = None
+        self._report_deadline: float | None = None
 
-    def _produce(self, count: int) -> None:
+    def _produce(self) -> None:
+        """Queue the rest of the batch, or with `singly` its next message."""
         topic, partitions = self.topic.topic, self.topic.partitions
         produce, on_delivery, stamp = self._producer.produce, self._failure, self._timestamp_ms
         done = self._produced
+        count = 1 if self._singly else len(self._messages)
         try:
             for message in self._messages[done : done + count]:
-                chosen = message.partition_key
-                partition = ANY_PARTITION if chosen is None else partition_of(chosen, partitions)
+                partition = choose_partition(message.partition_key, partitions)
                 # Positional (`callback`, then its alias): keywords would cost as much as the rest of the call.
                 produce(topic, message.value, message.key, partition, on_delivery, None, stamp, message.headers)
                 done += 1
@@ -138,23 +100,19 @@ class KafkaChannel:
     def wait(self, timeout_s: float) -> Outcome | None:
         """Serve the producer for at most `timeout_s`; return the outcome once the batch has ended."""
         if self._fatal is None:
-            self._serve(timeout_s)
+            try:
+                self._queued = self._producer.flush(timeout_s)
+            except (KafkaException, SystemError) as error:
+                self._fatal = fatal_cause(error, self._producer)
+                self._queued = len(self._producer)
         if self._failure.error is not None or self._fatal is not None:
             return self._failed_outcome() if self._failure_is_complete(timeout_s) else None
         if self._queued:
             return None
         if self._produced < len(self._messages):
-            self._produce(1 if self._singly else len(self._messages))
+            self._produce()
             return None
         return self._complete(timeout_s)
-
-    def _serve(self, timeout_s: float) -> None:
-        """Serve delivery reports; a fatal error is recorded."""
-        try:
-            self._queued = self._producer.flush(timeout_s)
-        except (KafkaException, SystemError) as error:
-            self._fatal = fatal_cause(error, self._producer)
-            self._queued = len(self._producer)
 
     def _failure_is_complete(self, timeout_s: float) -> bool:
         """Serve the producer; return whether both parts of a failure have arrived, or will not come.
@@ -236,7 +194,7 @@ class KafkaTransactionChannel(KafkaChannel):
                 return None
             self._fatal = self._call_error()
             if self._fatal is None:
-                self._produce(1 if self._singly else len(self._messages))
+                self._produce()
         return super().wait(timeout_s)
 
     def _call_error(self) -> KafkaError | None:

@@ -1,4 +1,4 @@
-"""A Kafka producer that records its fatal error and is closed in the background."""
+"""The relay's Kafka producers: their settings, their partitioner, and a client that is closed in the background."""
 
 from __future__ import annotations
 
@@ -8,19 +8,79 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 LOGGER = logging.getLogger("tidebook.outbox")
 LINES_MAX = 100
+#: Lets the client choose the partition by the key.
+ANY_PARTITION = -1
+BATCH_BYTES_MAX = 1_000_000
+#: The client's maximum for one message.
+MESSAGE_BYTES_MAX = 1_000_000_000
+#: What the broker adds for the batch itself.
+BATCH_OVERHEAD_BYTES = 1_000
+QUEUE_MESSAGES_MAX = 1_000_000
+QUEUE_KIB_MAX = 2_000_000
 #: No more producers are opened while this many are closing, each in a thread.
 CLOSING_MAX = 32
+_M = 0x5BD1E995
+_SEED = 0x9747B28C
+_32 = 0xFFFFFFFF
 _FATAL = "Fatal error: "
 #: What the client logs, with `debug = "eos"`, once an idempotent producer has its id.
 _HAS_ID = "-> Assigned"
 #: The client's warnings about our settings, which are intended.
 _CONFIG_WARNING = "CONFWARN"
+
+
+def producer_settings(client: Mapping[str, Any], *, limit_bytes: int, compression: str) -> dict[str, Any]:
+    """Return producer settings that keep the order: idempotent, without gaps, and with no per-message timeout."""
+    return {
+        **client,
+        "enable.idempotence": True,
+        "enable.gapless.guarantee": True,
+        "acks": "all",
+        "message.timeout.ms": 0,
+        "partitioner": "murmur2_random",
+        "delivery.report.only.error": True,
+        "compression.type": compression,
+        "linger.ms": 5,  # flush does not wait for it
+        # A batch over the topic's limit would fail as a whole, so it never exceeds it.
+        "message.max.bytes": min(MESSAGE_BYTES_MAX, max(limit_bytes, BATCH_BYTES_MAX)),
+        "batch.size": max(1, min(BATCH_BYTES_MAX, limit_bytes - BATCH_OVERHEAD_BYTES)),
+        "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
+        "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
+    }
+
+
+@lru_cache(maxsize=65_536)
+def murmur2(data: bytes) -> int:
+    """Return the hash used by Kafka's Java client and by librdkafka's `murmur2` partitioners.
+
+    >>> murmur2(b"21") == -973932308 & 0xFFFFFFFF
+    True
+    """
+    length = len(data)
+    h = _SEED ^ length
+    words = length & ~3
+    for at in range(0, words, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * _M & _32
+        k ^= k >> 24
+        h = (h * _M & _32) ^ (k * _M & _32)
+    if rest := data[words:]:
+        h ^= int.from_bytes(rest, "little")
+        h = h * _M & _32
+    h ^= h >> 13
+    h = h * _M & _32
+    return h ^ h >> 15
+
+
+def choose_partition(partition_key: bytes | None, partitions: int) -> int:
+    """Return the partition that Kafka's clients choose for a key; without one, the client chooses by the message's."""
+    return ANY_PARTITION if partition_key is None else (murmur2(partition_key) & 0x7FFFFFFF) % partitions
 
 
 class ClientLog:

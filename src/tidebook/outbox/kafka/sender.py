@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -17,11 +16,15 @@ from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.kafka.client import common_config
 from tidebook.kafka.errors import TOO_LARGE, UNKNOWN_TOPIC, kafka_error, not_acknowledged, not_sent
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.outbox.kafka.channel import ANY_PARTITION, MESSAGE_BYTES_MAX
-from tidebook.outbox.kafka.partitioner import partition_of
-from tidebook.outbox.kafka.producer import RelayProducer, fatal_cause
+from tidebook.outbox.kafka.producer import (
+    ANY_PARTITION,
+    MESSAGE_BYTES_MAX,
+    RelayProducer,
+    choose_partition,
+    fatal_cause,
+)
 from tidebook.outbox.kafka.scan import refuse_journal_topic
-from tidebook.outbox.port import Publishable
+from tidebook.outbox.message import Message
 from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
@@ -31,8 +34,6 @@ REPORT_S_MAX = 5.0
 #: How long a topic's number of partitions is cached, as Kafka's own clients do; and the timeout of a refresh.
 PARTITION_COUNT_TTL_S = 300.0
 REFRESH_S_MAX = 1.0
-
-
 #: A delivery report. Callbacks only store it: they may run while a fatal error of the producer is propagating, when a
 #: lock that they take (a logger's, for example) is never released.
 Report = tuple[KafkaError | None, Any]
@@ -60,13 +61,17 @@ class KafkaSender:
         self._partition_counts: dict[str, tuple[int, float]] = {}
         self._async_reports: deque[Report] = deque()
 
-    def send(self, messages: Sequence[Publishable], *, wait: bool) -> None:
+    def send(self, messages: Sequence[Message], *, wait: bool) -> None:
         """Send the messages in order. With `wait`, raise the first failure once every outcome is known."""
         for topic in dict.fromkeys(message.topic for message in messages):
             self._partition_count(topic)
         producer = self._producer
         reports: list[Report] = []
-        on_delivery = partial(_append_report, reports if wait else self._async_reports)
+        store = reports if wait else self._async_reports
+
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            store.append((error, message))
+
         for message in messages:
             self._produce(producer, message, on_delivery)
         self._serve(producer, 0)
@@ -99,19 +104,12 @@ class KafkaSender:
         with suppress(KafkaException, SystemError):
             failed.flush(REPORT_S_MAX)  # a failed producer sends nothing more, and reports every message it had
 
-    def _produce(self, producer: RelayProducer, message: Publishable, on_delivery: Any) -> None:
-        chosen, count = message.partition_key, self._partition_count(message.topic)
-        partition = ANY_PARTITION if chosen is None else partition_of(chosen, count)
+    def _produce(self, producer: RelayProducer, message: Message, on_delivery: Any) -> None:
+        partition = choose_partition(message.partition_key, self._partition_count(message.topic))
         while True:
             try:
-                producer.produce(
-                    message.topic,
-                    message.payload,
-                    message.key,
-                    partition,
-                    on_delivery=on_delivery,
-                    headers=list(message.headers),
-                )
+                headers: list[tuple[str, str | bytes | None]] = list(message.headers)
+                producer.produce(message.topic, message.payload, message.key, partition, on_delivery, headers=headers)
                 return
             except BufferError:
                 self._serve(producer, POLL_S)
@@ -141,10 +139,10 @@ class KafkaSender:
     def _fetch_partition_count(self, topic: str, timeout_s: float) -> int:
         try:
             found = self._producer.list_topics(topic, timeout=timeout_s).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
         except KafkaException as error:
             raise not_sent(error, topic, ANY_PARTITION) from error
-        if found.error is not None:
-            raise not_sent(found.error, topic, ANY_PARTITION)
         return len(found.partitions)
 
     def _forget_if_missing(self, error: KafkaError, topic: str) -> None:
@@ -153,8 +151,21 @@ class KafkaSender:
             self._partition_counts.pop(topic, None)
 
     def _delivery_error(self, error: KafkaError, message: Any) -> TidebookError:
-        self._forget_if_missing(error, message.topic())
-        return _translate(error, message)
+        topic = message.topic()
+        self._forget_if_missing(error, topic)
+        if error.code() in TOO_LARGE:
+            return InvalidInput(
+                f"topic {topic!r}: Kafka refused a message of {len(message):,} bytes, or the batch that it went in "
+                f"({error.str()}): it is not in the log; raise the topic's max.message.bytes, or send less at a time"
+            )
+        translated = not_acknowledged(error, topic, message.partition())
+        if isinstance(translated, OutcomeUnknown):
+            return OutcomeUnknown(
+                f"topic {topic!r}: Kafka did not acknowledge a message ({error.str()}): it may be in the log; "
+                "the backend 'db' would find out, and send it once",
+                partition=message.partition(),
+            )
+        return translated
 
     def _log_async_failures(self) -> None:
         """Log the client's lines and the failed messages of `kafka_async`."""
@@ -171,23 +182,3 @@ class KafkaSender:
         while len(self._producer) and time.monotonic() < deadline:
             self._serve(self._producer, POLL_S)
         self._log_async_failures()
-
-
-def _append_report(reports: list[Report] | deque[Report], error: KafkaError | None, message: Any) -> None:
-    reports.append((error, message))
-
-
-def _translate(error: KafkaError, message: Any) -> TidebookError:
-    if error.code() in TOO_LARGE:
-        return InvalidInput(
-            f"topic {message.topic()!r}: Kafka refused a message of {len(message):,} bytes, or the batch that it went "
-            f"in ({error.str()}): it is not in the log; raise the topic's max.message.bytes, or send less at a time"
-        )
-    translated = not_acknowledged(error, message.topic(), message.partition())
-    if isinstance(translated, OutcomeUnknown):
-        return OutcomeUnknown(
-            f"topic {message.topic()!r}: Kafka did not acknowledge a message ({error.str()}): it may be in the log; "
-            "the backend 'db' would find out, and send it once",
-            partition=message.partition(),
-        )
-    return translated

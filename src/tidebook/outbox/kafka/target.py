@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -24,16 +24,19 @@ from tidebook.core.errors import InvalidInput, NotFound, TidebookError, Unavaila
 from tidebook.kafka.client import common_config
 from tidebook.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
-from tidebook.outbox.kafka.channel import (
+from tidebook.outbox.kafka.channel import KafkaChannel, KafkaTransactionChannel
+from tidebook.outbox.kafka.producer import (
+    CLOSING_MAX,
     MESSAGE_BYTES_MAX,
-    KafkaChannel,
-    KafkaTransactionChannel,
+    ClientCall,
+    RelayProducer,
+    closing_count,
+    fatal_cause,
     producer_settings,
-    transaction_settings,
 )
-from tidebook.outbox.kafka.producer import CLOSING_MAX, ClientCall, RelayProducer, closing_count, fatal_cause
 from tidebook.outbox.kafka.scan import refuse_journal_topic, scan_range
-from tidebook.outbox.target_port import FoundMessages, Scan, TargetTopic
+from tidebook.outbox.port import Fence, FoundMessages, RelaySession, RelayTarget, TargetTopic
+from tidebook.outbox.settings import OutboxSettings
 
 T = TypeVar("T")
 
@@ -60,34 +63,22 @@ TRANSACTION_MS_MIN = 10_000
 GRACE_S = 1.0
 
 
-class KafkaTarget:
+class KafkaTarget(RelayTarget):
     """One Kafka cluster, shared by all threads of a relay.
 
-    A topic's `message.timestamp.before.max.ms` is set to `fence_ms`, and accepted up to `fence_ms_most`.
+    A topic's `message.timestamp.before.max.ms` is set to `fence_ms`, and accepted up to half the lock limit.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        *,
-        outbox: bytes,
-        fence: Literal["timestamp", "transaction", "none"],
-        fence_ms: int,
-        fence_ms_most: int,
-        configure_topics: bool = True,
-        create_topics: bool = True,
-    ) -> None:
-        self._replication = settings.replication or -1
-        self._create_topics = create_topics
+    def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, outbox: bytes) -> None:
+        self._replication = kafka.replication or -1
+        self._settings = settings
         #: Ids of topics that were found to hold no journals.
         self._checked: set[str] = set()
-        self._client = common_config(settings)
-        self._compression = settings.compression
+        self._client = common_config(kafka)
+        self._compression = kafka.compression
         self._outbox = outbox
-        self._fence = fence
-        self._fence_ms = fence_ms
-        self._fence_ms_most = fence_ms_most
-        self._configure_topics = configure_topics
+        #: The greatest `message.timestamp.before.max.ms` that is accepted.
+        self._fence_ms_max = settings.lock_limit_ms // 2
         self._admin = AdminClient(self._client)
         self._topics: dict[str, tuple[float, TargetTopic]] = {}
         self._ends: dict[str, tuple[float, dict[int, int]]] = {}
@@ -106,8 +97,11 @@ class KafkaTarget:
 
     def _describe(self, topic: str) -> TargetTopic:
         described, config = self._describe_or_create(topic)
-        self._refuse_journals(topic, str(described.topic_id), len(described.partitions))
-        fence, fence_ms, weak = self._fence, self._fence_ms, None
+        if str(described.topic_id) not in self._checked:
+            refuse_journal_topic(self._client, topic, len(described.partitions))
+            self._checked.add(str(described.topic_id))
+        fence: Fence = self._settings.fence
+        fence_ms, weak = self._settings.fence_ms, None
         if fence == "timestamp":
             weak, fence_ms = self._set_up_fence(topic, config)
             fence = "none" if weak is not None else fence
@@ -132,7 +126,7 @@ class KafkaTarget:
                 described = self._request(lambda: self._admin.describe_topics(TopicCollection([topic]))[topic], topic)
                 return described, self._config(topic)
             except NotFound:
-                if not self._create_topics or (deadline and time.monotonic() > deadline):
+                if not self._settings.create_topics or (deadline and time.monotonic() > deadline):
                     raise
                 if not deadline:
                     deadline = time.monotonic() + REQUEST_S_MAX
@@ -151,11 +145,6 @@ class KafkaTarget:
                 raise
         LOGGER.info("outbox: topic %r was missing and was created with %d partitions", topic, NEW_TOPIC_PARTITIONS)
 
-    def _refuse_journals(self, topic: str, uuid: str, partitions: int) -> None:
-        if uuid not in self._checked:
-            refuse_journal_topic(self._client, topic, partitions)
-            self._checked.add(uuid)
-
     def _config(self, topic: str) -> dict[str, str]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         found = self._request(lambda: next(iter(self._admin.describe_configs([resource]).values())), topic)
@@ -166,20 +155,22 @@ class KafkaTarget:
         if config.get(TYPE) != "CreateTime":
             return f"{TYPE} is {config.get(TYPE)}: late messages are not refused; set it to CreateTime", 0
         before_ms = int(config.get(BEFORE_MAX, 0))
-        if 0 < before_ms <= self._fence_ms_most:
+        if 0 < before_ms <= self._fence_ms_max:
             return None, before_ms
-        remedy = f"set {BEFORE_MAX} of the topic to at most {self._fence_ms_most}"
-        if not self._configure_topics:
+        remedy = f"set {BEFORE_MAX} of the topic to at most {self._fence_ms_max}"
+        if not self._settings.configure_topics:
             return f"{BEFORE_MAX} is {before_ms} and configure_topics is off: {remedy}", 0
-        entry = ConfigEntry(BEFORE_MAX, str(self._fence_ms), incremental_operation=AlterConfigOpType.SET)
+        entry = ConfigEntry(BEFORE_MAX, str(self._settings.fence_ms), incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
         try:
             self._request(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())), topic)
         except (Unavailable, InvalidInput) as error:
-            if not _is_denied(error):  # Kafka only did not answer: the topic rests
+            cause = error.__cause__
+            denied = isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
+            if not denied and not isinstance(error, InvalidInput):  # Kafka only did not answer: the topic rests
                 raise
             return f"{BEFORE_MAX} is {before_ms} and could not be changed ({error}): {remedy}", 0
-        return None, self._fence_ms
+        return None, self._settings.fence_ms
 
     def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         """Return the end offsets, possibly a few seconds old: a scan from them is then a little longer."""
@@ -215,9 +206,9 @@ class KafkaTarget:
             while len(producers) > PRODUCERS_MAX:
                 del producers[next(iter(producers))]
         kind = KafkaTransactionChannel if transaction else KafkaChannel
-        return kind(producer, topic, lambda: _forget(producers, name), singly=singly)
+        return kind(producer, topic, partial(producers.pop, name, None), singly=singly)
 
-    def _settings(self, topic: TargetTopic) -> dict[str, Any]:
+    def _producer_settings(self, topic: TargetTopic) -> dict[str, Any]:
         return producer_settings(self._client, limit_bytes=topic.limit_bytes, compression=self._compression)
 
     def _new_producer(self, topic: TargetTopic) -> RelayProducer:
@@ -233,7 +224,7 @@ class KafkaTarget:
     def _idempotent(self, topic: TargetTopic) -> RelayProducer:
         """Return a producer that has its id: waiting for it takes half a second, which a batch cannot spare."""
         # Read from the log, not from statistics: those are emitted for ever and pile up between polls.
-        producer = RelayProducer(self._settings(topic) | {"debug": "eos"})
+        producer = RelayProducer(self._producer_settings(topic) | {"debug": "eos"})
         self._retry(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
         deadline = time.monotonic() + REQUEST_S_MAX
         while not producer.has_id():
@@ -245,8 +236,9 @@ class KafkaTarget:
     def _transactional(self, topic: TargetTopic) -> RelayProducer:
         """Return a producer after it has fenced every older one of the topic and ended its transaction."""
         name = f"tidebook-outbox-{self._outbox.hex()}-{topic.topic}"
-        settings = transaction_settings(name, timeout_ms=max(TRANSACTION_MS_MIN, self._fence_ms_most))
-        producer = RelayProducer(self._settings(topic) | settings)
+        timeout_ms = max(TRANSACTION_MS_MIN, self._fence_ms_max)
+        settings = {"transactional.id": name, "transaction.timeout.ms": timeout_ms, "message.timeout.ms": timeout_ms}
+        producer = RelayProducer(self._producer_settings(topic) | settings)
         self._retry(lambda: self._init_transactions(producer), topic.topic)
         return producer
 
@@ -263,19 +255,12 @@ class KafkaTarget:
             found = self._local.producers = {}
         return found
 
-    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Read what the topic holds now."""
-        if scan.topic_uuid is not None and scan.topic_uuid != topic.uuid:
-            return FoundMessages(
-                frozenset(), f"the topic was re-created (its id was {scan.topic_uuid}, and is {topic.uuid})"
-            )
         starts = self._offsets(topic, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         return scan_range(
-            self._client, topic.topic, scan, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
+            self._client, topic.topic, session, starts=starts, ends=self.ends(topic, fresh=True), on_step=on_step
         )
-
-    def release(self, topic: str) -> None:
-        """Do nothing: producers stay open, because a new one takes half a second to be ready."""
 
     def maintain(self) -> None:
         """Poll this thread's producers: the client's log lines and errors wait until they are polled."""
@@ -314,15 +299,3 @@ class KafkaTarget:
             except TimeoutError as error:
                 raise Unavailable(f"topic {topic!r}: Kafka did not answer for {REQUEST_S_MAX:g} s") from error
         raise Unavailable(f"topic {topic!r}: its leader is changing")
-
-
-def _is_denied(error: Unavailable | InvalidInput) -> bool:
-    """Return whether Kafka will not do it, by its rules or for this user."""
-    if isinstance(error, InvalidInput):
-        return True
-    cause = error.__cause__
-    return isinstance(cause, KafkaException) and kafka_error(cause).code() in _DENIED
-
-
-def _forget(producers: dict[str, RelayProducer], name: str) -> None:
-    producers.pop(name, None)

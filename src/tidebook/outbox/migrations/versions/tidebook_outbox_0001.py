@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-from tidebook.outbox.dialect import dialect
 from tidebook.outbox.migrations.tables import create_statements, drop_statements
+from tidebook.outbox.sql import dialect
 
 revision = "tidebook_outbox_0001"
 down_revision = None

@@ -4,80 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
-from pymysql.constants import CLIENT, ER
+from pymysql.constants import ER
 
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
-from tidebook.outbox.migrations.tables import create_statements
-from tidebook.outbox.port import BatchLimit, TopicLock, WaitingMessage
-from tidebook.outbox.sql_dialect import MYSQL
-from tidebook.outbox.sql_operation import OperatorOutboxStore
-from tidebook.outbox.sql_relay import RelayStatements
-from tidebook.outbox.sql_store import Row
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.store import OutboxStore
 
 CONNECT_S_MAX = 4
 ANSWER_S_MAX = 60
 #: How long a statement may wait for a row that another transaction has locked.
 LOCK_S_MAX = 2
 PORT = 3306
-_STATEMENTS = RelayStatements(MYSQL)
-
-# DISTINCT is a loose index scan over the primary key: one probe per topic, however many rows wait.
-_TOPICS_IN_USE = "SELECT DISTINCT topic FROM kafka_messages"
-_TOPICS = f"""\
-SELECT m.topic FROM ({_TOPICS_IN_USE}) m LEFT JOIN kafka_topic_info i ON i.topic = m.topic
-WHERE i.topic IS NULL OR {_STATEMENTS.lockable}
-UNION
-SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable} AND EXISTS (
-    SELECT 1 FROM kafka_parked p WHERE p.topic = i.topic AND p.state = 1 AND p.retry_at <= UTC_TIMESTAMP(6)
-)"""
 
 
-class MysqlOutboxStore(OperatorOutboxStore):
+class MysqlOutboxStore(OutboxStore):
     """A connection in autocommit, at isolation level READ COMMITTED."""
 
     dialect = "mysql"
 
-    def __init__(self, connection: Any, *, lock_limit_ms: int, hold_parked: bool) -> None:
-        super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+    def __init__(self, connection: Any, settings: OutboxSettings) -> None:
+        super().__init__(settings)
         self._connection = connection
-        self._run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        self._run(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S_MAX}")
+        self._execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self._execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_S_MAX}")
         if "mariadb" in str(connection.get_server_info()).lower():
             # A relay that is stopped inside a transaction must not keep the topic's row locked.
-            self._run(f"SET SESSION idle_transaction_timeout = {math.ceil(lock_limit_ms / 1000)}")
-
-    def create_tables(self) -> None:
-        for statement in create_statements("mysql"):
-            self._run(statement)
-
-    def topics_waiting(self) -> list[str]:
-        rows = self._rows(_TOPICS, (self._lock_limit_ms, self._lock_limit_ms))
-        return [str(topic) for (topic,) in rows]
-
-    def _topics_in_use(self) -> list[str]:
-        return [str(topic) for (topic,) in self._rows(_TOPICS_IN_USE)]
+            self._execute(f"SET SESSION idle_transaction_timeout = {math.ceil(settings.lock_limit_s)}")
 
     def close(self) -> None:
-        try:
+        """Close the connection."""
+        with suppress(pymysql.err.Error):  # the server may have closed it
             self._connection.close()
-        except pymysql.err.Error:
-            pass  # the server has closed it
 
-    # ---- the driver's primitives
-
-    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        with _translated(), self._connection.cursor() as cursor:
+    def _execute(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        with _translated():
+            cursor = self._connection.cursor()  # buffered: the result is complete when `execute` returns
             cursor.execute(sql, tuple(parameters) or None)
-            return list(cursor.fetchall())
-
-    def _run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        with _translated(), self._connection.cursor() as cursor:
-            return int(cursor.execute(sql, tuple(parameters) or None))
+            return cursor
 
     @contextmanager
     def _transaction(self, *, durable: bool) -> Iterator[None]:
@@ -90,35 +58,27 @@ class MysqlOutboxStore(OperatorOutboxStore):
                 raise
             self._connection.commit()
 
-    def _uuid(self, value: bytes | None) -> bytes | None:
-        return value
-
-    def _select(self, lock: TopicLock, limit: BatchLimit, rewinds: int) -> list[WaitingMessage]:
-        rows = self._rows(_STATEMENTS.batch, (lock.topic, 0, limit.rows, limit.size_bytes))
-        return [WaitingMessage(*row) for row in rows]
-
 
 class MysqlOutboxDatabase:
     """Opens connections to one database."""
 
-    def __init__(self, url: str, *, lock_limit_ms: int, hold_parked: bool) -> None:
+    def __init__(self, url: str, settings: OutboxSettings) -> None:
         self._parameters = connect_parameters(url)
-        self._lock_limit_ms = lock_limit_ms
-        self._hold_parked = hold_parked
+        self._settings = settings
 
     def connect(self) -> MysqlOutboxStore:
+        """Open a connection."""
         with _translated():
             connection = pymysql.connect(
                 **self._parameters,
                 autocommit=True,
                 binary_prefix=True,
                 charset="utf8mb4",
-                client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts matched rows, changed or not
                 connect_timeout=CONNECT_S_MAX,
                 read_timeout=ANSWER_S_MAX,
                 write_timeout=ANSWER_S_MAX,
             )
-        return MysqlOutboxStore(connection, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
+        return MysqlOutboxStore(connection, self._settings)
 
     def listen(self) -> None:
         """Return None: MySQL cannot notify, so the relay polls."""
@@ -149,14 +109,14 @@ def connect_parameters(url: str) -> dict[str, Any]:
 
 @contextmanager
 def _translated() -> Iterator[None]:
+    """Raise pymysql's errors as Tidebook's. A commit with an unknown outcome is safe: the next lock resolves it."""
     try:
         yield
     except pymysql.err.Error as error:
-        raise translate(error) from error
+        raise _translate(error) from error
 
 
-def translate(error: Exception) -> TidebookError:
-    """Return pymysql's error as Tidebook's. A commit with an unknown outcome is safe: the next lock resolves it."""
+def _translate(error: Exception) -> TidebookError:
     code = error.args[0] if error.args else 0
     text = str(error.args[1]) if len(error.args) > 1 else str(error)
     if code in {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR}:

@@ -6,14 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.key import partition_of
-from tidebook.outbox.journal_message import PREFIX, JournalAppend, append_id, read_journal_message
-from tidebook.outbox.target_port import (
+from tidebook.outbox.message import PREFIX, JournalAppend, read_journal_message
+from tidebook.outbox.port import (
     BatchOutcomeUnknown,
     BatchPartlySent,
     BatchRefused,
@@ -21,7 +22,8 @@ from tidebook.outbox.target_port import (
     FoundMessages,
     Outcome,
     RelayedMessage,
-    Scan,
+    RelaySession,
+    RelayTarget,
     TargetTopic,
 )
 
@@ -67,7 +69,7 @@ class Attempt(msgspec.Struct, frozen=True):
     is_retry: bool = False
 
 
-class JournalTarget:
+class JournalTarget(RelayTarget):
     """Appends messages to journals."""
 
     def __init__(self, journals: Journals, loop: Loop, outbox: bytes) -> None:
@@ -91,22 +93,16 @@ class JournalTarget:
     def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> JournalChannel:
         """Return a channel to the journals of a topic."""
         attempt = self._attempts().get(topic.topic, Attempt({}, topic.uuid))
-        return JournalChannel(AppendInFlight(self._journals, topic, self._outbox, attempt), self._loop)
+        return JournalChannel(self._journals, self._loop, topic, self._outbox, attempt)
 
     def release(self, topic: str) -> None:
         """Forget the attempt: the next lock starts with what the database stores."""
         self._attempts().pop(topic, None)
 
-    def maintain(self) -> None:
-        """Do nothing: no connection is kept open."""
-
-    def scan(self, topic: TargetTopic, scan: Scan, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
         """Find nothing: the session's appends are made again, with their append ids and their old floors."""
-        self._attempts()[topic.topic] = Attempt(scan.scan_from, scan.topic_uuid or "", is_retry=True)
+        self._attempts()[topic.topic] = Attempt(session.scan_from, session.topic_uuid or "", is_retry=True)
         return FoundMessages(frozenset())
-
-    def close(self) -> None:
-        """Do nothing: the book belongs to the caller."""
 
     def _attempts(self) -> dict[str, Attempt]:
         found: dict[str, Attempt] | None = getattr(self._local, "attempts", None)
@@ -118,14 +114,21 @@ class JournalTarget:
 class JournalChannel:
     """Runs a batch of appends on the journals' event loop."""
 
-    def __init__(self, appends: AppendInFlight, loop: Loop) -> None:
-        self._appends = appends
+    def __init__(self, journals: Journals, loop: Loop, topic: TargetTopic, outbox: bytes, attempt: Attempt) -> None:
+        self._journals = journals
         self._loop = loop
+        self._topic = topic
+        self._outbox = outbox
+        self._attempt = attempt
         self._future: Future[Outcome] | None = None
+        self._sent: list[int] = []
+        self._refused: list[BatchRefused] = []
+        self._unknown: str | None = None
+        self._not_made = False
 
     def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
         """Start appending the batch."""
-        self._future = self._loop.submit(self._appends.send(messages))
+        self._future = self._loop.submit(self._append_all(messages))
 
     def wait(self, timeout_s: float) -> Outcome | None:
         """Wait until every append has an outcome; return None on timeout."""
@@ -140,28 +143,18 @@ class JournalChannel:
         if self._future is not None:
             self._future.cancel()
 
-
-class AppendInFlight:
-    """A batch of appends in flight."""
-
-    def __init__(self, journals: Journals, topic: TargetTopic, outbox: bytes, attempt: Attempt) -> None:
-        self._journals = journals
-        self._topic = topic
-        self._journal_topic = topic.topic.removeprefix(PREFIX)
-        self._outbox = outbox
-        self._attempt = attempt
-        self._sent: list[int] = []
-        self._refused: list[BatchRefused] = []
-        self._unknown: str | None = None
-        self._not_made = False
-
-    async def send(self, messages: Sequence[RelayedMessage]) -> Outcome:
+    async def _append_all(self, messages: Sequence[RelayedMessage]) -> Outcome:
         """Append the batch: journals concurrently, the appends of each journal in order."""
         chains: dict[bytes | None, list[RelayedMessage]] = {}
         for message in messages:
             chains.setdefault(message.key, []).append(message)
         await asyncio.gather(*(self._append_chain(chain) for chain in chains.values()))
-        return self._outcome()
+        sent = tuple(self._sent)
+        if self._unknown is not None:
+            return BatchOutcomeUnknown(self._unknown, sent=sent)
+        if self._refused or self._not_made:
+            return BatchPartlySent(sent, tuple(self._refused))
+        return BatchSent()
 
     async def _append_chain(self, messages: Iterable[RelayedMessage]) -> None:
         """Append to one journal, in order; after a failure the following appends wait for a later batch."""
@@ -181,7 +174,11 @@ class AppendInFlight:
                     return
                 # The head no longer remembers whether this append was made, and the same holds for those that follow:
                 # each is known to be there, or is as doubtful as this one. None of them is made now.
-                self._refused.append(BatchRefused(message.id, _doubtful_reason(error), doubtful=True))
+                reason = (
+                    f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
+                    "drop it if the journal has it, else retry"
+                )
+                self._refused.append(BatchRefused(message.id, reason, doubtful=True))
                 continue
             except TidebookError as error:
                 self._unknown = str(error)
@@ -194,24 +191,14 @@ class AppendInFlight:
         partition = partition_of(append.id, self._topic.partitions)
         epoch = int(attempt.topic_uuid.rpartition("/")[2]) if attempt.topic_uuid == self._topic.uuid else None
         await self._journals.append(
-            self._journal_topic,
+            self._topic.topic.removeprefix(PREFIX),
             append,
             append_id=append_id(self._outbox, message.id),
             floor=attempt.floors.get(partition, 0),
             epoch=epoch,
         )
 
-    def _outcome(self) -> Outcome:
-        sent = tuple(self._sent)
-        if self._unknown is not None:
-            return BatchOutcomeUnknown(self._unknown, sent=sent)
-        if self._refused or self._not_made:
-            return BatchPartlySent(sent, tuple(self._refused))
-        return BatchSent()
 
-
-def _doubtful_reason(error: OutcomeUnknown) -> str:
-    return (
-        f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
-        "drop it if the journal has it, else retry"
-    )
+def append_id(outbox: bytes, id: int) -> bytes:
+    """Return the append id of a row: the same 16 bytes each time the row is relayed."""
+    return blake2b(outbox + id.to_bytes(8, "big"), digest_size=16, person=b"tidebook-outbox").digest()

@@ -11,15 +11,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidebook.core.errors import Corrupt, TidebookError, Unavailable
-from tidebook.outbox.migrations.tables import create_statements
-from tidebook.outbox.port import BatchLimit, TopicLock, WaitingMessage
-from tidebook.outbox.sql_dialect import SQLITE
-from tidebook.outbox.sql_operation import OperatorOutboxStore
-from tidebook.outbox.sql_relay import RelayStatements
-from tidebook.outbox.sql_store import Row
+from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.store import OutboxStore, Row
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.sqlite.database import make_folder
 from tidebook.sqlite.forks import GuardedConnection, no_fork, refuse_inherited
@@ -27,32 +23,25 @@ from tidebook.sqlite.libraries import closed_by_standard_library, opened_by_stan
 
 #: How long a write may wait for another transaction.
 BUSY_S_MAX = 5.0
-_STATEMENTS = RelayStatements(SQLITE)
-
-_TOPICS_IN_USE = """\
-WITH RECURSIVE found(topic) AS (
-    SELECT (SELECT topic FROM kafka_messages ORDER BY topic LIMIT 1)
-    UNION ALL
-    SELECT (SELECT m.topic FROM kafka_messages m WHERE m.topic > found.topic ORDER BY m.topic LIMIT 1)
-    FROM found WHERE found.topic IS NOT NULL
-)
-SELECT topic FROM found WHERE topic IS NOT NULL"""
-_TOPICS = f"""\
-SELECT m.topic FROM ({_TOPICS_IN_USE}) m LEFT JOIN kafka_topic_info i ON i.topic = m.topic
-WHERE i.topic IS NULL OR {_STATEMENTS.lockable}
-UNION
-SELECT i.topic FROM kafka_topic_info i WHERE {_STATEMENTS.lockable} AND EXISTS (
-    SELECT 1 FROM kafka_parked p WHERE p.topic = i.topic AND p.state = 1 AND p.retry_at <= {SQLITE.now}
-)"""
 
 
-class SqliteOutboxStore(OperatorOutboxStore):
+class FetchedRows(NamedTuple):
+    """The rows of a statement, fetched while no fork can happen."""
+
+    rows: list[Row]
+
+    def fetchall(self) -> list[Row]:
+        """Return the rows."""
+        return self.rows
+
+
+class SqliteOutboxStore(OutboxStore):
     """One connection. Its transactions take the write lock when they begin, so they cannot fail halfway."""
 
     dialect = "sqlite"
 
-    def __init__(self, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
-        super().__init__(_STATEMENTS, lock_limit_ms=lock_limit_ms, hold_parked=hold_parked)
+    def __init__(self, path: Path, settings: OutboxSettings) -> None:
+        super().__init__(settings)
         self._path = path
         self._generation = generation()
         self._closed = False
@@ -68,18 +57,8 @@ class SqliteOutboxStore(OperatorOutboxStore):
                 closed_by_standard_library(self)
                 raise
 
-    def create_tables(self) -> None:
-        with self._transaction(durable=True):
-            for statement in create_statements("sqlite"):
-                self._run(statement)
-
-    def topics_waiting(self) -> list[str]:
-        return [str(topic) for (topic,) in self._rows(_TOPICS, (self._lock_limit_ms, self._lock_limit_ms))]
-
-    def _topics_in_use(self) -> list[str]:
-        return [str(topic) for (topic,) in self._rows(_TOPICS_IN_USE)]
-
     def close(self) -> None:
+        """Close the connection."""
         self._closed = True
         self._guarded.close()
         closed_by_standard_library(self)
@@ -95,15 +74,9 @@ class SqliteOutboxStore(OperatorOutboxStore):
         except sqlite3.Error as error:
             raise Unavailable(f"{self._path}: {error}") from error
 
-    # ---- the driver's primitives
-
-    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
+    def _execute(self, sql: str, parameters: Sequence[Any] = ()) -> FetchedRows:
         with self._translated(), self._guarded as connection:
-            return connection.execute(sql.replace("%s", "?"), tuple(parameters)).fetchall()
-
-    def _run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        with self._translated(), self._guarded as connection:
-            return connection.execute(sql.replace("%s", "?"), tuple(parameters)).rowcount
+            return FetchedRows(connection.execute(sql.replace("%s", "?"), tuple(parameters)).fetchall())
 
     @contextmanager
     def _transaction(self, *, durable: bool) -> Iterator[None]:
@@ -117,39 +90,30 @@ class SqliteOutboxStore(OperatorOutboxStore):
                     connection.execute("ROLLBACK")
                 raise
 
-    def _uuid(self, value: bytes | None) -> bytes | None:
-        return value
-
-    def _select(self, lock: TopicLock, limit: BatchLimit, rewinds: int) -> list[WaitingMessage]:
-        rows = self._rows(_STATEMENTS.batch, (lock.topic, 0, limit.rows, limit.size_bytes))
-        return [WaitingMessage(*row) for row in rows]
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise translate(error, self._path) from error
+            raise _translate(error, self._path) from error
 
 
 class SqliteOutboxDatabase:
     """Opens connections to one file."""
 
-    def __init__(self, path: Path, *, lock_limit_ms: int, hold_parked: bool) -> None:
+    def __init__(self, path: Path, settings: OutboxSettings) -> None:
         self._path = path
-        self._lock_limit_ms = lock_limit_ms
-        self._hold_parked = hold_parked
+        self._settings = settings
 
     def connect(self) -> SqliteOutboxStore:
         """Open a connection; raise InvalidInput if apsw or a forked parent has the file open in this process."""
-        return SqliteOutboxStore(self._path, lock_limit_ms=self._lock_limit_ms, hold_parked=self._hold_parked)
+        return SqliteOutboxStore(self._path, self._settings)
 
     def listen(self) -> None:
         """Return None: the relay polls, and is nudged by publishers of its process."""
 
 
-def translate(error: sqlite3.Error, path: Path) -> TidebookError:
-    """Return SQLite's error as Tidebook's."""
+def _translate(error: sqlite3.Error, path: Path) -> TidebookError:
     if "no such table" in str(error) or "no such column" in str(error):
         return Unavailable(f"the outbox's tables are missing or old ({error}): run 'tidebook outbox migrate'")
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):

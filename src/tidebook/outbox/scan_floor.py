@@ -72,11 +72,8 @@ class ScanFloors:
     def known(self) -> tuple[list[str], list[int], list[int]]:
         """Return three lists: topics, their floors, and the rewinds for which these floors are valid."""
         known = [(topic, floor) for topic, floor in list(self._floors.items()) if floor.at]
-        return (
-            [topic for topic, _ in known],
-            [floor.at for _, floor in known],
-            [floor.rewinds for _, floor in known],
-        )
+        floors = [floor for _, floor in known]
+        return [topic for topic, _ in known], [floor.at for floor in floors], [floor.rewinds for floor in floors]
 
     def reset_unless(self, incarnation: object) -> None:
         """Discard all floors if the table has another incarnation: it may have been restored."""

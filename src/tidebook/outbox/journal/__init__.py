@@ -1,1 +1,0 @@
-"""Journals as the target of the outbox's relay."""

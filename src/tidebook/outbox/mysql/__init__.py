@@ -1,1 +1,0 @@
-"""The outbox on MariaDB and MySQL, with pymysql."""

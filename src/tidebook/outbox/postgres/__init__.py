@@ -1,1 +1,0 @@
-"""The outbox on PostgreSQL, with psycopg."""
