@@ -9,8 +9,9 @@ from typing import Any
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.sqlite.tables import FILE as LOG_FILE
 from tidebook.store.sqlite.tables import FILE as STORE_FILE
+from tidebook.tags.settings import TagSettings
 from tidebook.wiring.adapters import extra
-from tidebook.wiring.settings import Settings, adapter_options
+from tidebook.wiring.settings import Settings, adapter_options, options_as
 
 _FILES = {"log": LOG_FILE, "store": STORE_FILE}
 
@@ -28,6 +29,12 @@ def require_book(settings: Settings, *, parts: Collection[str]) -> None:
                 f"there is no book in {settings.folder}: it has no {_FILES[part]}; "
                 "name the folder, or the tidebook.toml, of a book that was written to"
             )
+
+
+def clears_tags(settings: Settings) -> bool:
+    """Return whether deletes and purges are applied to the tag view."""
+    found: TagSettings = options_as(settings.section("tags"), "tags", TagSettings)
+    return found.deletes == "follow"
 
 
 def kafka_client_options(settings: Settings) -> dict[str, str]:

@@ -28,11 +28,11 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.jobs.flush_wal import STAGING, output_folder
 from tidebook.pipeline.session import local_uri
-from tidebook.pipeline.source.epochs import epoch_of, in_epoch
 from tidebook.pipeline.source.format import NAME, register
+from tidebook.pipeline.source.options import EPOCH, epoch_of
 from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.status import topic_configs
 from tidebook.replication.slice import first_unreplicated_offset
+from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.manifest import VERSION, FolderManifest, Manifest, Move
 from tidebook.wiring.book import Book
@@ -87,7 +87,7 @@ def export(
         batches, events = batches + 1, events + added
         tell(ExportProgress(batches, events, time.monotonic() - began, target.reached()))
 
-    configs = portal.run(topic_configs(book, tuple(topics)))
+    configs = portal.run(topic_configs(book.store, topics))
     spans = portal.run(_spans(book, configs, target.reached()))
     scanned = {topic: span for topic, span in spans.items() if not span.in_log}
     for topic, span in scanned.items():
@@ -129,8 +129,8 @@ async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offset
                 continue
         in_log = before is not None and epoch == each.epoch and await _in_log(book, topic, each, starts, stops)
         if before is not None:
-            starts = in_epoch(starts, epoch)
-        spans[topic] = Span(starts, in_epoch(stops, each.epoch), in_log)
+            starts = {EPOCH: epoch} | starts
+        spans[topic] = Span(starts, {EPOCH: each.epoch} | stops, in_log)
     return spans
 
 

@@ -10,25 +10,13 @@ import pyarrow as pa
 from tidebook.core.event import decode_events
 from tidebook.core.payload import TYPE_NAMES
 from tidebook.core.replication_plan import EventRow
+from tidebook.pipeline.worker import arrow_schema
 
 SCHEMA = (
     "topic string, id string, seq_nr long, timestamp timestamp, payload binary, payload_type string, "
     "tags array<string>, metadata string, partition int, offset long"
 )
-ARROW = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("id", pa.string()),
-        ("seq_nr", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("payload", pa.binary()),
-        ("payload_type", pa.string()),
-        ("tags", pa.list_(pa.string())),
-        ("metadata", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-    ]
-)
+_ARROW = arrow_schema(SCHEMA)
 PAGE_EVENTS = 10_000
 PAGE_BYTES = 16_000_000
 
@@ -77,7 +65,7 @@ class EventPage:
             pa.repeat(pa.scalar(self._topic, pa.string()), len(ids)),
             pa.array(ids, pa.string()),
             pa.array(numbers, pa.int64()),
-            pa.array(times, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
+            pa.array(times, pa.timestamp("ms", tz="UTC")).cast(_ARROW.field("timestamp").type),
             pa.array(payloads, pa.binary()),
             names.dictionary_decode(),
             pa.array(tags, pa.list_(pa.string())) if any(tags) else _no_tags(len(ids)),
@@ -86,7 +74,7 @@ class EventPage:
             pa.array(offsets, pa.int64()),
         ]
         self._clear()
-        yield pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
 
 
 def _no_tags(n: int) -> pa.Array:

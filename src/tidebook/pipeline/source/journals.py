@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -10,24 +12,26 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import NotFound, TidebookError
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer, TagPosition
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.source.epochs import EPOCH, positions
 from tidebook.pipeline.source.events import EventPage
-from tidebook.pipeline.source.lag import warn_of_lag
-from tidebook.pipeline.source.options import TABLE, Options, one_line_errors
-from tidebook.pipeline.source.selection import INT_MAX, Selection
+from tidebook.pipeline.source.options import EPOCH, INT_MAX, TABLE, Options, Selection, one_line_errors, positions
 from tidebook.pipeline.worker import SparkWorker
+from tidebook.replication.status import find_lag
 from tidebook.runtime.clock import SystemClock
 from tidebook.store.port import ScanSplit, StoreWriter
+from tidebook.wiring.spark import has_part
 
 SPLITS = 16
 IDS_PER_PART = 200
 PAGE_ROWS = 5_000
+LOGGER = logging.getLogger("tidebook.pipeline")
+#: A log that is unavailable must not delay a read that needs only the store.
+LOOK_S = 5.0
 
 
 class JournalsPlan(msgspec.Struct, frozen=True):
@@ -98,7 +102,8 @@ class JournalsReader(DataSourceReader):
         for topic in sorted(self._selection.topics or ()):
             if topic not in existing:
                 raise NotFound(f"topic {topic}: the store has nothing of it; there are {', '.join(existing) or 'none'}")
-        found = {topic: await store.topic_config(topic) for topic in self._selection.of_topics(existing)}
+        selected = self._selection.topics or existing
+        found = {topic: await store.topic_config(topic) for topic in existing if topic in selected}
         return {topic: config for topic, config in found.items() if config is not None}
 
     async def _warn_of_lag(
@@ -108,7 +113,7 @@ class JournalsReader(DataSourceReader):
         homes = range(config.partitions) if ids is None else {partition_of(id, config.partitions) for id in ids}
         stops = positions(self._stops.get(topic, {}), config.epoch)
         ends = {number: at.offset for number, at in stops.items() if at.epoch == config.epoch}
-        await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=ends, clock=SystemClock())
+        await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=ends)
 
     def _plan(self, topic: str, config: TopicConfig, pointers: Mapping[int, Pointer]) -> JournalsPlan:
         starts, stops = self._starts.get(topic, {}), self._stops.get(topic, {})
@@ -122,10 +127,34 @@ class JournalsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, JournalsPart):  # Spark passes None if there are no partitions
             return iter(())
-        return read_part(self._settings, partition)
+        return _read_part(self._settings, partition)
 
 
-def read_part(settings: str, part: JournalsPart) -> Iterator[pa.RecordBatch]:
+async def warn_of_lag(
+    worker: SparkWorker,
+    topic: str,
+    config: TopicConfig,
+    pointers: Mapping[int, Pointer],
+    *,
+    partitions: Collection[int],
+    stops: Mapping[int, int],
+) -> None:
+    """Log a warning if the log holds records after a read's `pointers` and before its `stops`."""
+    if not has_part(worker.settings, "log"):
+        return
+    now_ms = SystemClock().now_ms()
+    try:
+        async with asyncio.timeout(LOOK_S):
+            log = await worker.log()
+            lag = await find_lag(log, topic, config, pointers, partitions=partitions, stops=stops, now_ms=now_ms)
+    except (TidebookError, TimeoutError) as error:
+        LOGGER.warning("topic %s: this read returns what the store holds; the log's end is unknown: %s", topic, error)
+        return
+    if lag is not None:
+        LOGGER.warning("%s", lag)
+
+
+def _read_part(settings: str, part: JournalsPart) -> Iterator[pa.RecordBatch]:
     """Yield the events of a part as Arrow batches; runs in a worker."""
     plan = msgspec.json.decode(part.plan, type=JournalsPlan)
     selection = msgspec.json.decode(part.selection, type=Selection)
