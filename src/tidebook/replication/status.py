@@ -124,22 +124,6 @@ async def accept_losses(log: Log, store: StoreWriter, topics: Sequence[str] = ()
     return accepted
 
 
-class Lag(msgspec.Struct, frozen=True):
-    """The unreplicated records of a topic."""
-
-    topic: str
-    records: int
-    #: How long the oldest of the records has waited.
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"topic {self.topic}: {self.records:,} records of the log are not in the store yet, the oldest since "
-            f"{self.seconds:,.1f} s: their events are missing from this read. "
-            "Run 'tidebook pipeline replicate' to bring them there"
-        )
-
-
 async def find_lag(
     log: Log,
     topic: str,
@@ -149,8 +133,8 @@ async def find_lag(
     partitions: Collection[int],
     stops: Mapping[int, int],
     now_ms: int,
-) -> Lag | None:
-    """Return the lag of the store after `pointers` and before `stops`, or None if it consists of marks only.
+) -> str | None:
+    """Return a warning of the records after `pointers` and before `stops`; None if there are only marks.
 
     Marks among the first `LOOK_RECORDS_MAX` records of a partition are not counted.
     """
@@ -167,7 +151,13 @@ async def find_lag(
         if written or left:
             waiting += len(written) + left
             oldest_ms = min([oldest_ms, *(record.timestamp_ms for record in (written or page.records)[:1])])
-    return Lag(topic, waiting, (now_ms - oldest_ms) / 1000) if waiting else None
+    if not waiting:
+        return None
+    return (
+        f"topic {topic}: {waiting:,} records of the log are not in the store yet, the oldest since "
+        f"{(now_ms - oldest_ms) / 1000:,.1f} s: their events are missing from this read. "
+        "Run 'tidebook pipeline replicate' to bring them there"
+    )
 
 
 class JobStatus(msgspec.Struct, frozen=True):

@@ -104,26 +104,22 @@ class BatchGate:
     """Admits the batches of a query, one at a time, until it is closed."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._closed = self._busy = False
+        self._running = threading.Lock()
+        self._closed = False
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
         """Yield whether the batch may run; it may not once the gate is closed."""
-        with self._changed:
-            enters = self._busy = not self._closed
-        try:
-            yield enters
-        finally:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+        with self._running:
+            yield not self._closed
 
     def close(self, within_s: float) -> bool:
         """Admit no more batches and wait for the running one; return False if it takes longer than `within_s`."""
-        with self._changed:
-            self._closed = True
-            return self._changed.wait_for(lambda: not self._busy, within_s)
+        self._closed = True
+        ended = self._running.acquire(timeout=within_s)
+        if ended:
+            self._running.release()
+        return ended
 
 
 class Replication:

@@ -19,8 +19,7 @@ from tidebook.core.record import read_record
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record, read_page
-from tidebook.pipeline.source.events import EventPage
-from tidebook.pipeline.source.journals import warn_of_lag
+from tidebook.pipeline.source.journals import EventPage, warn_of_lag
 from tidebook.pipeline.source.options import EPOCH, STREAM, Options, epoch_of, one_line_errors, partition_offsets
 from tidebook.pipeline.source.records import RECORDS_MAX, Offsets, RecordsSlice, bound_offsets, slices_between
 from tidebook.pipeline.worker import SparkWorker

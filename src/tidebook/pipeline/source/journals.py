@@ -1,4 +1,4 @@
-"""Journals as a Spark table: the store's events as of the planning of the query, read in parallel parts."""
+"""Journals as a Spark table: the store's events as of the planning of the query, read in parallel parts as Arrow."""
 
 from __future__ import annotations
 
@@ -7,31 +7,101 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tidebook.core.errors import NotFound, TidebookError
+from tidebook.core.event import decode_events
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
+from tidebook.core.payload import TYPE_NAMES
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer, TagPosition
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.source.events import EventPage
 from tidebook.pipeline.source.options import EPOCH, INT_MAX, TABLE, Options, Selection, one_line_errors, positions
-from tidebook.pipeline.worker import SparkWorker
+from tidebook.pipeline.worker import SparkWorker, arrow_schema
 from tidebook.replication.status import find_lag
 from tidebook.runtime.clock import SystemClock
 from tidebook.store.port import ScanSplit, StoreWriter
 from tidebook.wiring.spark import has_part
 
+SCHEMA = (
+    "topic string, id string, seq_nr long, timestamp timestamp, payload binary, payload_type string, "
+    "tags array<string>, metadata string, partition int, offset long"
+)
+_ARROW = arrow_schema(SCHEMA)
+PAGE_EVENTS = 10_000
+PAGE_BYTES = 16_000_000
 SPLITS = 16
 IDS_PER_PART = 200
 PAGE_ROWS = 5_000
 LOGGER = logging.getLogger("tidebook.pipeline")
 #: A log that is unavailable must not delay a read that needs only the store.
 LOOK_S = 5.0
+
+
+class EventPage:
+    """Collects events as columns until there are enough for an Arrow batch."""
+
+    __slots__ = ("_bytes", "_columns", "_topic")
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._clear()
+
+    def _clear(self) -> None:
+        self._columns: tuple[list[Any], ...] = tuple([] for _ in range(9))
+        self._bytes = 0
+
+    def add(self, ids_of: Sequence[str], partition: int, rows: Sequence[EventRow]) -> None:
+        """Add event rows of one log partition, with their journal ids."""
+        encoded = [row.kept for row in rows]
+        events = decode_events(encoded)
+        ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
+        ids += ids_of
+        numbers += [row.seq_nr for row in rows]
+        times += [row.timestamp_ms for row in rows]
+        payloads += [event.payload for event in events]
+        types += [event.payload_type for event in events]
+        tags += [event.tags for event in events]
+        metadata += [event.metadata for event in events]
+        partitions += [partition] * len(rows)
+        offsets += [row.position.offset for row in rows]
+        self._bytes += sum(map(len, encoded))
+
+    @property
+    def full(self) -> bool:
+        """Return whether the page has reached a limit and should be taken."""
+        return len(self._columns[0]) >= PAGE_EVENTS or self._bytes >= PAGE_BYTES
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """Yield the page as one Arrow batch, unless it is empty, and clear it."""
+        ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
+        if not ids:
+            return
+        names = pa.DictionaryArray.from_arrays(pa.array(types, pa.int8()), pa.array(TYPE_NAMES, pa.string()))
+        arrays = [
+            pa.repeat(pa.scalar(self._topic, pa.string()), len(ids)),
+            pa.array(ids, pa.string()),
+            pa.array(numbers, pa.int64()),
+            pa.array(times, pa.timestamp("ms", tz="UTC")).cast(_ARROW.field("timestamp").type),
+            pa.array(payloads, pa.binary()),
+            names.dictionary_decode(),
+            pa.array(tags, pa.list_(pa.string())) if any(tags) else _no_tags(len(ids)),
+            pa.array(metadata, pa.binary()).cast(pa.string()),
+            pa.array(partitions, pa.int32()),
+            pa.array(offsets, pa.int64()),
+        ]
+        self._clear()
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+
+
+def _no_tags(n: int) -> pa.Array:
+    """Return `n` empty lists; building the array directly is far cheaper than converting Python lists."""
+    return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n + 1), pa.array([], pa.string()))
 
 
 class JournalsPlan(msgspec.Struct, frozen=True):
