@@ -31,17 +31,12 @@ class TaskResult(msgspec.Struct, frozen=True):
     #: How many records it received, and how many of them it parked.
     records: int
     parked: int
-    #: The pointer's offset and time; None if nothing is replicated.
-    offset: int | None
-    time_ms: int | None
     seconds: float
     #: Why the partition is stopped, if it is.
     stopped: str | None
 
 
-TASK_RESULT_SCHEMA = (
-    "topic string, partition int, records long, parked long, offset long, time_ms long, seconds double, stopped string"
-)
+TASK_RESULT_SCHEMA = "topic string, partition int, records long, parked long, seconds double, stopped string"
 
 
 def replicate_task(
@@ -107,13 +102,11 @@ class ConcurrentPartitions:
         """Wait for all slices in flight; return the result of each partition."""
         while self._running:
             self._wait_for(next(iter(self._running)))
-        return [self._result(each) for each in self._replicators.values()]
-
-    def _result(self, done: PartitionReplicator) -> TaskResult:
-        pointer = done.pointer
-        offset, time_ms = (None, None) if pointer is None else (pointer.position.offset, pointer.time_ms)
-        seconds = time.monotonic() - self._began_s[done.topic, done.partition]
-        return TaskResult(done.topic, done.partition, done.records, done.parked, offset, time_ms, seconds, done.stopped)
+        now_s = time.monotonic()
+        return [
+            TaskResult(*at, done.records, done.parked, now_s - self._began_s[at], done.stopped)
+            for at, done in self._replicators.items()
+        ]
 
     def _wait_for(self, at: tuple[str, int]) -> None:
         running = self._running.pop(at)

@@ -102,7 +102,6 @@ class PartitionReplicator:
             return
         try:
             await work
-            return
         except RUN_FAILURES:
             raise
         except UnknownVersion as error:
@@ -111,7 +110,6 @@ class PartitionReplicator:
             reason = f"{type(error).__name__}: {str(error)[:REASON_CHARS_MAX]}"
             self.stopped = f"replicating offsets {start} to {stop - 1} failed: {reason}"
             LOGGER.exception("%s/%d is stopped: %s", self.topic, self.partition, self.stopped)
-        self.pointer = await (await self._parts.store()).pointer(self.topic, self.partition)
 
     async def _apply_with_retries(self, records: Sequence[Record], start: int, stop: int) -> None:
         deadline = time.monotonic() + self._wait_s
@@ -157,6 +155,6 @@ class PartitionReplicator:
         if plan.writes is not None:
             await store.apply(plan.writes)
             self.parked += len(plan.writes.parked)
+        self.pointer = plan.pointer
         if plan.stopped_by is not None:
             raise plan.stopped_by
-        self.pointer = plan.pointer

@@ -232,9 +232,10 @@ async def test_an_unexpected_error_does_not_stop_other_partitions(
         def run() -> list[Any]:
             for partition in (1, 0):
                 task.begin(TOPIC, partition, appends(2))
-            return [(done.partition, done.stopped is None, done.offset) for done in task.finish()]
+            return [(done.partition, done.stopped is None, done.records) for done in task.finish()]
 
         found = await asyncio.to_thread(run)
     finally:
         portal.close()
-    assert found == [(1, False, None), (0, True, 1)]
+    assert found == [(1, False, 2), (0, True, 2)]
+    assert await bench.numbers() == [(1, 0), (2, 1)]
