@@ -340,8 +340,19 @@ class ComparedJournals:
 
     def differences(self, topic: str, key: bytes, rows: Iterable[_Row]) -> list[Difference]:
         """Compare one journal; if it differs, read it again, because replication may have changed it meanwhile."""
-        if key == NO_KEY:
-            return [_orphan_difference(_decode_damage(row[-1])) for row in rows if row[2] == DAMAGED]
+        if key == NO_KEY:  # damaged tag rows whose record the log no longer has
+            remedy = f"the log does not have its record: run 'tidebook pipeline rebuild {topic} --tags'"
+            damaged = [_decode_damage(row[-1]) for row in rows if row[2] == DAMAGED]
+            return [
+                Difference(
+                    "tag damaged",
+                    topic,
+                    "",
+                    each.place.partition if each.place else 0,
+                    found=f"{each.reason}; {remedy}",
+                )
+                for each in damaged
+            ]
         try:
             id = journal_id(key.decode())
         except (UnicodeDecodeError, InvalidInput):
@@ -349,35 +360,22 @@ class ComparedJournals:
         partition = partition_of(id, self._comparison.configs[topic].partitions)
         if partition not in self._comparison.bounds[topic]:
             return []  # the partition is not replicated yet
-        found, records = _split_rows(rows, partition)
+        found, records = JournalState(), list[TimedRecord]()
+        for _, _, kind, n, of, timestamp_ms, time_ms, data in rows:
+            if kind == HEAD:
+                found.head = decode_head(data)
+            elif kind == EVENT:
+                found.rows[n] = _decode_event(data)
+            elif kind == TAG:
+                row = _decode_tag(data)
+                found.tags[row.place] = row
+            elif kind == DAMAGED:
+                found.damaged += (_decode_damage(data),)
+            elif of == partition:  # in any other partition the record is void and parked
+                records.append((Record(n, timestamp_ms, key, data), time_ms))
         self.journals += 1
         self.events += len(found.rows)
         journal = (Key(topic, id), partition, found, records)
         if self._comparer.is_equal(*journal):
             return []
         return self._worker.run(self._comparer.compare(*journal))
-
-
-def _split_rows(rows: Iterable[_Row], partition: int) -> tuple[JournalState, list[TimedRecord]]:
-    found = JournalState()
-    records: list[TimedRecord] = []
-    for _, key, kind, n, of, timestamp_ms, time_ms, data in rows:
-        if kind == HEAD:
-            found.head = decode_head(data)
-        elif kind == EVENT:
-            found.rows[n] = _decode_event(data)
-        elif kind == TAG:
-            row = _decode_tag(data)
-            found.tags[row.place] = row
-        elif kind == DAMAGED:
-            found.damaged += (_decode_damage(data),)
-        elif of == partition:  # in any other partition the record is void and parked
-            records.append((Record(n, timestamp_ms, key, data), time_ms))
-    return found, records
-
-
-def _orphan_difference(damage: Damage) -> Difference:
-    """Return the difference for a damaged tag row whose record the log no longer has, so its journal is undecoded."""
-    partition = 0 if damage.place is None else damage.place.partition
-    remedy = f"the log does not have its record: run 'tidebook pipeline rebuild {damage.topic} --tags'"
-    return Difference("tag damaged", damage.topic, "", partition, found=f"{damage.reason}; {remedy}")
