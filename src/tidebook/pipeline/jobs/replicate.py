@@ -71,7 +71,8 @@ STEPS = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlann
 class BatchReport(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of Spark's progress report of a micro-batch that are used."""
 
-    batch_id: int
+    #: When the micro-batch began, in a format whose texts sort by time.
+    timestamp: str
     num_input_rows: int = 0
     processed_rows_per_second: float = 0.0
     duration_ms: dict[str, int] = {}
@@ -150,7 +151,7 @@ class Replication:
         self._stop = threading.Event() if stop is None else stop
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
-        self._reported_batch = -1
+        self._recorded_at = ""
         self._began = time.monotonic()
         self._status_written = 0.0
 
@@ -315,7 +316,7 @@ class Replication:
     def _watch(self, query: StreamingQuery, gate: BatchGate, configs: Mapping[str, TopicConfig], *, once: bool) -> bool:
         metrics = self._book.metrics
         metrics.count("pipeline_queries_started")
-        self._reported_batch = -1
+        self._recorded_at = ""
         checked, failed = time.monotonic(), 0
         try:
             while not self._stop.is_set():
@@ -357,10 +358,12 @@ class Replication:
             reports: Any = query._jsq.recentProgress()
             for index in reversed(range(len(reports))):
                 report = msgspec.json.decode(reports[index].json(), type=BatchReport)
-                if report.batch_id <= self._reported_batch:
+                if report.timestamp <= self._recorded_at:
                     break
-                if report.num_input_rows:
-                    new.append(report)
+                new.append(report)
+        if new:
+            self._recorded_at = new[0].timestamp
+        new = [each for each in new if each.num_input_rows]
         metrics = self._book.metrics
         for each in reversed(new):
             for step in STEPS:
@@ -368,7 +371,6 @@ class Replication:
                     metrics.time("pipeline_batch", each.duration_ms[step] / 1000, step=step)
         metrics.gauge("pipeline_records_per_second", new[0].processed_rows_per_second if new else 0.0)
         if new:
-            self._reported_batch = new[0].batch_id
             batch_s = new[0].duration_ms.get("triggerExecution", 0) / 1000
             with self._lock:
                 self._progress = msgspec.structs.replace(
