@@ -28,8 +28,7 @@ from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.jobs.flush_wal import STAGING, commit, output_folder, sweep_staging
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.format import NAME, register
-from tidebook.pipeline.source.options import EPOCH, epoch_of
-from tidebook.pipeline.source.records import Offsets
+from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
 from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_portal import BlockingPortal

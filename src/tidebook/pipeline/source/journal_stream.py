@@ -20,8 +20,16 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record, read_page
 from tidebook.pipeline.source.journals import EventPage, warn_of_lag
-from tidebook.pipeline.source.options import EPOCH, STREAM, Options, epoch_of, one_line_errors, partition_offsets
-from tidebook.pipeline.source.records import RECORDS_MAX, Offsets, RecordsSlice, bound_offsets, slices_between
+from tidebook.pipeline.source.options import STREAM, Options, one_line_errors, partition_offsets
+from tidebook.pipeline.source.records import (
+    EPOCH,
+    RECORDS_MAX,
+    Offsets,
+    RecordsSlice,
+    bound_offsets,
+    epoch_of,
+    slices_between,
+)
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.slice import RecordOwners, first_unreplicated_offset
 from tidebook.store.port import StoreReader
@@ -29,14 +37,6 @@ from tidebook.store.port import StoreReader
 PAGE_RECORDS = 5_000
 PAGE_ROWS = 1_000
 EARLIEST, LATEST = "earliest", "latest"
-
-
-class EpochSlice(InputPartition):
-    """A range of one log partition, and the epoch in which it was planned."""
-
-    def __init__(self, slice_: RecordsSlice, epoch: int) -> None:
-        self.slice = slice_
-        self.epoch = epoch
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -98,7 +98,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._worker.run(self._bounds(replicated=True))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [EpochSlice(each, epoch_of(start[each.topic])) for each in slices_between(start, end)]
+        return slices_between(start, end)
 
     async def _bounds(self, *, replicated: bool) -> Offsets:
         """Return the first unreplicated offsets, or the log's first ones."""
@@ -151,17 +151,17 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # In a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, EpochSlice):  # Spark passes None if there are no partitions
+        if not isinstance(partition, RecordsSlice):  # Spark passes None if there are no partitions
             return
-        worker, slice_ = self._worker, partition.slice
-        config = worker.run(_config_of(worker, slice_.topic))
-        _same_epoch(slice_.topic, partition.epoch, config.epoch)
-        page = EventPage(slice_.topic)
-        start = slice_.start
-        while start < slice_.stop:
-            start, events = worker.run(_events(worker, slice_, config, start))
+        worker, topic = self._worker, partition.topic
+        config = worker.run(_config_of(worker, topic))
+        _same_epoch(topic, partition.epoch, config.epoch)
+        page = EventPage(topic)
+        start = partition.start
+        while start < partition.stop:
+            start, events = worker.run(_events(worker, partition, config, start))
             taken = [(id, row) for id, row in events if self._selects(id, row)]
-            page.add([id for id, _ in taken], slice_.partition, [row for _, row in taken])
+            page.add([id for id, _ in taken], partition.partition, [row for _, row in taken])
             if page.full:
                 yield from page.take()
         yield from page.take()

@@ -21,7 +21,8 @@ from tidebook.core.payload import TYPE_NAMES
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer, TagPosition
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.source.options import EPOCH, INT_MAX, TABLE, Options, Selection, one_line_errors, positions
+from tidebook.pipeline.source.options import INT_MAX, TABLE, Options, Selection, one_line_errors, positions
+from tidebook.pipeline.source.records import EPOCH
 from tidebook.pipeline.worker import SparkWorker, arrow_schema
 from tidebook.replication.status import find_lag
 from tidebook.runtime.clock import SystemClock

@@ -15,8 +15,8 @@ from difflib import get_close_matches
 import msgspec
 
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.core.position import FIRST_EPOCH, Position
-from tidebook.pipeline.source.records import Offsets
+from tidebook.core.position import Position
+from tidebook.pipeline.source.records import EPOCH, Offsets
 from tidebook.wiring.settings import read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
@@ -29,15 +29,6 @@ WAL = (*_ANY, "wal", "region", "table")
 DEFAULT_BOOK = "./tidebook-data"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
 INT_MAX = 2**62
-
-#: The key of a topic's epoch, next to its partition numbers: {"orders": {"epoch": 2, "0": 17, "1": 5}}. An adopted
-#: topic restarts at offset 0 in a new epoch, so offsets alone do not identify what was read.
-EPOCH = "epoch"
-
-
-def epoch_of(numbers: Mapping[str, int]) -> int:
-    """Return the epoch of a topic's offsets; offsets without one belong to the first epoch."""
-    return numbers.get(EPOCH, FIRST_EPOCH)
 
 
 def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:

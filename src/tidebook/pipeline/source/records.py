@@ -21,6 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
 from tidebook.core.errors import InvalidInput, LogLost
+from tidebook.core.position import FIRST_EPOCH
 from tidebook.log.port import Record, RecordPage, read_page
 from tidebook.pipeline.worker import Batches, SparkWorker, arrow_schema
 from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
@@ -43,6 +44,9 @@ KAFKA_TUNING = {
 
 #: The next offset to read, by topic and partition. Spark stores it as JSON, so partition numbers are text.
 Offsets = dict[str, dict[str, int]]
+#: The key of a topic's epoch, next to its partition numbers: {"orders": {"epoch": 2, "0": 17, "1": 5}}. An adopted
+#: topic restarts at offset 0 in a new epoch, so offsets alone do not identify what was read.
+EPOCH = "epoch"
 #: Consecutive records of one log partition: topic, partition, records.
 RecordRun = tuple[str, int, list[Record]]
 Reader = TypeVar("Reader", DataFrameReader, DataStreamReader)
@@ -109,13 +113,19 @@ def _json(offsets: Any) -> str:
 
 
 class RecordsSlice(InputPartition):
-    """A range of one log partition: start ≤ offset < stop."""
+    """A range of one log partition, start ≤ offset < stop, in the epoch in which it was planned."""
 
-    def __init__(self, topic: str, partition: int, start: int, stop: int) -> None:
+    def __init__(self, topic: str, partition: int, start: int, stop: int, epoch: int) -> None:
         self.topic = topic
         self.partition = partition
         self.start = start
         self.stop = stop
+        self.epoch = epoch
+
+
+def epoch_of(numbers: Mapping[str, int]) -> int:
+    """Return the epoch of a topic's offsets; offsets without one belong to the first epoch."""
+    return numbers.get(EPOCH, FIRST_EPOCH)
 
 
 class RecordsSource(DataSource):
@@ -209,7 +219,7 @@ class RecordsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def slices_between(start: Offsets, end: Offsets) -> list[RecordsSlice]:
     """Return one slice for each partition that has records between `start` and `end`."""
     return [
-        RecordsSlice(topic, int(number), start[topic][number], stop)
+        RecordsSlice(topic, int(number), start[topic][number], stop, epoch_of(start[topic]))
         for topic, stops in end.items()
         for number, stop in stops.items()
         if start[topic][number] < stop
