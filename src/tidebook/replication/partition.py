@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, Unavailable, UnknownVersion
 from tidebook.core.replication_plan import Pointer
@@ -85,23 +85,25 @@ class PartitionReplicator:
         self.records += len(records)
         start = records[0].offset if self._next is None else self._next
         self._next = records[-1].offset + 1
-        await self._unless_stopped(self._apply_with_retries(records, start, self._next), start, self._next)
+        if self.stopped is None:
+            with self._stopped_by_errors(start, self._next):
+                await self._apply_with_retries(records, start, self._next)
 
     async def catch_up(self, stop: int) -> None:
         """Replicate the records before `stop` that the store lacks, reading them from the log."""
-        await self._unless_stopped(self._read_and_apply(stop, count=True), await self.next_offset(), stop)
+        if self.stopped is None:
+            with self._stopped_by_errors(await self.next_offset(), stop):
+                await self._read_and_apply(stop, count=True)
 
     async def next_offset(self) -> int:
         """Return the partition's first unreplicated offset."""
         pointer = await (await self._parts.store()).pointer(self.topic, self.partition)
         return first_unreplicated_offset(pointer, self.topic, self.partition, self._config)
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None], start: int, stop: int) -> None:
-        if self.stopped is not None:
-            work.close()
-            return
+    @contextmanager
+    def _stopped_by_errors(self, start: int, stop: int) -> Iterator[None]:
         try:
-            await work
+            yield
         except RUN_FAILURES:
             raise
         except UnknownVersion as error:
