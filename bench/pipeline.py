@@ -203,7 +203,7 @@ class Bench:
 
     def _bare(self, topic: str) -> int:
         from bench.pipeline_parts.bare import bare_task
-        from tidebook.pipeline.source.stream import read_records
+        from tidebook.pipeline.source.records import read_records
 
         config = self.portal.run(self.book.journal(topic).create())
         stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(config.partitions)}
@@ -277,7 +277,7 @@ class Bench:
 
     def _steps(self) -> dict[str, tuple[int, float]]:
         """How often each step of a micro-batch was taken so far, and its seconds."""
-        from tidebook.pipeline.spark_metrics import STEPS
+        from tidebook.pipeline.jobs.replicate import STEPS
 
         found = {step: self.book.metrics.timing("pipeline_batch", step=step) for step in STEPS}
         return {step: (timing.count, timing.total_s) for step, timing in found.items()}
@@ -286,7 +286,7 @@ class Bench:
         """The data source beside Kafka's connector, with its defaults and tuned, over the same events."""
         from bench.replication import replicate
         from tidebook.pipeline.source.format import register
-        from tidebook.pipeline.source.stream import read_records
+        from tidebook.pipeline.source.records import read_records
 
         count = self.count * 2
         book = self._open(self.folder / "source.toml")

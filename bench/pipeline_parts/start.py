@@ -56,7 +56,7 @@ def replicate(spark: SparkSession, book: Book, portal: BlockingPortal, topic: st
 
 def bare(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, now: NOW) -> None:
     """The least that Spark can do with the same records."""
-    from tidebook.pipeline.source.stream import coalesce_to_cores, stream_records
+    from tidebook.pipeline.source.records import coalesce_to_cores, stream_records
 
     config = portal.run(book.journal(topic).create())
     starts = {topic: {str(number): 0 for number in range(config.partitions)}}

@@ -13,7 +13,7 @@ import pytest
 import tidebook
 from tidebook.cli.pipeline_export import DELTA
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars
-from tidebook.pipeline.settings import PipelineSettings
+from tidebook.pipeline.session import PipelineSettings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 

@@ -19,9 +19,9 @@ from tidebook.core.event import Event
 from tidebook.core.key import Key, partition_of
 from tidebook.core.replication_plan import TagRow
 from tidebook.log.port import read_all
-from tidebook.pipeline.compare import TOTALS, CompareBounds, Comparison, compare_task
-from tidebook.pipeline.compared_rows import record_rows, store_rows, tag_rows
-from tidebook.pipeline.records import to_arrow
+from tidebook.pipeline.jobs.verify import TOTALS, Comparison, compare_task, record_rows, store_rows, tag_rows
+from tidebook.pipeline.source.records import to_arrow
+from tidebook.replication.compare import CompareBounds
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.store.port import next_repair_revision
 from tidebook.wiring.book import Book

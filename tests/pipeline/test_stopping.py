@@ -115,16 +115,16 @@ def test_watching_that_fails_for_a_while_does_not_disturb_the_work(
     spark: SparkSession, small: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidebook.pipeline.jobs import replicate as module
-    from tidebook.pipeline.status import partition_statuses
+    from tidebook.replication.status import partition_statuses
 
     looks, starts = [0], [0]
     start = module.Replication._start
 
-    async def failing_statuses(*arguments: Any) -> Any:
+    async def failing_statuses(*arguments: Any, **more: Any) -> Any:
         looks[0] += 1
         if 1 < looks[0] < 5:
             raise Unavailable("the store does not answer")
-        return await partition_statuses(*arguments)
+        return await partition_statuses(*arguments, **more)
 
     async def failing_note(*arguments: Any) -> None:
         raise OutcomeUnknown("the note was not answered")

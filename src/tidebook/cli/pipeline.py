@@ -19,15 +19,20 @@ from tidebook.cli.signals import stop_on_signals
 from tidebook.cli.tags import format_horizon, horizon_row
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Unavailable
 from tidebook.core.replication_plan import Parked
+from tidebook.pipeline.errors import run_with_retries
 from tidebook.pipeline.jars import kafka_source_jars
-from tidebook.pipeline.job_status import JobStatus, read_job_status
 from tidebook.pipeline.jobs.purge import purge_expired
-from tidebook.pipeline.open_book import open_with_retries
 from tidebook.pipeline.parked import ReplayResult, replay_parked
 from tidebook.pipeline.prometheus_text import serve_metrics
-from tidebook.pipeline.retention_gaps import accept_losses
-from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_configs
 from tidebook.pipeline.submit import job as submitted_job
+from tidebook.replication.status import (
+    JobStatus,
+    PartitionStatus,
+    accept_losses,
+    partition_statuses,
+    read_job_status,
+    topic_configs,
+)
 from tidebook.replication.ticks import has_tags
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
@@ -85,15 +90,15 @@ def replicate(
     with stop_on_signals(stop.set), ProgressReporter() as reporter:
 
         def enter(each: Book, portal: BlockingPortal) -> None:
-            open_with_retries(
-                each, portal, stop=stop, within_s=FAILING_S if once else None,
+            run_with_retries(
+                portal, each.__aenter__, stop=stop, within_s=FAILING_S if once else None,
                 tell=lambda reason, waited_s: reporter(Replicated(0, 0, waited_s, (), waiting=reason)),
             )  # fmt: skip
 
         try:
             with open_job_book(book, enter=enter) as (each, portal), session(each, "replicate") as spark:
                 if accept_loss:
-                    for lost in portal.run(accept_losses(each, topic or ())):
+                    for lost in portal.run(accept_losses(each.log, each.store, topic or ())):
                         text = f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
                         output.emit(msgspec.to_builtins(lost), text)
                 with serve_metrics(each.metrics, metrics) if metrics is not None else nullcontext():
@@ -118,22 +123,22 @@ def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption
 
     async def go() -> None:
         async with options.open_book(book) as each:
-            configs = await topic_configs(each, tuple(topic or ()))
+            configs = await topic_configs(each.store, topic or ())
             for name in topic or ():
                 if name not in configs:
                     raise NotFound(f"topic {name}: there is no such topic in the store")
-            job_status = await read_job_status(each)
-            for found in await partition_statuses(each, configs):
+            job_status, now_ms = await read_job_status(each.store), each.clock.now_ms()
+            for found in await partition_statuses(each.log, each.store, configs, now_ms=now_ms):
                 stopped = None if job_status is None else job_status.stopped.get(f"{found.topic}/{found.partition}")
                 _show_status(found, stopped if found.lag else None)
             if await has_tags(each.store):
-                horizon, now_ms = await each.tags.horizon(configs), each.clock.now_ms()
+                horizon = await each.tags.horizon(configs)
                 output.emit({"tags": horizon_row(horizon, now_ms)}, f"tags: {format_horizon(horizon, now_ms)}")
             parked_count = 0
             for name in configs:
                 async for _ in each.store.parked(name):
                     parked_count += 1
-            _show_job(job_status, parked_count, each.clock.now_ms())
+            _show_job(job_status, parked_count, now_ms)
 
     run(go, json=json)
 

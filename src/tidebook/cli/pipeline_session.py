@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from tidebook.cli.options import existing_settings
 from tidebook.core.errors import InvalidInput
-from tidebook.pipeline.prerequisites import missing_for_spark
-from tidebook.pipeline.settings import pipeline_settings
+from tidebook.pipeline.jars import missing_for_spark
+from tidebook.pipeline.session import pipeline_settings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 

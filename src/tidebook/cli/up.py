@@ -20,7 +20,7 @@ from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption, book_path, open_book, run
 from tidebook.cli.signals import stop_on_signals
 from tidebook.cli.up_jobs import ReplicationChild, purge_periodically, wait_for
-from tidebook.pipeline.settings import pipeline_settings
+from tidebook.pipeline.session import pipeline_settings
 from tidebook.wiring.book import Book
 from tidebook.wiring.status import JournalTopicStatus, topic_statuses
 

@@ -8,8 +8,8 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from tidebook.core.errors import TidebookError
+from tidebook.pipeline.jars import missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
-from tidebook.pipeline.prerequisites import missing_for_spark
 from tidebook.runtime.backoff import Backoff
 from tidebook.wiring.book import Book
 

@@ -1,4 +1,4 @@
-"""Pass errors from Spark's Python workers to the driver.
+"""Errors of Spark jobs: pass them from the Python workers to the driver, and retry transient ones.
 
 Spark reports a worker's exception as the text of its traceback. The worker therefore attaches the error's fields to the
 exception as a line of JSON, which the driver decodes.
@@ -7,6 +7,10 @@ exception as a line of JSON, which the driver decodes.
 from __future__ import annotations
 
 import re
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +24,10 @@ from tidebook.core.errors import (
     TidebookError,
     Unavailable,
 )
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.blocking_portal import BlockingPortal
+
+T = TypeVar("T")
 
 _PREFIX = "tidebook-error: "
 _REPORT = re.compile(rf"{_PREFIX}(\{{.*\}})")
@@ -48,17 +56,8 @@ _PYTHON_ERROR = re.compile(r"^(?!py4j|pyspark|org\.|java)[A-Za-z_][\w.]*(?:Error
 _CHARS_MAX = 600
 #: Errors after which a retry may succeed without any intervention.
 TRANSIENT = (Unavailable, OutcomeUnknown, Fenced)
-
-
-class LostOffsetsReport(msgspec.Struct, frozen=True):
-    """The fields of a `LogLost`."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    remedy: str
-    when: str
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 15.0
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
@@ -66,14 +65,15 @@ class ErrorReport(msgspec.Struct, frozen=True):
 
     name: str
     message: str
-    lost: LostOffsetsReport | None = None
+    #: The arguments of a `LogLost`.
+    lost: dict[str, Any] | None = None
 
 
 def attach_report(error: TidebookError) -> None:
     """Attach the error's fields to it as a note, which is a part of the traceback that Spark passes to the driver."""
-    lost = None
-    if isinstance(error, LogLost):
-        lost = LostOffsetsReport(error.topic, error.partition, error.first, error.last, error.remedy, error.when)
+    lost = vars(error) if isinstance(error, LogLost) else None
+    if lost is not None:
+        lost = {name: lost[name] for name in ("topic", "partition", "first", "last", "remedy", "when")}
     note = _PREFIX + msgspec.json.encode(ErrorReport(type(error).__name__, str(error), lost)).decode()
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
@@ -84,17 +84,20 @@ def failure_of(error: BaseException) -> TidebookError:
     if isinstance(error, TidebookError):
         return error
     text = str(error)
-    report = _last_report(text)
-    if report is not None:
-        return _rebuild(report)
+    if (report := _last_report(text)) is not None:
+        if report.lost is not None:
+            return LogLost(**report.lost)
+        if report.name in _CLASSES:
+            return _CLASSES[report.name](report.message)
+        return Corrupt(f"{report.name}: {report.message}")
+    short = " ".join(line for line in text.strip().splitlines() if line.strip())[:_CHARS_MAX]
     if _KAFKA.search(text):
-        return Unavailable(f"the log does not answer the Spark job: {_short(text)}")
-    raised = _PYTHON_ERROR.findall(text)
-    if raised:
+        return Unavailable(f"the log does not answer the Spark job: {short}")
+    if raised := _PYTHON_ERROR.findall(text):
         return Corrupt(f"the Spark job failed: {raised[-1][:_CHARS_MAX]}")
     if _DIED.search(text):
-        return Unavailable(f"a worker of the Spark job died: {_short(text)}")
-    return Corrupt(f"the Spark job failed: {_short(text)}")
+        return Unavailable(f"a worker of the Spark job died: {short}")
+    return Corrupt(f"the Spark job failed: {short}")
 
 
 def _last_report(text: str) -> ErrorReport | None:
@@ -107,19 +110,26 @@ def _last_report(text: str) -> ErrorReport | None:
     return ErrorReport(*raised[-1]) if raised else None
 
 
-def _rebuild(report: ErrorReport) -> TidebookError:
-    if report.lost is not None:
-        return LogLost(**msgspec.structs.asdict(report.lost))
-    if report.name in _CLASSES:
-        return _CLASSES[report.name](report.message)
-    return Corrupt(f"{report.name}: {report.message}")
+def run_with_retries(
+    portal: BlockingPortal,
+    call: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    stop: threading.Event,
+    tell: Callable[[str, float], None],
+    within_s: float | None = None,
+) -> T:
+    """Run a coroutine on the portal's loop; retry with backoff while its error is transient.
 
-
-def is_transient(error: TidebookError) -> bool:
-    """Return whether a retry may succeed without any intervention."""
-    return isinstance(error, TRANSIENT)
-
-
-def _short(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return " ".join(lines)[:_CHARS_MAX]
+    Before each pause `tell` is called with the reason and the seconds elapsed. Raise the last error once `stop` is set
+    or `within_s` has elapsed.
+    """
+    began, backoff = time.monotonic(), Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+    while True:
+        try:
+            return portal.run(call())
+        except TRANSIENT as error:
+            waited_s = time.monotonic() - began
+            if stop.is_set() or (within_s is not None and waited_s >= within_s):
+                raise
+            tell(str(error), waited_s)
+            stop.wait(backoff.next_s())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -55,7 +56,8 @@ async def replay_parked(book: Book, parked: Parked, *, raw: bool = False, id: st
     except TidebookError as error:
         return ReplayResult(*at, id, error=str(error))
     await book.store.unpark([parked])
-    await _forget_started(book, parked)
+    position = _position_text(parked)
+    await _change_started(book, lambda started: {at: each for at, each in started.items() if at != position})
     return ReplayResult(*at, id, first, last)
 
 
@@ -100,17 +102,14 @@ async def _append(book: Book, parked: Parked, id: str, events: list[Event]) -> t
     # The original `expected` no longer applies. The append id depends only on the record's position, so that a
     # repeated replay is recognised.
     epoch, floor = await _replay_start(book, parked, id)
-    retry = OutcomeUnknown("a replay that began before", append_id=_append_id(parked), floor=floor, epoch=epoch)
+    append_id = blake2b(_position_text(parked).encode(), digest_size=16, person=b"tidebook-parked").digest()
+    retry = OutcomeUnknown("a replay that began before", append_id=append_id, floor=floor, epoch=epoch)
     done = await book.journal(parked.topic).append(id, events, retry=retry)
     return done.first, done.last
 
 
 def _position_text(parked: Parked) -> str:
     return f"{parked.topic}/{parked.partition}/{parked.position.epoch}/{parked.position.offset}"
-
-
-def _append_id(parked: Parked) -> bytes:
-    return blake2b(_position_text(parked).encode(), digest_size=16, person=b"tidebook-parked").digest()
 
 
 #: Unfinished replays by the record's position: the epoch, and the log's end before the first attempt. A journal
@@ -122,31 +121,25 @@ _Started = dict[str, tuple[int, int]]
 async def _replay_start(book: Book, parked: Parked, id: str) -> tuple[int, int]:
     """Return the epoch and the log's end at the first attempt of this replay; record them if this is the first."""
     config = await book.journal(parked.topic).topic_config()
+    now = config.epoch, await book.log.end(parked.topic, partition_of(id, config.partitions))
+    position = _position_text(parked)
+    started = await _change_started(book, lambda started: {position: now} | started)
+    if started is None:
+        raise Unavailable("too many replays at once: try again")
+    return started[position]
+
+
+async def _change_started(book: Book, change: Callable[[_Started], _Started]) -> _Started | None:
+    """Change the unfinished replays and return them; None if others changed them at the same time again and again."""
     for _ in range(TRIES_MAX):
-        before, started = await _read_started(book)
-        if _position_text(parked) in started:
-            return started[_position_text(parked)]
-        now = config.epoch, await book.log.end(parked.topic, partition_of(id, config.partitions))
-        if await _write_started(book, before, started | {_position_text(parked): now}):
-            return now
-    raise Unavailable("too many replays at once: try again")
-
-
-async def _forget_started(book: Book, parked: Parked) -> None:
-    for _ in range(TRIES_MAX):
-        before, started = await _read_started(book)
-        left = {position: start for position, start in started.items() if position != _position_text(parked)}
-        if left == started or await _write_started(book, before, left):
-            return
-
-
-async def _read_started(book: Book) -> tuple[str | None, _Started]:
-    text = await book.store.setting(STARTED_REPLAYS)
-    return text, {} if text is None else msgspec.json.decode(text, type=_Started)
-
-
-async def _write_started(book: Book, before: str | None, started: _Started) -> bool:
-    return await book.store.set_setting(STARTED_REPLAYS, msgspec.json.encode(started).decode(), expected=before)
+        before = await book.store.setting(STARTED_REPLAYS)
+        started = {} if before is None else msgspec.json.decode(before, type=_Started)
+        changed = change(started)
+        if changed == started or await book.store.set_setting(
+            STARTED_REPLAYS, msgspec.json.encode(changed).decode(), expected=before
+        ):
+            return changed
+    return None
 
 
 def _event(encoded: bytes) -> Event:

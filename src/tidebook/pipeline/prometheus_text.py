@@ -18,21 +18,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def to_prometheus_text(samples: Iterable[Sample]) -> str:
     """Return samples in Prometheus' text format.
 
-    >>> print(exposition([Sample("pipeline_lag_records", (("topic", "orders"),), 3.0)]), end="")
+    >>> print(to_prometheus_text([Sample("pipeline_lag_records", (("topic", "orders"),), 3.0)]), end="")
     tidebook_pipeline_lag_records{topic="orders"} 3
     """
-    lines = sorted(f"{PREFIX}{each.name}{_labels(each)} {each.value:.15g}" for each in samples)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _labels(sample: Sample) -> str:
-    if not sample.labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    lines = []
+    for each in samples:
+        labels = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in each.labels)
+        lines.append(f"{PREFIX}{each.name}{f'{{{labels}}}' if labels else ''} {each.value:.15g}\n")
+    return "".join(sorted(lines))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Create Spark sessions for the jobs: local by default, or on the cluster of `spark-submit`."""
+"""The settings of the pipeline, and Spark sessions for its jobs: local, or on the cluster of `spark-submit`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+import msgspec
 
+from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.jars import kafka_source_jars
-from tidebook.pipeline.records import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
-from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
-from tidebook.wiring.settings import Settings
+from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
+from tidebook.wiring.settings import Settings, options_as
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: Settings of every job, local or on a cluster.
 DEFAULTS = {
@@ -44,10 +47,42 @@ LOCAL = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-
-
 #: Secrets from the environment that the executors need too. Spark redacts settings with such names.
 PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
+
+
+class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the jobs run, and their intervals and limits."""
+
+    #: Spark's master, unless the job was started by `spark-submit`.
+    master: str = "local[*]"
+    #: Additional Spark settings, by their full names.
+    spark: dict[str, str] = {}
+    #: The jars of Spark's Kafka source; by default they are downloaded to the user's cache folder.
+    jars: tuple[str, ...] | None = None
+    #: How often a running replication starts a micro-batch.
+    trigger_s: float = 0.2
+    #: The most records of one micro-batch over all partitions; the default is a full slice for each of eight.
+    records_max: int = 800_000
+    #: How often a running replication checks for new topics and reports its progress.
+    look_every_s: float = 2.0
+    #: How long a task retries while the store or log is unavailable before its query restarts.
+    wait_s: float = 30.0
+    #: How often `tidebook up` purges expired journals.
+    purge_every_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("trigger_s", "look_every_s", "wait_s", "purge_every_s"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(f"[pipeline] {name} is a time in seconds, not {getattr(self, name)}")
+        if self.records_max < 1:
+            raise InvalidInput(f"[pipeline] records_max is at least 1, not {self.records_max}")
+
+
+def pipeline_settings(settings: Settings) -> PipelineSettings:
+    """Return the `[pipeline]` section of a book's settings."""
+    found: PipelineSettings = options_as(settings.section("pipeline"), "pipeline", PipelineSettings)
+    return found
 
 
 def submitted() -> bool:
@@ -77,6 +112,8 @@ def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str]
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     wanted |= settings.spark
     wanted |= more or {}
+    from pyspark.sql import SparkSession  # not at the top: the settings are read where Spark is not installed
+
     builder = SparkSession.builder.appName(name)
     for key, value in wanted.items():
         builder = builder.config(key, value)
@@ -95,6 +132,8 @@ def local_uri(path: Path) -> str:
 @contextmanager
 def unless_spark_is_gone() -> Iterator[None]:
     """Ignore connection errors of clean-up calls: a service manager may have terminated the JVM before this process."""
+    from py4j.protocol import Py4JError
+
     try:
         yield
     except (Py4JError, ConnectionError, EOFError):

@@ -1,17 +1,20 @@
-"""A book's log and store inside a Spark Python worker, opened once per process on their own event loop."""
+"""What Spark tasks share: a book's log and store inside a Python worker, and conversions to Arrow."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
 
 from tidebook.core.errors import TidebookError
 from tidebook.log.port import Log
 from tidebook.pipeline.errors import attach_report
+from tidebook.replication.partition import LogAndStore
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.clock import SystemClock
 from tidebook.runtime.metrics import Metrics
@@ -23,6 +26,32 @@ T = TypeVar("T")
 
 #: Opens a worker's store; a parameter so that a test can intercept the writes of a task.
 OpenStore = Callable[[Settings], Awaitable[StoreWriter]]
+Batches = Iterable[pa.RecordBatch]
+#: A function for `mapInArrow`.
+Task = Callable[[Batches], Iterator[pa.RecordBatch]]
+
+_ARROW_TYPES = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<string>": pa.list_(pa.string()),
+}
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """Return the Arrow schema of columns that are written as for Spark, such as "topic string, offset long"."""
+    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (each.split() for each in columns.split(","))])
+
+
+def rows_to_arrow(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows, of which there is at least one, as one Arrow batch."""
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 async def open_settings_store(settings: Settings) -> StoreWriter:
@@ -30,7 +59,7 @@ async def open_settings_store(settings: Settings) -> StoreWriter:
     return await open_store(settings, metrics=Metrics())
 
 
-class SparkWorker:
+class SparkWorker(LogAndStore):
     """The log and store of one book in one process, opened on first use, which is after the fork."""
 
     _open: ClassVar[dict[tuple[int, str, OpenStore], SparkWorker]] = {}
@@ -39,8 +68,8 @@ class SparkWorker:
         self.settings = settings
         self._opening = opening
         self._portal = BlockingPortal()
-        self._log: Log | None = None
-        self._store: StoreWriter | None = None
+        self._opened_log: Log | None = None
+        self._opened_store: StoreWriter | None = None
         self._lock = asyncio.Lock()
 
     @classmethod
@@ -77,18 +106,18 @@ class SparkWorker:
     async def store(self) -> StoreWriter:
         """Return the store; open it on first use."""
         async with self._lock:
-            if self._store is None:
-                self._store = await self._opening(self.settings)
+            if self._opened_store is None:
+                self._opened_store = await self._opening(self.settings)
                 # Spark's daemon runs the garbage collector after every task; objects loaded so far live on anyway.
                 gc.freeze()
-            return self._store
+            return self._opened_store
 
     async def log(self) -> Log:
         """Return the log; open it on first use."""
         async with self._lock:
-            if self._log is None:
-                self._log = await open_log(self.settings, clock=SystemClock(), metrics=Metrics())
-            return self._log
+            if self._opened_log is None:
+                self._opened_log = await open_log(self.settings, clock=SystemClock(), metrics=Metrics())
+            return self._opened_log
 
 
 async def _reporting(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -67,7 +67,10 @@ class JournalState(msgspec.Struct):
                 case PutHead():
                     self.head = write.head
                 case ClearEvents():
-                    self._keep_above(write.head.delete_to, tags=write.clear_tags)
+                    gone_to = write.head.delete_to
+                    self.rows = {seq_nr: row for seq_nr, row in self.rows.items() if seq_nr > gone_to}
+                    if write.clear_tags:
+                        self.tags = {place: row for place, row in self.tags.items() if row.seq_nr > gone_to}
                 case ClearJournal():
                     self.rows.clear()
                     if write.clear_tags:
@@ -77,10 +80,11 @@ class JournalState(msgspec.Struct):
                 case _:
                     assert_never(write)
 
-    def _keep_above(self, number: int, *, tags: bool) -> None:
-        self.rows = {seq_nr: row for seq_nr, row in self.rows.items() if seq_nr > number}
-        if tags:
-            self.tags = {place: row for place, row in self.tags.items() if row.seq_nr > number}
+    def up_to(self, position: Position) -> JournalState:
+        """Return the state without later rows: a replicator writes rows before it moves the head and the pointer."""
+        rows = {seq_nr: row for seq_nr, row in self.rows.items() if row.position <= position}
+        tags = {place: row for place, row in self.tags.items() if row.position <= position}
+        return JournalState(self.head, rows, tags, self.damaged)
 
 
 class Difference(msgspec.Struct, frozen=True):

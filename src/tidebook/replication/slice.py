@@ -18,6 +18,9 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 from tidebook.store.port import StoreReader, StoreWriter
 
+#: The limits of one slice; the Spark session limits its Arrow batches to the same sizes.
+SLICE_RECORDS_MAX = 100_000
+SLICE_VALUE_BYTES_MAX = 32 * 1024 * 1024
 #: The most heads that one store call reads.
 HEADS_MAX = 5000
 #: Planning yields to the event loop after this many records, so that other slices' I/O is not delayed.
@@ -44,13 +47,9 @@ async def replicate_slice(
     stop: int | None = None,
     clear_tags: bool = True,
 ) -> Pointer | None:
-    """Replicate consecutive records of a partition; return the partition's pointer afterwards.
+    """Plan and apply a slice; return the partition's pointer afterwards.
 
-    `start` and `stop` are the offsets that were read (start ≤ offset < stop), which differ from the first and the last
-    record where the log has holes. Records at or below the pointer are skipped. Raise `LogLost` if the slice begins
-    after the first unreplicated offset, `Fenced` if the store is in a newer epoch, and `UnknownVersion`, once the
-    records before it are replicated, at a record that a newer Tidebook wrote. With `clear_tags=False` deleted and
-    purged events stay in the tag view.
+    Raise `UnknownVersion`, once the records before it are replicated, at a record that a newer Tidebook wrote.
     """
     plan = await plan_slice(store, topic, partition, records, config, start=start, stop=stop, clear_tags=clear_tags)
     if plan.writes is not None:
@@ -71,52 +70,49 @@ async def plan_slice(
     stop: int | None = None,
     clear_tags: bool = True,
 ) -> SlicePlan:
-    """Decide what `replicate_slice` writes.
+    """Decide what to write for consecutive records of a partition; those at or below the pointer are skipped.
+
+    `start` and `stop` are the offsets that were read (start ≤ offset < stop), which differ from the first and the last
+    record where the log has holes. Raise `LogLost` if the slice begins after the first unreplicated offset, and
+    `Fenced` if the store is in a newer epoch. With `clear_tags=False` deleted and purged events stay in the tag view.
 
     The pointer is read before the heads: a slice that another replicator applies in between is then fenced or skipped.
     """
     pointer_before = await store.pointer(topic, partition)
     start, stop = _bounds(records, start, stop)
-    if start >= stop:
-        return SlicePlan(pointer_before, None)
     first = first_unreplicated_offset(pointer_before, topic, partition, config)
+    if start >= stop or stop <= first:
+        return SlicePlan(pointer_before, None)
     if start > first:
         raise LogLost(
             topic=topic, partition=partition, first=first, last=start - 1,
             remedy="this slice begins after a record that was never replicated: start again from the store's pointers",
         )  # fmt: skip
-    if stop <= first:
-        return SlicePlan(pointer_before, None)
     time_before_ms = 0 if pointer_before is None else pointer_before.time_ms
-    by_journal, parked, time_ms, stopped_by = await _group_by_journal(
-        records, first, topic, partition, config, time_before_ms
-    )
-    if stopped_by is not None:
-        stop = stopped_by.offset
+    grouped = await _group_by_journal(records, first, topic, partition, config, time_before_ms)
+    if grouped.stopped_by is not None:
+        stop = grouped.stopped_at
         if stop <= first:
-            return SlicePlan(pointer_before, None, stopped_by.error)
-    heads = await _heads(store, topic, list(by_journal))
-    pointer = Pointer(Position(config.epoch, stop - 1), time_ms)
+            return SlicePlan(pointer_before, None, grouped.stopped_by)
+    ids = list(grouped.actions)
+    heads: dict[str, Head] = {}
+    for i in range(0, len(ids), HEADS_MAX):
+        heads.update(await store.heads(topic, ids[i : i + HEADS_MAX]))
+    pointer = Pointer(Position(config.epoch, stop - 1), grouped.time_ms)
     keys = []
     count = 0
-    for id, actions in by_journal.items():
-        if id is not None:
-            count += len(actions)
-            if count > RECORDS_PER_YIELD:
-                count = 0
-                await asyncio.sleep(0)
-            key_writes = plan_key(
-                Key(topic, id), heads.get(id), actions, config, partition=partition, clear_tags=clear_tags
-            )
-            if key_writes:
-                keys.append(key_writes)
-    writes = SliceWrites(topic, partition, pointer_before, pointer, tuple(keys), tuple(parked))
-    return SlicePlan(pointer, writes, None if stopped_by is None else stopped_by.error)
-
-
-class _Stop(msgspec.Struct, frozen=True):
-    offset: int
-    error: UnknownVersion
+    for id, actions in grouped.actions.items():
+        count += len(actions)
+        if count > RECORDS_PER_YIELD:
+            count = 0
+            await asyncio.sleep(0)
+        key_writes = plan_key(
+            Key(topic, id), heads.get(id), actions, config, partition=partition, clear_tags=clear_tags
+        )
+        if key_writes:
+            keys.append(key_writes)
+    writes = SliceWrites(topic, partition, pointer_before, pointer, tuple(keys), tuple(grouped.parked))
+    return SlicePlan(pointer, writes, grouped.stopped_by)
 
 
 def _bounds(records: Sequence[Record], start: int | None, stop: int | None) -> tuple[int, int]:
@@ -147,16 +143,42 @@ def first_unreplicated_offset(pointer: Pointer | None, topic: str, partition: in
     return pointer.position.offset + 1
 
 
+class RecordOwners(dict[bytes | None, tuple[str | None, Damaged | None]]):
+    """By record key: the journal id in it, if any, and why records with this key are void, if they are."""
+
+    def __init__(self, partition: int, config: TopicConfig) -> None:
+        super().__init__()
+        self._partition = partition
+        self._partitions = config.partitions
+
+    def __missing__(self, key: bytes | None) -> tuple[str | None, Damaged | None]:
+        id, void = journal_of(key), None
+        if id is None:
+            void = Damaged(f"the record's key names no journal: {(key or b'')[:80]!r}")
+        elif (home := partition_of(id, self._partitions)) != self._partition:
+            void = Damaged(f"the record's journal belongs to partition {home} of {self._partitions}")
+        owner = self[key] = (id, void)
+        return owner
+
+
+class _Grouped(msgspec.Struct):
+    """The actions of a slice by journal id, in offset order, with the log's time after them."""
+
+    time_ms: int
+    actions: dict[str, list[PositionedAction]] = {}
+    parked: list[Parked] = []
+    #: The record of an unknown version at which reading stopped, if any.
+    stopped_by: UnknownVersion | None = None
+    stopped_at: int = 0
+
+
 async def _group_by_journal(
     records: Sequence[Record], first: int, topic: str, partition: int, config: TopicConfig, time_ms: int
-) -> tuple[dict[str | None, list[PositionedAction]], list[Parked], int, _Stop | None]:
-    """Return the actions at `first` and after by journal id, in offset order, with the log's time.
-
-    Marks and parked records are listed under None. Reading stops at a record of an unknown version.
-    """
-    by_journal: dict[str | None, list[PositionedAction]] = {}
-    parked: list[Parked] = []
-    owners: dict[bytes | None, _RecordOwner] = {}
+) -> _Grouped:
+    """Group the actions at `first` and after by journal; marks and parked records only advance the time."""
+    grouped = _Grouped(time_ms)
+    by_journal, parked = grouped.actions, grouped.parked
+    owners = RecordOwners(partition, config)
     before = -1
     epoch, limit_bytes = config.epoch, config.limit_bytes
     for count, record in enumerate(records, 1):
@@ -173,55 +195,20 @@ async def _group_by_journal(
             action = read_record(record.value, limit_bytes=limit_bytes)
         except UnknownVersion as error:
             error.add_note(f"at {topic}/{partition}, offset {offset}")
-            return by_journal, parked, time_ms, _Stop(offset, error)
-        owner = _NO_OWNER
+            grouped.stopped_by, grouped.stopped_at = error, offset
+            break
+        id = None
         if not isinstance(action, Mark):
-            owner = owners.get(record.key) or _cache_owner(owners, record.key, partition, config)
-        id = owner.id
-        if owner.void is not None and not isinstance(action, Damaged):
-            action = owner.void
+            id, void = owners[record.key]
+            if void is not None and not isinstance(action, Damaged):
+                action = void
+        time_ms = advance_time(time_ms, timestamp_ms, action)
         if isinstance(action, Damaged):
             parked.append(Parked(topic, partition, position, timestamp_ms, id, action.reason, record.value or b""))
-            id = None
-        time_ms = advance_time(time_ms, timestamp_ms, action)
-        actions = by_journal.get(id)
-        if actions is None:
-            actions = by_journal[id] = []
-        actions.append(PositionedAction(position, timestamp_ms, action, time_ms))
-    return by_journal, parked, time_ms, None
-
-
-class _RecordOwner(msgspec.Struct, frozen=True, gc=False):
-    """The journal id in a record's key, if any, and why records with this key are void, if they are."""
-
-    id: str | None
-    void: Damaged | None = None
-
-
-_NO_OWNER = _RecordOwner(None)
-
-
-def _cache_owner(
-    owners: dict[bytes | None, _RecordOwner], key: bytes | None, partition: int, config: TopicConfig
-) -> _RecordOwner:
-    """Return the owner of records with this key, and cache it in `owners`."""
-    owner = owners[key] = _owner_of(key, partition, config)
-    return owner
-
-
-def _owner_of(key: bytes | None, partition: int, config: TopicConfig) -> _RecordOwner:
-    id = journal_of(key)
-    if id is None:
-        return _RecordOwner(None, Damaged(f"the record's key names no journal: {(key or b'')[:80]!r}"))
-    home = partition_of(id, config.partitions)
-    if home != partition:
-        return _RecordOwner(id, Damaged(f"the record's journal belongs to partition {home} of {config.partitions}"))
-    return _RecordOwner(id)
-
-
-async def _heads(store: StoreReader, topic: str, ids: Sequence[str | None]) -> dict[str, Head]:
-    present = [id for id in ids if id is not None]
-    heads: dict[str, Head] = {}
-    for i in range(0, len(present), HEADS_MAX):
-        heads.update(await store.heads(topic, present[i : i + HEADS_MAX]))
-    return heads
+        elif id is not None:
+            actions = by_journal.get(id)
+            if actions is None:
+                actions = by_journal[id] = []
+            actions.append(PositionedAction(position, timestamp_ms, action, time_ms))
+    grouped.time_ms = time_ms
+    return grouped

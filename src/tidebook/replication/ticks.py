@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from tidebook.core.action import Mark
+from tidebook.core.errors import Fenced, TidebookError
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log, Outgoing
+from tidebook.replication.partition import LogAndStore, PartitionReplicator
+from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.tags.following import FOLLOWED_SETTING
 from tidebook.tags.horizon import NEVER_MS, gather_by_topic, read_horizon
@@ -29,8 +34,13 @@ LOOK_AGAIN_S = 0.01
 IDLE_EVERY_S = 5.0
 #: How often a ticker without live streams reads their setting.
 LOOK_EVERY_S = 1.0
+#: If there are more ticks than this, the job's tasks replicate them in parallel.
+ADJACENT_TICKS_MAX = 64
+LOGGER = logging.getLogger("tidebook.replication")
 
 Partition = tuple[str, int]
+#: The offset of the last tick of each partition.
+Ticks = Mapping[Partition, int]
 
 
 async def tick(
@@ -42,15 +52,61 @@ async def tick(
     horizon, for these topics and up to `seen_ms`, the greatest time that other topics have reached.
     """
     configs, pointers = await _read_progress(store, topics)
-    most_ms = max((each.time_ms for of in pointers.values() for each in of.values()), default=NEVER_MS)
-    most_ms = max(most_ms, seen_ms)
-    lagging = [
-        (topic, partition)
-        for topic, config in configs.items()
-        for partition in range(config.partitions)
-        if (pointer := pointers[topic].get(partition)) is None or pointer.time_ms <= most_ms
-    ]
+    most_ms = max([seen_ms, *(each.time_ms for each in pointers.values() if each is not None)])
+    lagging = [at for at, pointer in pointers.items() if pointer is None or pointer.time_ms <= most_ms]
     return await _append_ticks(log, configs, lagging, most_ms + 1)
+
+
+async def send_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -> Ticks:
+    """Send a tick to every partition and return their offsets; a book without tags gets none."""
+    if not await has_tags(store):
+        return {}
+    seen_ms = NEVER_MS
+    if topics:  # other pipelines replicate the other topics, and all share one horizon
+        seen_ms = await share_shown(store, (await read_horizon(store)).most_ms)
+    return await tick(log, store, topics, seen_ms=seen_ms)
+
+
+async def replicate_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -> int:
+    """Send ticks and replicate up to them, so that everything stored before is below the horizon.
+
+    Return how many records were replicated; a book without tags gets no ticks.
+    """
+    ticks = await send_ticks(log, store, topics)
+    replicators = await tick_replicators(log, store, ticks)
+    for at, each in replicators.items():
+        await each.catch_up(ticks[at] + 1)
+    return sum(each.records for each in replicators.values())
+
+
+async def tick_replicators(
+    log: Log, store: StoreWriter, ticks: Ticks, *, clear_tags: bool = True
+) -> dict[Partition, PartitionReplicator]:
+    """Return a replicator for each partition that has a tick."""
+    parts = LogAndStore(log, store)
+    configs = await gather_by_topic(store.topic_config, list({topic for topic, _ in ticks}))
+    return {
+        (topic, partition): PartitionReplicator(parts, topic, partition, config, clear_tags=clear_tags)
+        for topic, partition in ticks
+        if (config := configs[topic]) is not None
+    }
+
+
+async def replicate_adjacent_ticks(log: Log, store: StoreWriter, ticks: Ticks) -> None:
+    """Replicate in this process the ticks that are the first unreplicated record of their partition.
+
+    They need not wait for a micro-batch then; the job skips records that are already replicated.
+    """
+    if not 0 < len(ticks) <= ADJACENT_TICKS_MAX:
+        return
+
+    async def one(replicator: PartitionReplicator, offset: int) -> None:
+        with suppress(Fenced):  # another replicator has moved the pointer
+            if await replicator.next_offset() == offset:
+                await replicator.catch_up(offset + 1)
+
+    replicators = await tick_replicators(log, store, ticks)
+    await asyncio.gather(*(one(each, ticks[at]) for at, each in replicators.items()))
 
 
 class _LastTick(msgspec.Struct, frozen=True):
@@ -91,7 +147,7 @@ class Ticker:
         self._looked_s = -LOOK_EVERY_S
         self._since = -1
         #: With live streams: the offsets of the last step's ticks that directly follow the last replicated record.
-        self.alone: Mapping[Partition, int] = {}
+        self.alone: Ticks = {}
 
     async def step(self) -> float:
         """Append ticks if they are due and useful; return in how many seconds to call it again."""
@@ -118,6 +174,23 @@ class Ticker:
         await asyncio.sleep(LOOK_AGAIN_S)
         self._since = await self._store.wait_any(timeout_s=wait_s - LOOK_AGAIN_S, since=self._since)
 
+    async def run(self, metrics: Metrics) -> None:
+        """Tick until this is cancelled: often while a tag stream is followed, else rarely."""
+        wait_s = LOOK_EVERY_S
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                wait_s = await self.step()
+                if wait_s <= FOLLOWED_EVERY_S:
+                    await replicate_adjacent_ticks(self._log, self._store, self.alone)
+                    await self.rest(wait_s)
+                    wait_s = 0.0
+            except Exception as error:  # if this ended, the horizon would never advance again
+                metrics.count("tags_tick_failures")
+                if not isinstance(error, TidebookError):  # the replication fails likewise and reports it
+                    LOGGER.exception("a tick failed; it is retried")
+                wait_s = LOOK_EVERY_S
+
     async def _is_followed(self) -> bool:
         now_s = self._now_s()
         if now_s - self._looked_s >= LOOK_EVERY_S:
@@ -128,7 +201,7 @@ class Ticker:
                 self._followed, self._followed_s = found, now_s
         return now_s - self._followed_s < FOLLOWED_FOR_S
 
-    async def _tick(self) -> Mapping[Partition, int]:
+    async def _tick(self) -> Ticks:
         """Append the ticks that are useful; return their offsets."""
         self._tagged = self._tagged or await has_tags(self._store)
         if not self._tagged:
@@ -138,27 +211,24 @@ class Ticker:
             # The pipelines of the other topics may not have shared their times yet.
             self._shown_ms = (await read_horizon(self._store)).most_ms
         self._begun = True
-        lagging: list[Partition] = []
         in_flight = set()
-        for topic, config in configs.items():
-            for partition in range(config.partitions):
-                at, pointer = (topic, partition), pointers[topic].get(partition)
-                last = self._last.get(at)
-                if last is not None and (pointer is None or pointer.position < last.position):
-                    in_flight.add(at)  # one tick is enough for a partition that is stuck
-                elif pointer is not None and (last is None or not last.alone or pointer.position > last.position):
-                    self._shown_ms = max(self._shown_ms, pointer.time_ms)
-                    self._last[at] = _LastTick(pointer.position, True)
+        for at, pointer in pointers.items():
+            last = self._last.get(at)
+            if last is not None and (pointer is None or pointer.position < last.position):
+                in_flight.add(at)  # one tick is enough for a partition that is stuck
+            elif pointer is not None and (last is None or not last.alone or pointer.position > last.position):
+                self._shown_ms = max(self._shown_ms, pointer.time_ms)
+                self._last[at] = _LastTick(pointer.position, True)
         if self._topics is not None:
             self._shown_ms = await share_shown(self._store, self._shown_ms)
-        for topic, config in configs.items():
-            for partition in range(config.partitions):
-                at, pointer = (topic, partition), pointers[topic].get(partition)
-                if at not in in_flight and (pointer is None or pointer.time_ms <= self._shown_ms):
-                    lagging.append(at)
+        lagging = [
+            at
+            for at, pointer in pointers.items()
+            if at not in in_flight and (pointer is None or pointer.time_ms <= self._shown_ms)
+        ]
         ticks = await _append_ticks(self._log, configs, lagging, self._shown_ms + 1)
         for at, offset in ticks.items():
-            pointer = pointers[at[0]].get(at[1])
+            pointer = pointers[at]
             before = -1 if pointer is None else pointer.position.offset
             self._last[at] = _LastTick(Position(configs[at[0]].epoch, offset), alone=offset == before + 1)
         return ticks
@@ -182,18 +252,22 @@ async def has_tags(store: StoreWriter) -> bool:
     return False
 
 
-_Configs = Mapping[str, TopicConfig]
-_Pointers = Mapping[str, Mapping[int, Pointer]]
-
-
-async def _read_progress(store: StoreWriter, topics: Iterable[str] | None) -> tuple[_Configs, _Pointers]:
+async def _read_progress(
+    store: StoreWriter, topics: Iterable[str] | None
+) -> tuple[dict[str, TopicConfig], dict[Partition, Pointer | None]]:
+    """Return the configurations of the topics, and the pointer of each partition."""
     found = await gather_by_topic(store.topic_config, list(topics or await store.topics()))
     configs = {topic: config for topic, config in found.items() if config is not None}
-    return configs, await gather_by_topic(store.pointers, list(configs))
+    pointers = await gather_by_topic(store.pointers, list(configs))
+    return configs, {
+        (topic, partition): pointers[topic].get(partition)
+        for topic, config in configs.items()
+        for partition in range(config.partitions)
+    }
 
 
 async def _append_ticks(
-    log: Log, configs: _Configs, partitions: Sequence[Partition], time_ms: int
+    log: Log, configs: Mapping[str, TopicConfig], partitions: Sequence[Partition], time_ms: int
 ) -> dict[Partition, int]:
     """Append a tick with this time to each of the partitions; return the ticks' offsets."""
     values = {

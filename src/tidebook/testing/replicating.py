@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidebook.core.errors import Fenced
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log
-from tidebook.replication.slice import replicate_slice
+from tidebook.replication.slice import first_unreplicated_offset, replicate_slice
 from tidebook.store.port import StoreWriter
 
 
@@ -38,7 +38,7 @@ async def _replicate_partition(
 ) -> None:
     end, done = await log.end(topic, partition), 0
     while batches_max is None or done < batches_max:
-        start = await _next_offset(store, topic, partition, config)
+        start = first_unreplicated_offset(await store.pointer(topic, partition), topic, partition, config)
         if start >= end:
             return
         batch = await log.read(topic, partition, start=start, stop=end, limit=batch_records)
@@ -50,11 +50,3 @@ async def _replicate_partition(
         except Fenced:
             continue  # another replicator was faster: plan again from its pointer
         done += 1
-
-
-async def _next_offset(store: StoreWriter, topic: str, partition: int, config: TopicConfig) -> int:
-    """Return the first offset that is not replicated."""
-    pointer = await store.pointer(topic, partition)
-    if pointer is None or pointer.position.epoch != config.epoch:
-        return 0
-    return pointer.position.offset + 1

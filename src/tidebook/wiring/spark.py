@@ -9,8 +9,9 @@ from typing import Any
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.sqlite.tables import FILE as LOG_FILE
 from tidebook.store.sqlite.tables import FILE as STORE_FILE
+from tidebook.tags.settings import TagSettings
 from tidebook.wiring.adapters import extra
-from tidebook.wiring.settings import Settings, adapter_options
+from tidebook.wiring.settings import Settings, adapter_options, options_as
 
 _FILES = {"log": LOG_FILE, "store": STORE_FILE}
 
@@ -30,6 +31,12 @@ def require_book(settings: Settings, *, parts: Collection[str]) -> None:
             )
 
 
+def clears_tags(settings: Settings) -> bool:
+    """Return whether deletes and purges are applied to the tag view."""
+    found: TagSettings = options_as(settings.section("tags"), "tags", TagSettings)
+    return found.deletes == "follow"
+
+
 def kafka_client_options(settings: Settings) -> dict[str, str]:
     """Return the `[log]` section as options of Kafka's Java client. They may contain secrets."""
     section = settings.section("log")
@@ -47,34 +54,24 @@ def kafka_client_options(settings: Settings) -> dict[str, str]:
     }
     if kafka.protocol.startswith("sasl"):
         secret = kafka.secret()
+        module = "plain.PlainLoginModule" if kafka.mechanism == "PLAIN" else "scram.ScramLoginModule"
+        user, password = (
+            text.replace("\\", r"\\").replace('"', r"\"")
+            for text in (kafka.user, "" if secret is None else secret.reveal())
+        )
         options["sasl.mechanism"] = kafka.mechanism
-        options["sasl.jaas.config"] = _jaas(kafka.mechanism, kafka.user, "" if secret is None else secret.reveal())
+        options["sasl.jaas.config"] = (
+            f'org.apache.kafka.common.security.{module} required username="{user}" password="{password}";'
+        )
     if "ssl" in kafka.protocol:
-        options |= _tls(kafka.ca_file, kafka.cert_file, kafka.key_file)
-    return options
-
-
-def _jaas(mechanism: str, user: str, password: str) -> str:
-    module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
-    name = f"org.apache.kafka.common.security.{module}"
-    return f"{name} required username={_quoted(user)} password={_quoted(password)};"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _tls(ca_file: str | None, cert_file: str | None, key_file: str | None) -> dict[str, str]:
-    """Return the contents of the PEM files instead of their paths: executors may not have the files."""
-    options: dict[str, str] = {}
-    if ca_file is not None:
-        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _text(ca_file, "ca_file")}
-    if cert_file is not None and key_file is not None:
-        options |= {
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.certificate.chain": _text(cert_file, "cert_file"),
-            "ssl.keystore.key": _text(key_file, "key_file"),
-        }
+        # The contents of the PEM files instead of their paths: executors may not have the files.
+        if kafka.ca_file is not None:
+            options["ssl.truststore.type"] = "PEM"
+            options["ssl.truststore.certificates"] = _text(kafka.ca_file, "ca_file")
+        if kafka.cert_file is not None and kafka.key_file is not None:
+            options["ssl.keystore.type"] = "PEM"
+            options["ssl.keystore.certificate.chain"] = _text(kafka.cert_file, "cert_file")
+            options["ssl.keystore.key"] = _text(kafka.key_file, "key_file")
     return options
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.wiring.book import Book
 
 
@@ -40,12 +41,13 @@ async def topic_statuses(book: Book) -> list[JournalTopicStatus]:
 
 async def topic_status(book: Book, topic: str) -> JournalTopicStatus:
     """Return the current status of one journal topic."""
-    config = await book.journal(topic).topic_config()
+    pointers = await book.store.pointers(topic)  # before the configuration, whose epoch is then not older
+    opened = await book.journal(topic).topic_config()
+    config = await book.store.topic_config(topic) or opened  # another process may have adopted the topic since
     records = lag = 0
     for partition in range(config.partitions):
         start, end = await book.log.start(topic, partition), await book.log.end(topic, partition)
-        pointer = await book.store.pointer(topic, partition)
-        replicated = pointer.position.offset + 1 if pointer and pointer.position.epoch == config.epoch else 0
+        replicated = first_unreplicated_offset(pointers.get(partition), topic, partition, config)
         records += end - start
         lag += max(0, end - max(replicated, start))
     return JournalTopicStatus(topic, config.epoch, config.partitions, records, lag)

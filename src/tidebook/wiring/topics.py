@@ -11,6 +11,7 @@ from tidebook.core.errors import Corrupt, InvalidInput, NotFound
 from tidebook.core.key import topic_name
 from tidebook.core.record import is_record
 from tidebook.log.port import Log, TopicState, last_record
+from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.store.port import StoreWriter
 
 #: What a topic contains: journals, a region of a write-ahead log, or messages of an outbox or another program.
@@ -42,7 +43,8 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescription:
     """Describe a topic; raise `NotFound` if it does not exist, `Corrupt` if only the store has it."""
-    config = await store.topic_config(topic_name(topic))
+    pointers = await store.pointers(topic_name(topic))  # before the configuration, whose epoch is then not older
+    config = await store.topic_config(topic)
     state = await log.topic(topic)
     if state is None:
         if config is None:
@@ -54,15 +56,10 @@ async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescr
     numbers = range(state.partitions if config is None else config.partitions)
     starts = [await log.start(topic, number) for number in numbers]
     ends = [await log.end(topic, number) for number in numbers]
-    replicated: list[int | None] = [None for _ in numbers]
+    nexts = [0 for _ in numbers]
     if config is not None:
-        for number, pointer in (await store.pointers(topic)).items():
-            if number in numbers and pointer.position.epoch == config.epoch:
-                replicated[number] = pointer.position.offset
-    lag = sum(
-        max(0, end - max(start, -1 if offset is None else offset + 1))
-        for start, end, offset in zip(starts, ends, replicated, strict=True)
-    )
+        nexts = [first_unreplicated_offset(pointers.get(number), topic, number, config) for number in numbers]
+    lag = sum(max(0, end - max(start, offset)) for start, end, offset in zip(starts, ends, nexts, strict=True))
     return TopicDescription(
         topic=topic,
         kind="journal" if config is not None else await _kind(log, state),
@@ -70,7 +67,7 @@ async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescr
         epoch=None if config is None else config.epoch,
         starts=tuple(starts),
         ends=tuple(ends),
-        pointers=tuple(replicated),
+        pointers=tuple(offset - 1 if offset else None for offset in nexts),
         lag=None if config is None else lag,
     )
 

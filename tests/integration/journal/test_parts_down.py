@@ -15,8 +15,7 @@ from tests.integration.journal.conftest import OpenBook
 from tidebook import Event
 from tidebook.core.errors import LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.journal.journal import Journal
-from tidebook.pipeline.retention_gaps import accept_losses, find_starts
-from tidebook.pipeline.status import topic_configs
+from tidebook.replication.status import accept_losses, find_starts, topic_configs
 from tidebook.testing.replicating import replicate
 from tidebook.testing.servers import Cassandra, Kafka
 from tidebook.wiring.book import Book
@@ -104,11 +103,14 @@ async def test_retention_ahead_of_replication_names_the_lost_range_until_the_los
         await book.log.truncate(topic, 0, before=first + 2)
     async with open_book() as book:
         journal = book.journal(topic)
-        for act in (payloads(journal, "a"), find_starts(book, await topic_configs(book, (topic,)))):
+        for act in (
+            payloads(journal, "a"),
+            find_starts(book.log, book.store, await topic_configs(book.store, [topic])),
+        ):
             error = await told_soon(act, LogLost)
             assert isinstance(error, LogLost)
             assert (error.topic, error.partition, error.first, error.last) == (topic, 0, first, first + 1)
-        [loss] = await accept_losses(book, [topic])
+        [loss] = await accept_losses(book.log, book.store, [topic])
         assert (loss.first, loss.last) == (first, first + 1)
     async with open_book() as book:
         assert await payloads(book.journal(topic), "a") == [0, 1, 4, 5]

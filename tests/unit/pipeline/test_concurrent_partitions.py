@@ -28,14 +28,18 @@ class Stage:
         self.held = threading.Event()
         self.fails: int | None = None
 
-    def partition(self, worker: Any, topic: str, partition: int, config: Any, *, wait_s: float) -> Partition:
-        return Partition(self, partition)
+    def partition(self, worker: Any, topic: str, partition: int, config: Any, **more: Any) -> Partition:
+        return Partition(self, topic, partition)
 
 
 class Partition:
-    def __init__(self, stage: Stage, number: int) -> None:
+    pointer = stopped = None
+    records = parked = 0
+
+    def __init__(self, stage: Stage, topic: str, partition: int) -> None:
         self._stage = stage
-        self._number = number
+        self.topic = topic
+        self.partition = partition
 
     async def replicate(self, records: Sequence[Record]) -> None:
         stage = self._stage
@@ -43,25 +47,25 @@ class Partition:
         stage.most = max(stage.most, stage.running)
         await asyncio.to_thread(stage.held.wait, 30)
         stage.running -= 1
-        if stage.fails == self._number:
+        if stage.fails == self.partition:
             raise Unavailable("the store is away")
-        stage.done.append((self._number, records[0].offset))
-
-    def done(self) -> int:
-        return self._number
+        stage.done.append((self.partition, records[0].offset))
 
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr(task, "PartitionTask", stage.partition)
+    monkeypatch.setattr(task, "PartitionReplicator", stage.partition)
+    monkeypatch.setattr(task, "clears_tags", lambda _: True)
     return stage
 
 
 @pytest.fixture
 def partitions(stage: Stage) -> Iterator[ConcurrentPartitions]:
     portal = BlockingPortal()
-    yield ConcurrentPartitions(portal, CONFIG, wait_s=1)  # type: ignore[arg-type]
+    worker: Any = portal
+    worker.settings = None
+    yield ConcurrentPartitions(worker, CONFIG, wait_s=1)
     stage.held.set()
     portal.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidebook.core.errors import Corrupt, Fenced, LogLost, TidebookError, Unavailable
-from tidebook.pipeline.errors import failure_of, is_transient
+from tidebook.pipeline.errors import TRANSIENT, failure_of
 from tidebook.pipeline.worker import SparkWorker, open_settings_store
 from tidebook.wiring.settings import Settings
 
@@ -39,7 +39,7 @@ def test_records_that_the_log_has_lost_are_named_though_spark_wraps_the_error() 
     assert isinstance(found, LogLost)
     assert (found.topic, found.partition, found.first, found.last) == ("orders", 3, 7, 9)
     assert str(found) == str(lost)
-    assert not is_transient(found)
+    assert not isinstance(found, TRANSIENT)
 
 
 def test_the_fields_of_lost_records_are_not_read_from_a_sentence() -> None:
@@ -75,10 +75,10 @@ def test_an_error_without_a_report_is_known_by_its_class() -> None:
 def test_an_unavailable_broker_is_transient(text: str) -> None:
     found = failure_of(RuntimeError(STAGE + text))
     assert isinstance(found, Unavailable)
-    assert is_transient(found)
+    assert isinstance(found, TRANSIENT)
 
 
 def test_an_unknown_failure_is_not_transient() -> None:
     found = failure_of(RuntimeError(f"{STAGE}org.apache.kafka.common.errors.SaslAuthenticationException: no"))
     assert isinstance(found, Corrupt)
-    assert not is_transient(found)
+    assert not isinstance(found, TRANSIENT)

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from tidebook.log.port import Record
-from tidebook.pipeline import records as module
-from tidebook.pipeline.records import merge_slices, to_arrow
+from tidebook.pipeline.source import records as module
+from tidebook.pipeline.source.records import merge_slices, to_arrow
 
 
 def records(first: int, stop: int, value: bytes = b"v") -> list[Record]:

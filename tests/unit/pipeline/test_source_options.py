@@ -20,8 +20,7 @@ from tidebook.core.key import partition_of
 from tidebook.pipeline.source.format import TidebookSource
 from tidebook.pipeline.source.journal_stream import JournalStream
 from tidebook.pipeline.source.journals import JournalsReader
-from tidebook.pipeline.source.options import Options
-from tidebook.pipeline.source.selection import Selection
+from tidebook.pipeline.source.options import Options, Selection
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book

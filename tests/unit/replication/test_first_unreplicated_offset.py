@@ -12,9 +12,8 @@ from tidebook.core.errors import Fenced
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer
 from tidebook.pipeline.jobs.export import _replicated
-from tidebook.pipeline.source.lag import find_lag
-from tidebook.pipeline.status import partition_statuses
 from tidebook.replication.slice import first_unreplicated_offset
+from tidebook.replication.status import find_lag, partition_statuses
 from tidebook.testing.conformance.journal_records import topic_config
 
 TOPIC = "orders"
@@ -55,7 +54,7 @@ async def test_status_export_and_lag_report_no_offset_of_another_epoch() -> None
     both: Any = OneTopic()
     book: Any = SimpleNamespace(log=both, store=both)
     with pytest.raises(Fenced):
-        await partition_statuses(book, {TOPIC: CONFIG})
+        await partition_statuses(both, both, {TOPIC: CONFIG}, now_ms=0)
     with pytest.raises(Fenced):
         await _replicated(book, TOPIC, CONFIG)
     with pytest.raises(Fenced):

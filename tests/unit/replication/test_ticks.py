@@ -16,8 +16,14 @@ from tidebook import Event
 from tidebook.core.action import Mark
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
-from tidebook.pipeline.tick_thread import replicate_adjacent_ticks, replicate_ticks, tick_thread
-from tidebook.replication.ticks import FOLLOWED_EVERY_S, LOOK_EVERY_S, Ticker
+from tidebook.pipeline.jobs.replicate import _ticking
+from tidebook.replication.ticks import (
+    FOLLOWED_EVERY_S,
+    LOOK_EVERY_S,
+    Ticker,
+    replicate_adjacent_ticks,
+    replicate_ticks,
+)
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics
 from tidebook.tags.following import Following
@@ -55,7 +61,7 @@ async def test_after_settling_all_that_was_replicated_is_in_the_stream(book: Boo
     for n in range(5):
         await book.journal("orders").append(f"o-{n}", [Event(n, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
-    await replicate_ticks(book)
+    await replicate_ticks(book.log, book.store)
     assert sorted(await payloads(book)) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
 
 
@@ -63,7 +69,7 @@ async def test_a_book_without_tags_is_not_ticked(book: Book) -> None:
     await book.journal("orders").append("o-1", [Event(1)])
     await replicate(book.log, book.store, "orders")
     before = await records(book)
-    assert await replicate_ticks(book) == 0
+    assert await replicate_ticks(book.log, book.store) == 0
     await Ticker(book.log, book.store).step()
     assert await records(book) == before
 
@@ -146,7 +152,7 @@ async def test_ticks_right_behind_what_was_replicated_wait_for_no_micro_batch(bo
     await ticker.step()
     assert await payloads(book) == []
     ticks = ticker.alone
-    await asyncio.gather(*(replicate_adjacent_ticks(book, ticks) for _ in range(3)))
+    await asyncio.gather(*(replicate_adjacent_ticks(book.log, book.store, ticks) for _ in range(3)))
     assert await payloads(book) == [0]
     pointers = await book.store.pointers("orders")
     await replicate(book.log, book.store, "orders")  # the job brings the same records
@@ -164,9 +170,9 @@ async def test_a_tick_with_a_record_before_it_is_left_to_the_job(book: Book) -> 
     busy = ("orders", done.partition)
     assert busy not in ticker.alone
     before = await book.store.pointers("orders")
-    await replicate_adjacent_ticks(book, {busy: done.offset + 1})
+    await replicate_adjacent_ticks(book.log, book.store, {busy: done.offset + 1})
     assert await book.store.pointers("orders") == before
-    await replicate_adjacent_ticks(book, ticker.alone)
+    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
     after = await book.store.pointers("orders")
     moved = {number for number in after if after[number] != before.get(number)}
     assert moved == {partition for _, partition in ticker.alone}
@@ -221,7 +227,7 @@ async def test_a_topic_that_is_stuck_does_not_keep_others_from_being_ticked(book
 async def test_a_book_that_rests_is_old_and_not_behind(book: Book) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
-    await replicate_ticks(book)
+    await replicate_ticks(book.log, book.store)
     clock, metrics = ManualClock(book.clock.now_ms() + 3_600_000), Metrics()
     tags = Tags(store=book.store, clock=clock, metrics=metrics)
     assert [event.payload async for event in tags.read("paid")] == [1]
@@ -264,8 +270,8 @@ async def test_what_one_pipeline_settles_is_shown_though_another_topic_is_settle
     await book.journal("users").append("u", [Event(2)])
     await replicate(book.log, book.store, "users")
     await replicate(book.log, book.store, "orders")
-    await replicate_ticks(book, ["orders"])
-    await replicate_ticks(book, ["users"])
+    await replicate_ticks(book.log, book.store, ["orders"])
+    await replicate_ticks(book.log, book.store, ["users"])
     assert await payloads(book) == [1]
     clock = Seconds()
     ticker = Ticker(book.log, book.store, ["users"], monotonic_s=clock)
@@ -273,7 +279,7 @@ async def test_what_one_pipeline_settles_is_shown_though_another_topic_is_settle
     await replicate(book.log, book.store, "users")
     await book.journal("orders").append("o", [Event(3, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
-    await replicate_ticks(book, ["orders"])
+    await replicate_ticks(book.log, book.store, ["orders"])
     clock.now_s += 10
     await ticker.step()
     await replicate(book.log, book.store, "users")
@@ -290,10 +296,10 @@ def test_ticks_go_on_after_an_error_that_nobody_expected(
         raise ZeroDivisionError
 
     monkeypatch.setattr(Ticker, "step", step)
-    monkeypatch.setattr("tidebook.pipeline.tick_thread.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("tidebook.replication.ticks.LOOK_EVERY_S", 0.01)
     with contextlib.closing(BlockingPortal()) as portal:
         book = portal.run(tidebook.open(tmp_path / "book").__aenter__())
-        with tick_thread(book, portal):
+        with _ticking(book, portal, ()):
             for _ in range(3):
                 assert tried.acquire(timeout=30)
         assert book.metrics.counted("tags_tick_failures") >= 2
@@ -311,7 +317,7 @@ async def test_a_mark_of_the_far_future_does_not_carry_the_time_of_the_book_away
         await book.log.append(Outgoing("orders", partition, None, far))
     await orders.append("o-2", [Event(2, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
-    await replicate_ticks(book)
+    await replicate_ticks(book.log, book.store)
     horizon = await book.tags.horizon()
     assert horizon.most_ms < book.clock.now_ms() + 86_400_000
     assert sorted(await payloads(book)) == [1, 2]  # type: ignore[type-var]

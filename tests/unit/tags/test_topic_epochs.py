@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidebook import Event
-from tidebook.pipeline.tick_thread import replicate_ticks
+from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -31,5 +31,5 @@ async def test_a_journal_keeps_its_order_when_offsets_restart(tmp_path: Path, ba
         for n in range(5, 8):
             await book.journal("t").append("a", [Event(n, tags={"paid"})])
         await replicate(book.log, book.store, "t")
-        await replicate_ticks(book)
+        await replicate_ticks(book.log, book.store)
         assert [event.payload async for event in book.tags.read("paid")] == list(range(8))

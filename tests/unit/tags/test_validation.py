@@ -8,7 +8,7 @@ import pytest
 
 import tidebook
 from tidebook import Event, InvalidInput
-from tidebook.pipeline.tick_thread import replicate_ticks
+from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.replicating import replicate
 
 
@@ -17,7 +17,7 @@ async def test_topics_are_a_list_and_a_bare_text_is_rejected(tmp_path: Path) -> 
         for topic in ("orders", "payments"):
             await book.journal(topic).append("a", [Event(topic, tags={"paid"})])
             await replicate(book.log, book.store, topic)
-        await replicate_ticks(book)
+        await replicate_ticks(book.log, book.store)
         assert [event.payload async for event in book.tags.read("paid", topics=["orders"])] == ["orders"]
         with pytest.raises(InvalidInput, match=r"topics=\['orders'\]"):
             book.tags.read("paid", topics="orders")

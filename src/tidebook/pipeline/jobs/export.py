@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 import msgspec
@@ -26,13 +25,12 @@ from pyspark.sql.functions import max as greatest
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, TidebookError
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import failure_of
-from tidebook.pipeline.jobs.flush_wal import STAGING, output_folder
+from tidebook.pipeline.jobs.flush_wal import STAGING, commit, output_folder, sweep_staging
 from tidebook.pipeline.session import local_uri
-from tidebook.pipeline.source.epochs import epoch_of, in_epoch
 from tidebook.pipeline.source.format import NAME, register
-from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.status import topic_configs
+from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
 from tidebook.replication.slice import first_unreplicated_offset
+from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.manifest import VERSION, FolderManifest, Manifest, Move
 from tidebook.wiring.book import Book
@@ -52,18 +50,6 @@ class ExportProgress(msgspec.Struct, frozen=True):
     offsets: Offsets
 
 
-class Target(Protocol):
-    """The destination of an export; it commits a batch and the offsets after it atomically."""
-
-    def reached(self) -> Offsets:
-        """Return the next offsets after the last committed batch."""
-        ...
-
-    def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
-        """Write and commit a batch; return its number of events. `offsets` defaults to those after its last events."""
-        ...
-
-
 def export(
     spark: SparkSession,
     book: Book,
@@ -77,7 +63,7 @@ def export(
 ) -> ExportProgress:
     """Export the events that are replicated and not exported yet; call `tell` after each batch."""
     register(spark)
-    target = open_target(spark, output, table_format)
+    target = _open_target(spark, output, table_format)
     began = time.monotonic()
     batches = events = 0
 
@@ -87,14 +73,18 @@ def export(
         batches, events = batches + 1, events + added
         tell(ExportProgress(batches, events, time.monotonic() - began, target.reached()))
 
-    configs = portal.run(topic_configs(book, tuple(topics)))
+    configs = portal.run(topic_configs(book.store, topics))
     spans = portal.run(_spans(book, configs, target.reached()))
-    scanned = {topic: span for topic, span in spans.items() if not span.in_log}
-    for topic, span in scanned.items():
-        add(_scan(spark, book, topic, span), {topic: span.stops})
+    for topic, span in spans.items():
+        if span.in_log:
+            continue
+        stops = {topic: span.stops}
+        scan = spark.read.format(NAME).options(**_options(book, {topic: span.starts}))
+        add(scan.option("endingOffsets", msgspec.json.encode(stops).decode()).load(), stops)
     followed = {topic: span.starts for topic, span in spans.items() if span.in_log}
     if followed:
-        _run(_follow(spark, book, followed, records_max), lambda batch, number: add(batch))
+        stream = spark.readStream.format(NAME).options(**_options(book, followed))
+        _run(stream.option("maxRecordsPerTrigger", str(records_max)).load(), lambda batch, number: add(batch))
     return ExportProgress(batches, events, time.monotonic() - began, target.reached())
 
 
@@ -129,8 +119,8 @@ async def _spans(book: Book, configs: Mapping[str, TopicConfig], reached: Offset
                 continue
         in_log = before is not None and epoch == each.epoch and await _in_log(book, topic, each, starts, stops)
         if before is not None:
-            starts = in_epoch(starts, epoch)
-        spans[topic] = Span(starts, in_epoch(stops, each.epoch), in_log)
+            starts = {EPOCH: epoch} | starts
+        spans[topic] = Span(starts, {EPOCH: each.epoch} | stops, in_log)
     return spans
 
 
@@ -156,26 +146,12 @@ async def _in_log(
     return True
 
 
-def _scan(spark: SparkSession, book: Book, topic: str, span: Span) -> DataFrame:
-    return (
-        spark.read.format(NAME)
-        .option("settings", settings_to_json(book.settings))
-        .option("topic", topic)
-        .option("startingOffsets", msgspec.json.encode({topic: span.starts}).decode())
-        .option("endingOffsets", msgspec.json.encode({topic: span.stops}).decode())
-        .load()
-    )
-
-
-def _follow(spark: SparkSession, book: Book, starts: Offsets, records_max: int) -> DataFrame:
-    return (
-        spark.readStream.format(NAME)
-        .option("settings", settings_to_json(book.settings))
-        .option("topic", ",".join(starts))
-        .option("startingOffsets", msgspec.json.encode(starts).decode())
-        .option("maxRecordsPerTrigger", str(records_max))
-        .load()
-    )
+def _options(book: Book, starts: Offsets) -> dict[str, str]:
+    return {
+        "settings": settings_to_json(book.settings),
+        "topic": ",".join(starts),
+        "startingOffsets": msgspec.json.encode(starts).decode(),
+    }
 
 
 def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> None:
@@ -198,8 +174,8 @@ def _run(stream: DataFrame, each_batch: Callable[[DataFrame, int], None]) -> Non
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def open_target(spark: SparkSession, output: str | Path, table_format: str) -> Target:
-    """Open a folder of Parquet files or a Delta table as the target."""
+def _open_target(spark: SparkSession, output: str | Path, table_format: str) -> ParquetTarget | DeltaTarget:
+    """Open the destination of an export, which commits a batch and the offsets after it atomically."""
     if table_format == "parquet":
         return ParquetTarget(spark, output_folder(output))
     if table_format == "delta":
@@ -224,9 +200,11 @@ class ParquetTarget:
         self._base = self._manifest.last()
 
     def reached(self) -> Offsets:
+        """Return the next offsets after the last committed batch."""
         return self._base.offsets
 
     def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
+        """Write and commit a batch; return its number of events. `offsets` defaults to those after its last events."""
         number = self._base.number + 1
         staging = self._output / STAGING / f"export-{number}-{uuid4().hex}"
         events.write.partitionBy(*PARTITIONED_BY).parquet(local_uri(staging))
@@ -245,18 +223,10 @@ class ParquetTarget:
             )
             for i, file in enumerate(files)
         )
-        self._manifest.add(ExportManifest(VERSION, number, moves, following | (offsets or {})))
+        commit(self._manifest, ExportManifest(VERSION, number, moves, following | (offsets or {})))
         self._base = self._manifest.last()
-        self._manifest.publish()
-        self._manifest.prune()
-        self._sweep(number)
+        sweep_staging(self._output, "export", number)
         return added
-
-    def _sweep(self, number: int) -> None:
-        """Remove the staging folders of this and earlier batches; a job that still uses one will conflict."""
-        for folder in (self._output / STAGING).glob("export-*-*"):
-            if int(folder.name.split("-")[1]) <= number:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 class DeltaTarget:
@@ -270,9 +240,11 @@ class DeltaTarget:
         self._number, self._offsets = self._last()
 
     def reached(self) -> Offsets:
+        """Return the next offsets after the last committed batch."""
         return self._offsets
 
     def add(self, events: DataFrame, offsets: Offsets | None = None) -> int:
+        """Write and commit a batch, as `ParquetTarget.add`."""
         persisted = events.persist()
         try:
             following, added = _next_offsets(persisted, self._offsets)
@@ -308,7 +280,8 @@ class DeltaTarget:
 
     def _last(self) -> tuple[int, Offsets]:
         """Return the newest export commit's number and offsets; later commits may be other programs' maintenance."""
-        if not self._exists():
+        path = self._spark._jvm.org.apache.hadoop.fs.Path(self._output, "_delta_log")  # type: ignore[union-attr]
+        if not path.getFileSystem(self._spark._jsc.hadoopConfiguration()).exists(path):
             return 0, {}
         history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._output}`")
         found = history.where("userMetadata like '{\"tidebook\":%'").orderBy(col("version").desc()).first()
@@ -316,11 +289,6 @@ class DeltaTarget:
             raise InvalidInput(f"{self._output} is a Delta table that no export made: name another place")
         mark = msgspec.json.decode(found["userMetadata"])
         return int(mark["tidebook"]), mark["offsets"]
-
-    def _exists(self) -> bool:
-        path = self._spark._jvm.org.apache.hadoop.fs.Path(self._output, "_delta_log")  # type: ignore[union-attr]
-        conf = self._spark._jsc.hadoopConfiguration()
-        return bool(path.getFileSystem(conf).exists(path))
 
 
 def _next_offsets(events: DataFrame, before: Offsets) -> tuple[Offsets, int]:

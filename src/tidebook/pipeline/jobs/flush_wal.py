@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -22,16 +22,15 @@ from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
+from tidebook.pipeline.worker import Batches
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.flush import Flushed, Range, TableIncarnation, flush_region
-from tidebook.wal.manifest import VERSION, Commit, FolderManifest, Move, next_commit
+from tidebook.wal.manifest import VERSION, Commit, FolderManifest, M, Move, next_commit
 from tidebook.wal.region import Region
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 
-META = "_tidebook"
-STAGING = f"{META}/staging"
-_SLICES = "number long, slice binary"
+STAGING = "_tidebook/staging"
 
 
 def flush_wal(
@@ -123,12 +122,6 @@ class ParquetSink:
         await asyncio.to_thread(self._commit, ranges, files)
 
     def _commit(self, ranges: Sequence[Range], files: Sequence[str]) -> None:
-        self._manifest.add(next_commit(self._base, ranges, self._moves(ranges, files)))
-        self._manifest.publish()
-        self._manifest.prune()
-        self._sweep()
-
-    def _moves(self, ranges: Sequence[Range], files: Sequence[str]) -> list[Move]:
         by_table = {each.table: each for each in ranges}
         counts: dict[int, int] = {}
         moves = []
@@ -138,21 +131,30 @@ class ParquetSink:
             number = counts[table] = counts.get(table, -1) + 1
             name = f"{each.life}-{each.first}-{each.last}-{number}.parquet"
             moves.append(Move(file, f"region={self._region}/table={table}/{name}"))
-        return moves
+        commit(self._manifest, next_commit(self._base, ranges, moves))
+        sweep_staging(self._output, str(self._region), self._base.number)
 
-    def _sweep(self) -> None:
-        """Remove the staging folders of this and earlier commits; a job that still uses one will conflict."""
-        for folder in (self._output / STAGING).glob(f"{self._region}-*-*"):
-            if int(folder.name.split("-")[1]) <= self._base.number:
-                shutil.rmtree(folder, ignore_errors=True)
+
+def commit(manifests: FolderManifest[M], manifest: M) -> None:
+    """Commit a manifest and publish its files."""
+    manifests.add(manifest)
+    manifests.publish()
+    manifests.prune()
+
+
+def sweep_staging(output: Path, name: str, number: int) -> None:
+    """Remove the staging folders of this and earlier commits; a job that still uses one will conflict."""
+    for folder in (output / STAGING).glob(f"{name}-*-*"):
+        if int(folder.name.split("-")[1]) <= number:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_slices(spark: SparkSession, settings: str, namespace: str, slices: Sequence[RegionSlice]) -> DataFrame:
     """Return the entries of slices as a DataFrame, read by one task per slice."""
     rows = [(number, msgspec.msgpack.encode(each)) for number, each in enumerate(slices)]
-    plan = spark.createDataFrame(rows, _SLICES).repartitionByRange(max(1, len(rows)), "number")
+    plan = spark.createDataFrame(rows, "number long, slice binary").repartitionByRange(max(1, len(rows)), "number")
 
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def task(batches: Batches) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for data in batch.column("slice").to_pylist():
                 yield from read_slice(settings, namespace, msgspec.msgpack.decode(data, type=RegionSlice))

@@ -36,17 +36,26 @@ async def purge_expired(
     """
     now_ms = book.clock.now_ms()
     for topic in topics or await book.topics():
-        found: list[tuple[str, Head]] = []
-        async for each in book.store.expired(topic, now_ms=now_ms):
-            found.append(each)
-            if len(found) == JOURNALS_PER_BATCH:
-                for done in await _purge(book, topic, found, dry_run=dry_run):
-                    yield done
-                found = []
-        for done in await _purge(book, topic, found, dry_run=dry_run):
-            yield done
+        async for found in _batches(book.store.expired(topic, now_ms=now_ms)):
+            journal = book.journal(topic)
+            purged = [False] * len(found)
+            if not dry_run:
+                purged = await asyncio.gather(*(journal.purge_expired(id, head) for id, head in found))
+            for (id, head), done in zip(found, purged, strict=True):
+                yield ExpiredJournal(topic, id, head.seq_nr, head.expires_at_ms or 0, done)
         if not dry_run:
             await sweep_graves(book, topic)
+
+
+async def _batches(found: AsyncIterator[tuple[str, Head]]) -> AsyncIterator[list[tuple[str, Head]]]:
+    batch: list[tuple[str, Head]] = []
+    async for each in found:
+        batch.append(each)
+        if len(batch) == JOURNALS_PER_BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 async def sweep_graves(book: Book, topic: str) -> int:
@@ -58,24 +67,14 @@ async def sweep_graves(book: Book, topic: str) -> int:
     starts = [Position(config.epoch, await book.log.start(topic, number)) for number in range(config.partitions)]
     pointers = await book.store.pointers(topic)
     removed = 0
-    found: list[tuple[str, Head]] = []
-    async for id, grave in book.store.graves(topic):
-        number = partition_of(id, config.partitions)
-        if may_remove_grave(grave, pointers.get(number), starts[number]):
-            found.append((id, grave))
-        if len(found) == JOURNALS_PER_BATCH:
-            await book.store.remove_graves(topic, found)
-            removed, found = removed + len(found), []
-    if found:
-        await book.store.remove_graves(topic, found)
-    return removed + len(found)
-
-
-async def _purge(book: Book, topic: str, found: list[tuple[str, Head]], *, dry_run: bool) -> list[ExpiredJournal]:
-    journal = book.journal(topic)
-
-    async def one(id: str, head: Head) -> ExpiredJournal:
-        purged = not dry_run and await journal.purge_expired(id, head)
-        return ExpiredJournal(topic, id, head.seq_nr, head.expires_at_ms or 0, purged)
-
-    return list(await asyncio.gather(*(one(id, head) for id, head in found)))
+    async for graves in _batches(book.store.graves(topic)):
+        numbers = [partition_of(id, config.partitions) for id, _ in graves]
+        old = [
+            each
+            for each, number in zip(graves, numbers, strict=True)
+            if may_remove_grave(each[1], pointers.get(number), starts[number])
+        ]
+        if old:
+            await book.store.remove_graves(topic, old)
+        removed += len(old)
+    return removed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 import pyarrow as pa
@@ -15,18 +15,15 @@ from tidebook.core.record import read_record
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.settings import JournalSettings
 from tidebook.pipeline.jobs.replicate import Replication
-from tidebook.pipeline.jobs.verify import SPLITS_PER_CORE, Tell, VerifyResult, verify
-from tidebook.pipeline.source.stream import read_records
-from tidebook.pipeline.worker import SparkWorker
+from tidebook.pipeline.jobs.verify import Tell, VerifyResult, all_tags, store_splits, verify
+from tidebook.pipeline.source.records import read_records
+from tidebook.pipeline.worker import Batches, SparkWorker
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.store.port import ScanSplit, StoreWriter, next_repair_revision
 from tidebook.tags.rebuild import remove_stale_rows, write_journal
-from tidebook.tags.settings import TagSettings
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import options_as, settings_to_json
-
-Batches = Iterable[pa.RecordBatch]
-Task = Callable[[Batches], Iterator[pa.RecordBatch]]
+from tidebook.wiring.spark import clears_tags
 
 
 def rebuild(
@@ -41,7 +38,7 @@ def rebuild(
     if config is None:
         _refuse_adopted(topic, _last_epoch(spark, book, topic, ends))
         config = portal.run(_create_config(book, topic))
-    began = portal.run(_replicated(book, topic, config))
+    began = bool(portal.run(book.store.pointers(topic)))
     if not began:
         _refuse_adopted(topic, config.epoch)
     done = verify(spark, book, portal, [topic], repair=True, tell=tell) if began else VerifyResult()
@@ -89,31 +86,23 @@ async def _create_config(book: Book, topic: str) -> TopicConfig:
     )
 
 
-async def _replicated(book: Book, topic: str, config: TopicConfig) -> bool:
-    return any([await book.store.pointer(topic, number) is not None for number in range(config.partitions)])
-
-
 def _last_epoch(spark: SparkSession, book: Book, topic: str, ends: dict[int, int]) -> int:
     """Return the newest epoch in the log's records, for a topic whose configuration the store has lost."""
     stops = {topic: {str(number): end for number, end in ends.items()}}
     starts = {topic: {str(number): 0 for number in ends}}
-    found = read_records(spark, book.settings, starts, stops).mapInArrow(epochs, "epoch int").collect()
-    return max([1, *(int(row["epoch"]) for row in found)])
+    found = read_records(spark, book.settings, starts, stops).mapInArrow(_epochs, "epoch long").collect()
+    return max([FIRST_EPOCH, *(int(row["epoch"]) for row in found)])
 
 
-def epochs(batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Yield the newest epoch of the records; a function for `mapInArrow`."""
-    newest = 1
+def _epochs(batches: Batches) -> Iterator[pa.RecordBatch]:
+    newest = FIRST_EPOCH
     for batch in batches:
         for value in batch.column("value").to_pylist():
             try:
-                newest = max(newest, getattr(read_record(value, limit_bytes=2**31), "epoch", 1))
+                newest = max(newest, getattr(read_record(value, limit_bytes=2**31), "epoch", FIRST_EPOCH))
             except UnknownVersion:
                 continue
-    yield pa.RecordBatch.from_pydict({"epoch": pa.array([newest], pa.int32())})
-
-
-# ---- tag views
+    yield pa.RecordBatch.from_pydict({"epoch": [newest]})
 
 
 class RebuiltTags(msgspec.Struct, frozen=True):
@@ -132,67 +121,37 @@ def rebuild_tags(spark: SparkSession, book: Book, portal: BlockingPortal, topic:
     if config is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
     rev = portal.run(next_repair_revision(book.store, [topic]))
-    tasks = spark.sparkContext.defaultParallelism * SPLITS_PER_CORE
-    splits = portal.run(book.store.splits(topic, count=tasks))
-    settings = settings_to_json(book.settings)
-    parts = spark.sparkContext.parallelize([(each.low, each.high) for each in splits], len(splits))
-    written = _sum_rows(spark.createDataFrame(parts, "low string, high string"), tag_task(settings, topic, config, rev))
-    tags = portal.run(_all_tags(book.store))
-    if not tags:
-        return RebuiltTags(written, 0)
-    clear = options_as(book.settings.section("tags"), "tags", TagSettings).deletes == "follow"
-    names = spark.sparkContext.parallelize([(tag,) for tag in tags], min(tasks, len(tags)))
-    removed = _sum_rows(spark.createDataFrame(names, "tag string"), stale_task(settings, topic, rev, clear=clear))
-    return RebuiltTags(written, removed)
-
-
-async def _all_tags(store: StoreWriter) -> list[str]:
-    return [tag async for tag in store.tags()]
-
-
-def _sum_rows(rows: DataFrame, task: Task) -> int:
-    return sum(int(row["rows"]) for row in rows.mapInArrow(task, "rows long").collect())
-
-
-def stale_task(settings: str, topic: str, rev: int, *, clear: bool) -> Task:
-    """Return a function for `mapInArrow` over (tag) that removes tag rows without an event in the topic."""
-
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        worker = SparkWorker.of(settings)
-        removed = 0
-        for batch in batches:
-            for tag in batch.column("tag").to_pylist():
-                removed += worker.run(_remove(worker, tag))
-        yield pa.RecordBatch.from_pydict({"rows": pa.array([removed], pa.int64())})
-
-    async def _remove(worker: SparkWorker, tag: str) -> int:
-        return await remove_stale_rows(await worker.store(), tag, topic, rev=rev, clear=clear)
-
-    return run
-
-
-def tag_task(settings: str, topic: str, config: TopicConfig, rev: int) -> Task:
-    """Return a function for `mapInArrow` over (low, high) that writes the tag rows of splits of the store."""
+    clear = clears_tags(book.settings)
     sent = msgspec.json.encode(config)
 
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+    async def write(store: StoreWriter, row: dict[str, str]) -> int:
         known = msgspec.json.decode(sent, type=TopicConfig)
-        worker = SparkWorker.of(settings)
         written = 0
-        for batch in batches:
-            for row in batch.to_pylist():
-                split = ScanSplit(row["low"], row["high"])
-                written += worker.run(_write_tags(worker, topic, known, split, rev))
-        yield pa.RecordBatch.from_pydict({"rows": pa.array([written], pa.int64())})
+        async for page in store.heads_in(topic, ScanSplit(row["low"], row["high"])):
+            for id, head in page:
+                if head.live and head.tag_counts:
+                    written += await write_journal(store, Key(topic, id), known, rev=rev)
+        return written
 
-    return run
+    async def remove(store: StoreWriter, row: dict[str, str]) -> int:
+        return await remove_stale_rows(store, row["tag"], topic, rev=rev, clear=clear)
+
+    settings = settings_to_json(book.settings)
+    written = _sum_rows(store_splits(spark, book, portal, [topic]), settings, write)
+    tags = all_tags(spark, book, portal)
+    return RebuiltTags(written, 0 if tags is None else _sum_rows(tags, settings, remove))
 
 
-async def _write_tags(worker: SparkWorker, topic: str, config: TopicConfig, split: ScanSplit, rev: int) -> int:
-    store = await worker.store()
-    written = 0
-    async for page in store.heads_in(topic, split):
-        for id, head in page:
-            if head.live and head.tag_counts:
-                written += await write_journal(store, Key(topic, id), config, rev=rev)
-    return written
+def _sum_rows(rows: DataFrame, settings: str, count: Callable[[StoreWriter, dict[str, str]], Awaitable[int]]) -> int:
+    """Call `count` with the store for each row, in tasks; return the sum of its results."""
+
+    def task(batches: Batches) -> Iterator[pa.RecordBatch]:
+        worker = SparkWorker.of(settings)
+
+        async def counted(row: dict[str, str]) -> int:
+            return await count(await worker.store(), row)
+
+        total = sum(worker.run(counted(row)) for batch in batches for row in batch.to_pylist())
+        yield pa.RecordBatch.from_pydict({"rows": [total]})
+
+    return sum(int(row["rows"]) for row in rows.mapInArrow(task, "rows long").collect())

@@ -6,6 +6,7 @@ copied or lost checkpoint has no effect.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,22 +24,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.errors import TRANSIENT, failure_of, is_transient
-from tidebook.pipeline.job_status import JobStatus, write_job_status
-from tidebook.pipeline.retention_gaps import find_starts
-from tidebook.pipeline.session import local_uri, unless_spark_is_gone
-from tidebook.pipeline.settings import PipelineSettings, pipeline_settings
-from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.source.stream import coalesce_to_cores, stream_records
-from tidebook.pipeline.spark_metrics import BatchFigures, SparkListener, spark_listener
-from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_configs
-from tidebook.pipeline.task import QUERY_FAILURES, TASK_RESULT_SCHEMA, TaskResult, replicate_task, unexpected_failure
-from tidebook.pipeline.tick_thread import Ticks, records_before, replicate_through, send_ticks, tick_thread
+from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
+from tidebook.pipeline.session import local_uri, pipeline_settings, unless_spark_is_gone
+from tidebook.pipeline.source.records import Offsets, coalesce_to_cores, stream_records
+from tidebook.pipeline.task import TASK_RESULT_SCHEMA, TaskResult, replicate_task
 from tidebook.pipeline.worker import OpenStore, open_settings_store
+from tidebook.replication.status import (
+    JobStatus,
+    PartitionStatus,
+    find_starts,
+    partition_statuses,
+    topic_configs,
+    write_job_status,
+)
+from tidebook.replication.ticks import Ticker, send_ticks, tick_replicators
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
+from tidebook.wiring.spark import clears_tags
 
 LOGGER = logging.getLogger("tidebook.pipeline")
 T = TypeVar("T")
@@ -59,6 +64,18 @@ STATUS_EVERY_S = 5.0
 STATUS_FAILURES_MAX = 5
 #: If more records than this precede the final ticks, another query replicates them instead of the driver.
 DRIVER_RECORDS_MAX = 20_000
+#: The steps of a micro-batch whose durations are recorded.
+STEPS = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlanning", "walCommit", "commitOffsets")
+
+
+class BatchReport(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of Spark's progress report of a micro-batch that are used."""
+
+    #: When the micro-batch began, in a format whose texts sort by time.
+    timestamp: str
+    num_input_rows: int = 0
+    processed_rows_per_second: float = 0.0
+    duration_ms: dict[str, int] = {}
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -88,26 +105,22 @@ class BatchGate:
     """Admits the batches of a query, one at a time, until it is closed."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._closed = self._busy = False
+        self._running = threading.Lock()
+        self._closed = False
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
         """Yield whether the batch may run; it may not once the gate is closed."""
-        with self._changed:
-            enters = self._busy = not self._closed
-        try:
-            yield enters
-        finally:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+        with self._running:
+            yield not self._closed
 
     def close(self, within_s: float) -> bool:
         """Admit no more batches and wait for the running one; return False if it takes longer than `within_s`."""
-        with self._changed:
-            self._closed = True
-            return self._changed.wait_for(lambda: not self._busy, within_s)
+        self._closed = True
+        ended = self._running.acquire(timeout=within_s)
+        if ended:
+            self._running.release()
+        return ended
 
 
 class Replication:
@@ -134,13 +147,11 @@ class Replication:
         self._on_batch = on_batch
         self._opening = opening
         self._checkpoint = checkpoint
-        self._settings: PipelineSettings = pipeline_settings(book.settings)
+        self._settings = pipeline_settings(book.settings)
         self._stop = threading.Event() if stop is None else stop
         self._lock = threading.Lock()
-        self._batches = self._records = self._parked = 0
-        self._listener: SparkListener | None = None
-        self._stopped: dict[str, str] = {}
-        self._partitions: tuple[PartitionStatus, ...] = ()
+        self._progress = Progress(0, 0, 0.0, ())
+        self._recorded_at = ""
         self._began = time.monotonic()
         self._status_written = 0.0
 
@@ -150,75 +161,59 @@ class Replication:
 
     def progress(self, waiting: str | None = None) -> Progress:
         """Return the progress of the run."""
-        figures = BatchFigures() if self._listener is None else self._listener.figures
-        with self._lock:
-            return Progress(
-                self._batches,
-                self._records,
-                time.monotonic() - self._began,
-                self._partitions,
-                dict(self._stopped),
-                waiting,
-                self._parked,
-                figures.records_per_s,
-                figures.batch_s,
-            )
+        return msgspec.structs.replace(self._progress, seconds=time.monotonic() - self._began, waiting=waiting)
 
     def run(self, *, once: bool = False) -> Progress:
         """Replicate until `stop`; with `once`, until the log's end at the start, and make it visible to tag streams."""
-        with spark_listener(self._spark, self._book.metrics) as self._listener:
-            if not once:
-                with tick_thread(self._book, self._portal, self._topics):
-                    return self._run(once=False)
-            self._run(once=True)
-            if not self._stop.is_set():
-                self._pass_horizon()
+        if not once:
+            with _ticking(self._book, self._portal, self._topics):
+                return self._run(once=False)
+        self._run(once=True)
+        if not self._stop.is_set():
+            self._pass_horizon()
         return self.progress()
 
     def _pass_horizon(self) -> None:
         """Send ticks and replicate up to them, so that the horizon of tag streams passes the replicated events."""
-        try:
-            ticks = self._retry(lambda: send_ticks(self._book, self._topics))
-            moving = {at: offset for at, offset in ticks.items() if f"{at[0]}/{at[1]}" not in self._stopped}
-            if self._retry(lambda: records_before(self._book, moving)) > DRIVER_RECORDS_MAX:
-                self._run(once=True)
-            self._retry(lambda: self._replicate_here(moving))
-            self._publish_status(self._retry(self._statuses), last=True)
-        except TRANSIENT:
-            if not self._stop.is_set():  # a caller that stops a waiting run does not want its error
-                raise
+        log, store = self._book.log, self._book.store
+        with self._unless_stopped():
+            ticks = self._retry(lambda: send_ticks(log, store, self._topics))
+            clear_tags = clears_tags(self._book.settings)
+            moving = {at: each for at, each in ticks.items() if f"{at[0]}/{at[1]}" not in self._progress.stopped}
+            replicators = self._retry(lambda: tick_replicators(log, store, moving, clear_tags=clear_tags))
 
-    async def _replicate_here(self, ticks: Ticks) -> None:
-        for (topic, partition), offset in ticks.items():
-            try:
-                async for records in replicate_through(self._book, {(topic, partition): offset}):
-                    with self._lock:
-                        self._records += records
-                    if self._stop.is_set():
-                        return
-            except QUERY_FAILURES:
-                raise
-            except Exception as error:  # as in a task, an unexpected error stops only this partition
-                with self._lock:
-                    self._stopped[f"{topic}/{partition}"] = unexpected_failure(error, offset, offset + 1)
+            async def records_before() -> int:
+                return sum([max(0, moving[at] + 1 - await each.next_offset()) for at, each in replicators.items()])
+
+            if self._retry(records_before) > DRIVER_RECORDS_MAX:
+                self._run(once=True)
+            for at, each in replicators.items():
+                if self._stop.is_set():
+                    break
+                self._retry(partial(each.catch_up, moving[at] + 1))
+                self._add(records=each.records, parked=each.parked, stopped={f"{at[0]}/{at[1]}": each.stopped})
+            self._publish_status(self._retry(self._statuses), last=True)
 
     def _retry(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a call in this process; retry while a server is unavailable or the call is fenced."""
-        began, backoff = time.monotonic(), Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
-        while True:
-            try:
-                return self._portal.run(call())
-            except TRANSIENT as error:
-                if self._stop.is_set() or time.monotonic() - began >= FAILING_S:
-                    raise
-                self._tell(self.progress(waiting=str(error)))
-                self._stop.wait(backoff.next_s())
+        return run_with_retries(
+            self._portal, call, stop=self._stop, within_s=FAILING_S,
+            tell=lambda reason, waited_s: self._tell(self.progress(waiting=reason)),
+        )  # fmt: skip
+
+    @contextmanager
+    def _unless_stopped(self) -> Iterator[None]:
+        """Ignore transient errors after a stop: a caller that stops a waiting run does not want its error."""
+        try:
+            yield
+        except TRANSIENT:
+            if not self._stop.is_set():
+                raise
 
     def _run(self, *, once: bool) -> Progress:
         failures, backoff = 0, Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
         moved = time.monotonic()
         while not self._stop.is_set():
-            before = self._records
+            before = self._progress.records
             try:
                 if self._run_query(once=once):
                     break
@@ -227,43 +222,39 @@ class Replication:
             except TidebookError as error:
                 if self._stop.is_set():
                     break  # the caller that stopped the run may have stopped Spark too
-                if self._records > before:
+                if self._progress.records > before:
                     failures, moved = 0, time.monotonic()
                     backoff.reset()
                 failures += 1
                 cause = self._cause(error)
                 over = once and failures >= FAILURES_MAX and time.monotonic() - moved >= FAILING_S
-                if over or not is_transient(cause):
+                if over or not isinstance(cause, TRANSIENT):
                     if cause is error:
                         raise
                     raise cause from error
                 self._tell(self.progress(waiting=str(cause)))
                 self._stop.wait(backoff.next_s())
-        try:
+        with self._unless_stopped():
             self._publish_status(self._retry(self._statuses), last=True)
-        except TRANSIENT:
-            if not self._stop.is_set():  # a caller that stops a waiting run does not want its error
-                raise
         return self.progress()
 
     def _cause(self, error: TidebookError) -> TidebookError:
         """Return the cause of a query's failure: the log's lost records, if that is what `find_starts` finds."""
-        if is_transient(error):
-            return error
-        try:
-            self._portal.run(find_starts(self._book, self._configs()))
-        except TidebookError as found:
-            return found
+        if not isinstance(error, TRANSIENT):
+            try:
+                self._portal.run(find_starts(self._book.log, self._book.store, self._configs()))
+            except TidebookError as found:
+                return found
         return error
 
     def _configs(self) -> dict[str, TopicConfig]:
-        return self._portal.run(topic_configs(self._book, self._topics))
+        return self._portal.run(topic_configs(self._book.store, self._topics))
 
     def _run_query(self, *, once: bool) -> bool:
         """Run one query from the pointers; return False if it must be restarted, for example for a new topic."""
         configs = self._configs()
-        starts = self._portal.run(find_starts(self._book, configs))
-        self._refresh_status(configs)
+        starts = self._portal.run(find_starts(self._book.log, self._book.store, configs))
+        self._refresh_status()
         if not configs:
             return once or self._stop.wait(self._settings.look_every_s)
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
@@ -297,16 +288,12 @@ class Replication:
         return writer.trigger(processingTime=f"{self._settings.trigger_s} seconds").start()
 
     def _count(self, number: int, done: Sequence[TaskResult]) -> None:
-        with self._lock:
-            self._batches += 1
-            self._records += sum(each.records for each in done)
-            self._parked += sum(each.parked for each in done)
-            for each in done:
-                at = f"{each.topic}/{each.partition}"
-                if each.stopped is not None:
-                    self._stopped[at] = each.stopped
-                else:  # the cause was repaired, or this Tidebook is newer
-                    self._stopped.pop(at, None)
+        self._add(
+            batches=1,
+            records=sum(each.records for each in done),
+            parked=sum(each.parked for each in done),
+            stopped={f"{each.topic}/{each.partition}": each.stopped for each in done},
+        )
         metrics = self._book.metrics
         for each in done:
             metrics.count("pipeline_records", each.records, topic=each.topic, partition=each.partition)
@@ -314,7 +301,22 @@ class Replication:
             metrics.time("pipeline_task", each.seconds)
         self._on_batch(number, done)
 
+    def _add(self, *, records: int, parked: int, stopped: dict[str, str | None], batches: int = 0) -> None:
+        """Add to the totals; a partition that is no longer stopped was repaired, or this Tidebook is newer."""
+        with self._lock:
+            now = self._progress
+            self._progress = msgspec.structs.replace(
+                now,
+                batches=now.batches + batches,
+                records=now.records + records,
+                parked=now.parked + parked,
+                stopped={at: reason for at, reason in (now.stopped | stopped).items() if reason is not None},
+            )
+
     def _watch(self, query: StreamingQuery, gate: BatchGate, configs: Mapping[str, TopicConfig], *, once: bool) -> bool:
+        metrics = self._book.metrics
+        metrics.count("pipeline_queries_started")
+        self._recorded_at = ""
         checked, failed = time.monotonic(), 0
         try:
             while not self._stop.is_set():
@@ -322,14 +324,15 @@ class Replication:
                     return once
                 if time.monotonic() - checked < self._settings.look_every_s:
                     continue
+                self._record_batches(query)
                 try:
                     now = self._configs()
-                    self._refresh_status(now)
+                    self._refresh_status()
                 except (Unavailable, OutcomeUnknown) as error:
                     failed += 1
                     if failed >= STATUS_FAILURES_MAX:
                         raise
-                    self._book.metrics.count("pipeline_look_failures")
+                    metrics.count("pipeline_look_failures")
                     LOGGER.warning("the partitions' status could not be read, the query continues: %s", error)
                 else:
                     failed = 0
@@ -342,16 +345,49 @@ class Replication:
             gate.close(STOP_S)
             with unless_spark_is_gone():
                 query.stop()
+                metrics.count("pipeline_queries_ended", failed=query.exception() is not None)
+            self._record_batches(query)
+
+    def _record_batches(self, query: StreamingQuery) -> None:
+        """Record the micro-batches that ended since the last call, from Spark's reports of the latest hundred.
+
+        Each report is read as one JSON text: PySpark would call the JVM for each of its hundred fields.
+        """
+        new: list[BatchReport] = []
+        with unless_spark_is_gone():
+            reports: Any = query._jsq.recentProgress()
+            for index in reversed(range(len(reports))):
+                report = msgspec.json.decode(reports[index].json(), type=BatchReport)
+                if report.timestamp <= self._recorded_at:
+                    break
+                new.append(report)
+        if new:
+            self._recorded_at = new[0].timestamp
+        new = [each for each in new if each.num_input_rows]
+        metrics = self._book.metrics
+        for each in reversed(new):
+            for step in STEPS:
+                if step in each.duration_ms:
+                    metrics.time("pipeline_batch", each.duration_ms[step] / 1000, step=step)
+        metrics.gauge("pipeline_records_per_second", new[0].processed_rows_per_second if new else 0.0)
+        if new:
+            batch_s = new[0].duration_ms.get("triggerExecution", 0) / 1000
+            with self._lock:
+                self._progress = msgspec.structs.replace(
+                    self._progress, records_per_s=new[0].processed_rows_per_second, batch_s=batch_s
+                )
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
-        return await partition_statuses(self._book, await topic_configs(self._book, self._topics))
+        book = self._book
+        configs = await topic_configs(book.store, self._topics)
+        return await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
 
-    def _refresh_status(self, configs: Mapping[str, TopicConfig]) -> None:
-        self._publish_status(self._portal.run(partition_statuses(self._book, configs)))
+    def _refresh_status(self) -> None:
+        self._publish_status(self._portal.run(self._statuses()))
 
     def _publish_status(self, found: Sequence[PartitionStatus], *, last: bool = False) -> None:
         with self._lock:
-            self._partitions = tuple(found)
+            self._progress = msgspec.structs.replace(self._progress, partitions=tuple(found))
         metrics = self._book.metrics
         for each in found:
             metrics.gauge("pipeline_lag_records", each.lag, topic=each.topic, partition=each.partition)
@@ -361,22 +397,30 @@ class Replication:
         self._tell(progress)
         if last or time.monotonic() - self._status_written >= STATUS_EVERY_S:
             self._status_written = time.monotonic()
+            same = {name: getattr(progress, name) for name in JobStatus.__struct_fields__ if name != "at_ms"}
             try:
-                self._portal.run(write_job_status(self._book, self._job_status(progress)))
+                self._portal.run(write_job_status(self._book.store, JobStatus(at_ms=self._book.clock.now_ms(), **same)))
             except TidebookError as error:  # replication does not depend on the status
                 metrics.count("pipeline_note_failures")
                 LOGGER.warning("the status for 'tidebook pipeline status' could not be written: %s", error)
 
-    def _job_status(self, progress: Progress) -> JobStatus:
-        return JobStatus(
-            self._book.clock.now_ms(),
-            progress.batches,
-            progress.records,
-            progress.parked,
-            progress.records_per_s,
-            progress.batch_s,
-            progress.stopped,
-        )
+
+@contextmanager
+def _ticking(book: Book, portal: BlockingPortal, topics: Sequence[str]) -> Iterator[None]:
+    """Tick on the portal's loop within the context."""
+
+    async def start() -> asyncio.Task[None]:
+        return asyncio.create_task(Ticker(book.log, book.store, topics).run(book.metrics))
+
+    async def stop() -> None:
+        task.cancel()
+        await asyncio.wait([task])
+
+    task = portal.run(start())
+    try:
+        yield
+    finally:
+        portal.run(stop())
 
 
 def _ended(query: StreamingQuery, within_s: float) -> bool:

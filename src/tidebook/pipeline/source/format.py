@@ -13,9 +13,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from tidebook.core.errors import InvalidInput
-from tidebook.pipeline.source import events, regions
+from tidebook.pipeline.source import journals, regions
 from tidebook.pipeline.source.journal_stream import JournalStream
-from tidebook.pipeline.source.journals import JournalsReader
 from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_line_errors
 
 NAME = "tidebook"
@@ -38,12 +37,12 @@ class TidebookSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return regions.SCHEMA if self._is_wal() else events.SCHEMA
+        return regions.SCHEMA if self._is_wal() else journals.SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_line_errors():
             options = dict(self.options)
-            return regions.RegionsReader(options) if self._is_wal() else JournalsReader(options)
+            return regions.RegionsReader(options) if self._is_wal() else journals.JournalsReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         with one_line_errors():

@@ -9,31 +9,34 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound
-from tidebook.core.event import decode_event
+from tidebook.core.action import Append
+from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, UnknownVersion
+from tidebook.core.event import decode_event, unpack_events
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.record import read_record
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.seq_nr_lookup import number_events
-from tidebook.pipeline.source.epochs import EPOCH, epoch_of, in_epoch, partition_offsets, without_epochs
-from tidebook.pipeline.source.events import EventPage
-from tidebook.pipeline.source.lag import warn_of_lag
-from tidebook.pipeline.source.options import STREAM, Options, one_line_errors
-from tidebook.pipeline.source.records import RECORDS_MAX, Offsets, RecordsSlice, bound_offsets, slices_between
-from tidebook.pipeline.source.selection import Selection
+from tidebook.log.port import Record, read_page
+from tidebook.pipeline.source.journals import EventPage, warn_of_lag
+from tidebook.pipeline.source.options import STREAM, Options, one_line_errors, partition_offsets
+from tidebook.pipeline.source.records import (
+    EPOCH,
+    RECORDS_MAX,
+    Offsets,
+    RecordsSlice,
+    bound_offsets,
+    epoch_of,
+    slices_between,
+)
 from tidebook.pipeline.worker import SparkWorker
-from tidebook.replication.slice import first_unreplicated_offset
-from tidebook.runtime.clock import SystemClock
+from tidebook.replication.slice import RecordOwners, first_unreplicated_offset
+from tidebook.store.port import StoreReader
 
 PAGE_RECORDS = 5_000
+PAGE_ROWS = 1_000
 EARLIEST, LATEST = "earliest", "latest"
-
-
-class EpochSlice(InputPartition):
-    """A range of one log partition, and the epoch in which it was planned."""
-
-    def __init__(self, slice_: RecordsSlice, epoch: int) -> None:
-        self.slice = slice_
-        self.epoch = epoch
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,114 +47,130 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         given.check_names(STREAM)
         self._settings = given.settings()
         self._selection = given.selection()
-        if not self._selection.topics:
+        self._topics = sorted(self._selection.topics or ())
+        if not self._topics:
             raise InvalidInput('readStream.format("tidebook") needs the option topic')
         self._from = given.text("startingOffsets") or EARLIEST
         self._given = {} if self._from in (EARLIEST, LATEST) else given.offsets("startingOffsets")
         self._rows = given.number("maxRecordsPerTrigger", RECORDS_MAX, least=1)
         self._target: Offsets | None = None
 
+    @property
+    def _worker(self) -> SparkWorker:
+        return SparkWorker.of(self._settings)
+
     # On the driver
 
     def initialOffset(self) -> dict[str, Any]:
         with one_line_errors():
-            return self._initial()
-
-    def _initial(self) -> Offsets:
-        if self._from == EARLIEST:
-            return self._worker().run(self._bounds(self._worker(), which=0))
-        if self._from == LATEST:
-            return self._worker().run(self._bounds(self._worker(), which=1))
-        return self._worker().run(_in_current_epoch(self._worker(), self._selection, self._given))
+            if self._from in (EARLIEST, LATEST):
+                return self._worker.run(self._bounds(replicated=self._from == LATEST))
+            return self._worker.run(self._given_offsets())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._worker().run(self._bounds(self._worker(), which=1))
-        self._worker().run(self._warn_of_lag(self._worker()))
+        self._target = self._worker.run(self._bounds(replicated=True))
+        self._worker.run(self._warn_of_lag())
 
-    async def _warn_of_lag(self, worker: SparkWorker) -> None:
+    async def _warn_of_lag(self) -> None:
         """Warn of unreplicated records, which a stream with `availableNow` does not deliver."""
-        store = await worker.store()
-        for topic in sorted(self._selection.topics or ()):
-            config, pointers = await _config_of(worker, topic), await store.pointers(topic)
-            every = range(config.partitions)
-            await warn_of_lag(worker, topic, config, pointers, partitions=every, stops={}, clock=SystemClock())
+        store = await self._worker.store()
+        for topic in self._topics:
+            config, pointers = await _config_of(self._worker, topic), await store.pointers(topic)
+            await warn_of_lag(self._worker, topic, config, pointers, partitions=range(config.partitions), stops={})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the replicated end within the limit; events have sequence numbers only once they are replicated."""
-        self._worker().run(_check(self._worker(), start))
-        found = self._target or self._worker().run(self._bounds(self._worker(), which=1))
+        self._worker.run(self._check(start))
+        found = self._target or self._worker.run(self._bounds(replicated=True))
+        ends: Offsets = {}
         for topic, numbers in start.items():
             _same_epoch(topic, epoch_of(numbers), epoch_of(found.get(topic, numbers)))
-        ends = {
-            topic: {number: max(at, found.get(topic, {}).get(number, at)) for number, at in numbers.items()}
-            for topic, numbers in start.items()
-        }
+            ends[topic] = {number: max(at, found.get(topic, {}).get(number, at)) for number, at in numbers.items()}
         if isinstance(limit, ReadAllAvailable):
             return ends
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows
-        stops = bound_offsets(without_epochs(start), without_epochs(ends), rows)
-        return {topic: in_epoch(numbers, epoch_of(ends[topic])) for topic, numbers in stops.items()}
+        # The epochs of both are equal, so they count as no records.
+        return bound_offsets(start, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return self._worker().run(self._bounds(self._worker(), which=1))
+        return self._worker.run(self._bounds(replicated=True))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        slices = slices_between(without_epochs(start), without_epochs(end))
-        return [EpochSlice(each, epoch_of(start[each.topic])) for each in slices]
+        return slices_between(start, end)
 
-    def _worker(self) -> SparkWorker:
-        return SparkWorker.of(self._settings)
-
-    async def _bounds(self, worker: SparkWorker, *, which: int) -> Offsets:
-        """Return the log's first offsets (`which` 0), or the first unreplicated ones (`which` 1)."""
-        log, store = await worker.log(), await worker.store()
+    async def _bounds(self, *, replicated: bool) -> Offsets:
+        """Return the first unreplicated offsets, or the log's first ones."""
+        log, store = await self._worker.log(), await self._worker.store()
         found: Offsets = {}
-        for topic in sorted(self._selection.topics or ()):
-            config = await _config_of(worker, topic)
+        for topic in self._topics:
+            config = await _config_of(self._worker, topic)
             found[topic] = {EPOCH: config.epoch}
             for number in range(config.partitions):
-                pointer = await store.pointer(topic, number)
-                replicated = first_unreplicated_offset(pointer, topic, number, config)
-                found[topic][str(number)] = replicated if which else min(await log.start(topic, number), replicated)
+                offset = first_unreplicated_offset(await store.pointer(topic, number), topic, number, config)
+                found[topic][str(number)] = offset if replicated else min(await log.start(topic, number), offset)
         return found
+
+    async def _given_offsets(self) -> Offsets:
+        """Return user-given offsets with an epoch, by default the current one.
+
+        Raise `InvalidInput` if a partition of the topics is missing, because it would silently never be read.
+        """
+        given = self._given
+        if sorted(given) != self._topics:
+            raise InvalidInput(f"startingOffsets names {sorted(given)}, and the option topic {self._topics}")
+        found: Offsets = {}
+        for topic in given:
+            config = await _config_of(self._worker, topic)
+            if set(partition_offsets(given[topic])) != {str(number) for number in range(config.partitions)}:
+                raise InvalidInput(
+                    f"startingOffsets of topic {topic}: name the partitions 0 to {config.partitions - 1}, each"
+                )
+            found[topic] = {EPOCH: config.epoch} | given[topic]
+        return found
+
+    async def _check(self, starts: Offsets) -> None:
+        """Raise `LogLost` if the log does not hold the stream's offsets, `Corrupt` if it was replaced."""
+        log = await self._worker.log()
+        for topic, numbers in starts.items():
+            config, state = await _config_of(self._worker, topic), await log.topic(topic)
+            _same_epoch(topic, epoch_of(numbers), config.epoch)
+            if state is None or state.topic_id != config.topic_id:
+                raise Corrupt(f"topic {topic}: the log holds another incarnation of it than the store was filled from")
+            for number, start in partition_offsets(numbers).items():
+                first = await log.start(topic, int(number))
+                if first > start:
+                    raise LogLost(
+                        topic=topic, partition=int(number), first=start, last=first - 1,
+                        remedy="read them from the store in a batch query, and start a new stream after them",
+                    )  # fmt: skip
+                if (end := await log.end(topic, int(number))) < start:  # the log became shorter
+                    await read_page(log, topic, int(number), start=end, stop=start, limit=1)
 
     # In a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, EpochSlice):  # Spark passes None if there are no partitions
+        if not isinstance(partition, RecordsSlice):  # Spark passes None if there are no partitions
             return
-        worker, slice_ = self._worker(), partition.slice
-        config = worker.run(_config_of(worker, slice_.topic))
-        _same_epoch(slice_.topic, partition.epoch, config.epoch)
-        page = EventPage(slice_.topic)
-        start = slice_.start
-        while start < slice_.stop:
-            start, events = worker.run(_events(worker, slice_, config, start))
-            taken = [(id, row) for id, row in events if _selects(self._selection, id, row)]
-            page.add([id for id, _ in taken], slice_.partition, [row for _, row in taken])
+        worker, topic = self._worker, partition.topic
+        config = worker.run(_config_of(worker, topic))
+        _same_epoch(topic, partition.epoch, config.epoch)
+        page = EventPage(topic)
+        start = partition.start
+        while start < partition.stop:
+            start, events = worker.run(_events(worker, partition, config, start))
+            taken = [(id, row) for id, row in events if self._selects(id, row)]
+            page.add([id for id, _ in taken], partition.partition, [row for _, row in taken])
             if page.full:
                 yield from page.take()
         yield from page.take()
 
-
-def _selects(selection: Selection, id: str, row: EventRow) -> bool:
-    if not selection.takes(id, row.seq_nr, row.timestamp_ms):
-        return False
-    return selection.tag is None or selection.tag in decode_event(row.kept).tags
-
-
-async def _events(
-    worker: SparkWorker, slice_: RecordsSlice, config: TopicConfig, start: int
-) -> tuple[int, list[tuple[str, EventRow]]]:
-    log, store = await worker.log(), await worker.store()
-    page = await log.read(slice_.topic, slice_.partition, start=start, stop=slice_.stop, limit=PAGE_RECORDS)
-    if page.next_offset <= start:
-        raise _log_too_short(slice_.topic, slice_.partition, slice_.stop, page.next_offset)
-    numbered = await number_events(store, slice_.topic, slice_.partition, page.records, config)
-    return page.next_offset, numbered
+    def _selects(self, id: str, row: EventRow) -> bool:
+        selection = self._selection
+        if not selection.takes(id, row.seq_nr, row.timestamp_ms):
+            return False
+        return selection.tag is None or selection.tag in decode_event(row.kept).tags
 
 
 async def _config_of(worker: SparkWorker, topic: str) -> TopicConfig:
@@ -159,46 +178,6 @@ async def _config_of(worker: SparkWorker, topic: str) -> TopicConfig:
     if config is None:
         raise NotFound(f"topic {topic}: the store has nothing of it")
     return config
-
-
-async def _in_current_epoch(worker: SparkWorker, selection: Selection, given: Offsets) -> Offsets:
-    """Return user-given offsets with an epoch, by default the current one.
-
-    Raise `InvalidInput` if a partition of the topics is missing, because it would silently never be read.
-    """
-    if given.keys() != selection.topics:
-        raise InvalidInput(
-            f"startingOffsets names {sorted(given)}, and the option topic {sorted(selection.topics or ())}"
-        )
-    epochs = {}
-    for topic in given:
-        config = await _config_of(worker, topic)
-        epochs[topic] = config.epoch
-        if set(partition_offsets(given[topic])) != {str(number) for number in range(config.partitions)}:
-            raise InvalidInput(
-                f"startingOffsets of topic {topic}: name the partitions 0 to {config.partitions - 1}, each"
-            )
-    return {topic: in_epoch(partition_offsets(of), of.get(EPOCH, epochs[topic])) for topic, of in given.items()}
-
-
-async def _check(worker: SparkWorker, starts: Offsets) -> None:
-    """Raise `LogLost` if retention has passed the stream's offsets, `Corrupt` if the log was replaced."""
-    log = await worker.log()
-    for topic, numbers in starts.items():
-        config, state = await _config_of(worker, topic), await log.topic(topic)
-        _same_epoch(topic, epoch_of(numbers), config.epoch)
-        if state is None or state.topic_id != config.topic_id:
-            raise Corrupt(f"topic {topic}: the log holds another incarnation of it than the store was filled from")
-        for number, start in partition_offsets(numbers).items():
-            first = await log.start(topic, int(number))
-            if first > start:
-                raise LogLost(
-                    topic=topic, partition=int(number), first=start, last=first - 1,
-                    remedy="read them from the store in a batch query, and start a new stream after them",
-                )  # fmt: skip
-            end = await log.end(topic, int(number))
-            if end < start:
-                raise _log_too_short(topic, int(number), start, end)
 
 
 def _same_epoch(topic: str, read: int, now: int) -> None:
@@ -209,8 +188,95 @@ def _same_epoch(topic: str, read: int, now: int) -> None:
         )
 
 
-def _log_too_short(topic: str, partition: int, wanted: int, end: int) -> Corrupt:
-    return Corrupt(
-        f"topic {topic}, partition {partition}: the log ends at {end}, and the stream is at {wanted}: restore the "
-        f"log, or run 'tidebook journal adopt {topic}' and start a new stream"
-    )
+async def _events(
+    worker: SparkWorker, slice_: RecordsSlice, config: TopicConfig, start: int
+) -> tuple[int, list[tuple[str, EventRow]]]:
+    topic, partition = slice_.topic, slice_.partition
+    page = await read_page(await worker.log(), topic, partition, start=start, stop=slice_.stop, limit=PAGE_RECORDS)
+    return page.next_offset, await number_events(await worker.store(), topic, partition, page.records, config)
+
+
+# Sequence numbers of replicated appends
+
+
+async def number_events(
+    store: StoreReader, topic: str, partition: int, records: Sequence[Record], config: TopicConfig
+) -> list[tuple[str, EventRow]]:
+    """Return the events of replicated records with their journal ids, in offset order.
+
+    Void, deleted and purged events are left out. Heads list the most recent appends; older ones are looked up in the
+    event rows.
+    """
+    appends = _appends(records, partition, config)
+    heads = await store.heads(topic, list(appends))
+    numbered: list[tuple[str, EventRow]] = []
+    for id, of_id in appends.items():
+        head = heads.get(id)
+        if head is None or not head.live:
+            continue
+        firsts = await _first_seq_nrs(store, Key(topic, id), head, of_id)
+        for position, (timestamp_ms, body) in of_id.items():
+            first = firsts.get(position)
+            if first is not None:
+                numbered += (
+                    (id, EventRow(first + i, encoded, timestamp_ms, position, i))
+                    for i, encoded in enumerate(unpack_events(body))
+                    if first + i > head.delete_to
+                )
+    numbered.sort(key=lambda each: (each[1].position.offset, each[1].index))
+    return numbered
+
+
+#: By position: an append's timestamp and its encoded events.
+_Appends = dict[Position, tuple[int, bytes]]
+
+
+def _appends(records: Sequence[Record], partition: int, config: TopicConfig) -> dict[str, _Appends]:
+    found: dict[str, _Appends] = {}
+    owners = RecordOwners(partition, config)
+    for record in records:
+        try:
+            action = read_record(record.value, limit_bytes=config.limit_bytes)
+        except UnknownVersion:
+            continue  # replication is stopped before it
+        id, void = owners[record.key]
+        if id is not None and void is None and isinstance(action, Append) and action.epoch == config.epoch:
+            found.setdefault(id, {})[Position(config.epoch, record.offset)] = (record.timestamp_ms, action.body)
+    return found
+
+
+async def _first_seq_nrs(store: StoreReader, key: Key, head: Head, appends: _Appends) -> Mapping[Position, int]:
+    """Return the sequence number of the first event of each effective append, by position."""
+    firsts = {each.position: each.first for each in head.recent if each.position >= head.incarnation}
+    if head.evicted is None or head.evicted < head.incarnation:
+        return firsts
+    oldest = min(firsts, default=None)
+    older = [at for at in appends if at >= head.incarnation and (oldest is None or at < oldest)]
+    if older:
+        firsts |= await _look_up(store, key, head, min(older), max(older))
+    return firsts
+
+
+async def _look_up(store: StoreReader, key: Key, head: Head, first: Position, last: Position) -> dict[Position, int]:
+    """Return the first sequence numbers of the appends from `first` to `last`.
+
+    Positions increase with sequence numbers, so `first` is found by binary search.
+    """
+    low, high = head.delete_to, head.seq_nr
+    while low < high:
+        middle = (low + high) // 2
+        page = await store.events(key, head, after=middle, to=high, limit=1)
+        if not page or page[0].position >= first:
+            high = middle
+        else:
+            low = page[0].seq_nr
+    found: dict[Position, int] = {}
+    after = low
+    while page := await store.events(key, head, after=after, to=head.seq_nr, limit=PAGE_ROWS):
+        for row in page:
+            if row.position > last:
+                return found
+            # The row's index within its append gives the first number even if the first events are deleted.
+            found.setdefault(row.position, row.seq_nr - row.index)
+        after = page[-1].seq_nr
+    return found

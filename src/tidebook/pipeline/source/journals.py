@@ -1,33 +1,106 @@
-"""Journals as a Spark table: the store's events as of the planning of the query, read in parallel parts."""
+"""Journals as a Spark table: the store's events as of the planning of the query, read in parallel parts as Arrow."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import NotFound, TidebookError
+from tidebook.core.event import decode_events
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
+from tidebook.core.payload import TYPE_NAMES
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, Pointer, TagPosition
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.source.epochs import EPOCH, positions
-from tidebook.pipeline.source.events import EventPage
-from tidebook.pipeline.source.lag import warn_of_lag
-from tidebook.pipeline.source.options import TABLE, Options, one_line_errors
-from tidebook.pipeline.source.selection import INT_MAX, Selection
-from tidebook.pipeline.worker import SparkWorker
+from tidebook.pipeline.source.options import INT_MAX, TABLE, Options, Selection, one_line_errors, positions
+from tidebook.pipeline.source.records import EPOCH
+from tidebook.pipeline.worker import SparkWorker, arrow_schema
+from tidebook.replication.status import find_lag
 from tidebook.runtime.clock import SystemClock
 from tidebook.store.port import ScanSplit, StoreWriter
+from tidebook.wiring.spark import has_part
 
+SCHEMA = (
+    "topic string, id string, seq_nr long, timestamp timestamp, payload binary, payload_type string, "
+    "tags array<string>, metadata string, partition int, offset long"
+)
+_ARROW = arrow_schema(SCHEMA)
+PAGE_EVENTS = 10_000
+PAGE_BYTES = 16_000_000
 SPLITS = 16
 IDS_PER_PART = 200
 PAGE_ROWS = 5_000
+LOGGER = logging.getLogger("tidebook.pipeline")
+#: A log that is unavailable must not delay a read that needs only the store.
+LOOK_S = 5.0
+
+
+class EventPage:
+    """Collects events of one topic until there are enough for an Arrow batch."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._clear()
+
+    def _clear(self) -> None:
+        self._columns: tuple[list[Any], ...] = tuple([] for _ in range(9))
+        self._bytes = 0
+
+    def add(self, ids: Sequence[str], partition: int, rows: Sequence[EventRow]) -> None:
+        """Add event rows of one log partition, with their journal ids."""
+        encoded = [row.kept for row in rows]
+        events = decode_events(encoded)
+        added: tuple[Sequence[Any], ...] = (
+            ids,
+            [row.seq_nr for row in rows],
+            [row.timestamp_ms for row in rows],
+            [event.payload for event in events],
+            [event.payload_type for event in events],
+            [event.tags for event in events],
+            [event.metadata for event in events],
+            [partition] * len(rows),
+            [row.position.offset for row in rows],
+        )
+        for column, more in zip(self._columns, added, strict=True):
+            column += more
+        self._bytes += sum(map(len, encoded))
+
+    @property
+    def full(self) -> bool:
+        """Return whether the page has reached a limit and should be taken."""
+        return len(self._columns[0]) >= PAGE_EVENTS or self._bytes >= PAGE_BYTES
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """Yield the page as one Arrow batch, unless it is empty, and clear it."""
+        ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
+        if not ids:
+            return
+        names = pa.DictionaryArray.from_arrays(pa.array(types, pa.int8()), pa.array(TYPE_NAMES, pa.string()))
+        # Building an array of empty lists directly is far cheaper than converting Python lists.
+        no_tags = (pa.repeat(pa.scalar(0, pa.int32()), len(ids) + 1), pa.array([], pa.string()))
+        arrays = [
+            pa.repeat(pa.scalar(self._topic, pa.string()), len(ids)),
+            pa.array(ids, pa.string()),
+            pa.array(numbers, pa.int64()),
+            pa.array(times, pa.timestamp("ms", tz="UTC")).cast(_ARROW.field("timestamp").type),
+            pa.array(payloads, pa.binary()),
+            names.dictionary_decode(),
+            pa.array(tags, pa.list_(pa.string())) if any(tags) else pa.ListArray.from_arrays(*no_tags),
+            pa.array(metadata, pa.binary()).cast(pa.string()),
+            pa.array(partitions, pa.int32()),
+            pa.array(offsets, pa.int64()),
+        ]
+        self._clear()
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
 
 
 class JournalsPlan(msgspec.Struct, frozen=True):
@@ -80,7 +153,10 @@ class JournalsReader(DataSourceReader):
             pointers = await store.pointers(topic)
             plan = self._plan(topic, config, pointers)
             ids = self._selection.ids
-            await self._warn_of_lag(worker, topic, config, pointers)
+            homes = range(config.partitions) if ids is None else {partition_of(id, config.partitions) for id in ids}
+            stops = positions(self._stops.get(topic, {}), config.epoch)
+            ends = {number: at.offset for number, at in stops.items() if at.epoch == config.epoch}
+            await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=ends)
             if self._selection.tag is not None:
                 parts.append(JournalsPart(plan, self._selection))
             elif ids is not None:
@@ -98,17 +174,9 @@ class JournalsReader(DataSourceReader):
         for topic in sorted(self._selection.topics or ()):
             if topic not in existing:
                 raise NotFound(f"topic {topic}: the store has nothing of it; there are {', '.join(existing) or 'none'}")
-        found = {topic: await store.topic_config(topic) for topic in self._selection.of_topics(existing)}
+        selected = self._selection.topics or existing
+        found = {topic: await store.topic_config(topic) for topic in existing if topic in selected}
         return {topic: config for topic, config in found.items() if config is not None}
-
-    async def _warn_of_lag(
-        self, worker: SparkWorker, topic: str, config: TopicConfig, pointers: Mapping[int, Pointer]
-    ) -> None:
-        ids = self._selection.ids
-        homes = range(config.partitions) if ids is None else {partition_of(id, config.partitions) for id in ids}
-        stops = positions(self._stops.get(topic, {}), config.epoch)
-        ends = {number: at.offset for number, at in stops.items() if at.epoch == config.epoch}
-        await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=ends, clock=SystemClock())
 
     def _plan(self, topic: str, config: TopicConfig, pointers: Mapping[int, Pointer]) -> JournalsPlan:
         starts, stops = self._starts.get(topic, {}), self._stops.get(topic, {})
@@ -122,10 +190,34 @@ class JournalsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, JournalsPart):  # Spark passes None if there are no partitions
             return iter(())
-        return read_part(self._settings, partition)
+        return _read_part(self._settings, partition)
 
 
-def read_part(settings: str, part: JournalsPart) -> Iterator[pa.RecordBatch]:
+async def warn_of_lag(
+    worker: SparkWorker,
+    topic: str,
+    config: TopicConfig,
+    pointers: Mapping[int, Pointer],
+    *,
+    partitions: Collection[int],
+    stops: Mapping[int, int],
+) -> None:
+    """Log a warning if the log holds records after a read's `pointers` and before its `stops`."""
+    if not has_part(worker.settings, "log"):
+        return
+    now_ms = SystemClock().now_ms()
+    try:
+        async with asyncio.timeout(LOOK_S):
+            log = await worker.log()
+            lag = await find_lag(log, topic, config, pointers, partitions=partitions, stops=stops, now_ms=now_ms)
+    except (TidebookError, TimeoutError) as error:
+        LOGGER.warning("topic %s: this read returns what the store holds; the log's end is unknown: %s", topic, error)
+        return
+    if lag is not None:
+        LOGGER.warning("%s", lag)
+
+
+def _read_part(settings: str, part: JournalsPart) -> Iterator[pa.RecordBatch]:
     """Yield the events of a part as Arrow batches; runs in a worker."""
     plan = msgspec.json.decode(part.plan, type=JournalsPlan)
     selection = msgspec.json.decode(part.selection, type=Selection)
@@ -139,10 +231,6 @@ def read_part(settings: str, part: JournalsPart) -> Iterator[pa.RecordBatch]:
     yield from page.take()
 
 
-#: Consecutive rows of one journal.
-Run = tuple[str, list[EventRow]]
-
-
 async def _journals(
     worker: SparkWorker, plan: JournalsPlan, selection: Selection, part: JournalsPart
 ) -> AsyncIterator[list[tuple[str, int, list[EventRow]]]]:
@@ -151,16 +239,16 @@ async def _journals(
     if selection.tag is not None:
         pages = _by_tag(store, plan, selection)
     elif part.split is not None:
-        pages = _by_split(store, plan, ScanSplit(*part.split))
+        pages = store.events_in(plan.topic, ScanSplit(*part.split))
     else:
         pages = _by_id(store, plan, selection, part.ids)
-    async for runs in pages:
+    async for page in pages:
         # Heads are read after the rows, so that rows deleted or purged meanwhile are not delivered.
-        heads = await store.heads(plan.topic, list({id for id, _ in runs}))
+        heads = await store.heads(plan.topic, list({id for id, _ in page}))
         found: list[tuple[str, int, list[EventRow]]] = []
-        for id, rows in runs:
+        for id, of_id in groupby(page, itemgetter(0)):
             partition = partition_of(id, plan.config.partitions)
-            visible = _visible(rows, heads.get(id), plan, partition)
+            visible = _visible([row for _, row in of_id], heads.get(id), plan, partition)
             if selection.narrows:
                 visible = [row for row in visible if selection.takes(id, row.seq_nr, row.timestamp_ms)]
             if visible:
@@ -178,34 +266,28 @@ def _visible(rows: list[EventRow], head: Head | None, plan: JournalsPlan, partit
     return [row for row in rows if low < row.seq_nr <= high and first <= row.position <= last and row.position < until]
 
 
-def _runs(page: Sequence[tuple[str, EventRow]]) -> list[Run]:
-    return [(id, [row for _, row in rows]) for id, rows in groupby(page, itemgetter(0))]
-
-
-async def _by_split(store: StoreWriter, plan: JournalsPlan, split: ScanSplit) -> AsyncIterator[list[Run]]:
-    async for page in store.events_in(plan.topic, split):
-        yield _runs(page)
+#: Rows with the ids of their journals.
+_Page = Sequence[tuple[str, EventRow]]
 
 
 async def _by_id(
     store: StoreWriter, plan: JournalsPlan, selection: Selection, ids: Sequence[str]
-) -> AsyncIterator[list[Run]]:
+) -> AsyncIterator[_Page]:
     for id, head in (await store.heads(plan.topic, list(ids))).items():
         after, to = max(head.delete_to, selection.seq_nr_from - 1), min(head.seq_nr, selection.seq_nr_to)
-        key = Key(plan.topic, id)
         while head.live and after < to:
-            page = await store.events(key, head, after=after, to=to, limit=PAGE_ROWS)
+            page = await store.events(Key(plan.topic, id), head, after=after, to=to, limit=PAGE_ROWS)
             if not page:
                 break
-            yield [(id, list(page))]
+            yield [(id, row) for row in page]
             after = page[-1].seq_nr
 
 
-async def _by_tag(store: StoreWriter, plan: JournalsPlan, selection: Selection) -> AsyncIterator[list[Run]]:
+async def _by_tag(store: StoreWriter, plan: JournalsPlan, selection: Selection) -> AsyncIterator[_Page]:
     # The log's time is never before the record's timestamp, so a lower bound of the timestamp bounds it too.
     after: TagPosition | None = None
     while page := await store.tag_rows(
         selection.tag or "", after=after, from_ms=selection.time_from_ms, until_ms=INT_MAX, limit=PAGE_ROWS
     ):
-        yield _runs([(row.id, row.event) for row in page if row.topic == plan.topic])
+        yield [(row.id, row.event) for row in page if row.topic == plan.topic]
         after = page[-1].place

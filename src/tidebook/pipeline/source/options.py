@@ -1,4 +1,8 @@
-"""The options of `format("tidebook")`: names, parsing and validation."""
+"""The options of `format("tidebook")`: names, parsing and validation, and the events that they select.
+
+Query filters are not pushed down: Spark 4.2.0 shares one reader between all scans of a DataFrame, so one query's filter
+would affect the others (decision 0111). Options belong to the DataFrame, so they do not have this problem.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,8 @@ from difflib import get_close_matches
 import msgspec
 
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.pipeline.source.epochs import EPOCH
-from tidebook.pipeline.source.records import Offsets
-from tidebook.pipeline.source.selection import INT_MAX, INT_MIN, Selection
+from tidebook.core.position import Position
+from tidebook.pipeline.source.records import EPOCH, Offsets
 from tidebook.wiring.settings import read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
@@ -25,6 +28,43 @@ STREAM = (*_EVENTS, "maxRecordsPerTrigger")
 WAL = (*_ANY, "wal", "region", "table")
 DEFAULT_BOOK = "./tidebook-data"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
+INT_MAX = 2**62
+
+
+def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return a topic's offsets by partition, without the epoch."""
+    return {number: offset for number, offset in numbers.items() if number != EPOCH}
+
+
+def positions(numbers: Mapping[str, int], epoch: int) -> dict[int, Position]:
+    """Return positions by partition, in the offsets' own epoch if they have one, else in `epoch`."""
+    named = numbers.get(EPOCH, epoch)
+    return {int(number): Position(named, offset) for number, offset in partition_offsets(numbers).items()}
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """The events that the options of a read select; bounds are inclusive, and None selects everything."""
+
+    topics: frozenset[str] | None = None
+    ids: frozenset[str] | None = None
+    tag: str | None = None
+    seq_nr_from: int = 1
+    seq_nr_to: int = INT_MAX
+    time_from_ms: int = 0
+    time_to_ms: int = INT_MAX
+
+    @property
+    def narrows(self) -> bool:
+        """Return whether `takes` must be checked for each event."""
+        return self != Selection(topics=self.topics, tag=self.tag)
+
+    def takes(self, id: str, seq_nr: int, timestamp_ms: int) -> bool:
+        """Return whether an event is selected by its id, number and time; the tag is not checked."""
+        return (
+            self.seq_nr_from <= seq_nr <= self.seq_nr_to
+            and self.time_from_ms <= timestamp_ms <= self.time_to_ms
+            and (self.ids is None or id in self.ids)
+        )
 
 
 class Options:
@@ -58,8 +98,8 @@ class Options:
         try:
             number = int(text)
         except ValueError:
-            number = None
-        if number is None or not least <= number <= INT_MAX:
+            number = -1
+        if not least <= number <= INT_MAX:
             raise InvalidInput(f"the option {name} is a whole number from {least} on, not {text!r}")
         return number
 
@@ -91,16 +131,15 @@ class Options:
         text = self.text(name)
         if text is None:
             return {}
+        expected = f"the option {name} is JSON such as {_OFFSETS_EXAMPLE}, not {text!r}"
         try:
             offsets = msgspec.json.decode(text, type=Offsets)
         except msgspec.DecodeError as error:
-            raise InvalidInput(
-                f"the option {name} is JSON such as {_OFFSETS_EXAMPLE}, not {text!r}: {error}"
-            ) from error
+            raise InvalidInput(f"{expected}: {error}") from error
         for numbers in offsets.values():
             for partition, offset in numbers.items():
                 if not (partition == EPOCH or partition.isdecimal()) or offset < 0:
-                    raise InvalidInput(f"the option {name} is JSON such as {_OFFSETS_EXAMPLE}, not {text!r}")
+                    raise InvalidInput(expected)
         return offsets
 
     def selection(self) -> Selection:
@@ -111,7 +150,7 @@ class Options:
             tag=self.text("tag") or None,
             seq_nr_from=self.number("minSeqNr", 1, least=1),
             seq_nr_to=self.number("maxSeqNr", INT_MAX, least=1),
-            time_from_ms=self.time_ms("minTimestamp", INT_MIN),
+            time_from_ms=self.time_ms("minTimestamp", 0),
             time_to_ms=self.time_ms("maxTimestamp", INT_MAX),
         )
 
@@ -133,11 +172,9 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (InvalidInput, NotFound) as error:
-        _hide_traceback()
+        if any(
+            name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ
+        ):  # only in processes that Spark started
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         getattr(error, "__notes__", []).clear()  # a report would add a line
         raise error from None
-
-
-def _hide_traceback() -> None:
-    if any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ):  # only in processes that Spark started
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"

@@ -18,7 +18,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import TYPE_NAMES, encode_payload
 from tidebook.log.port import Log
 from tidebook.pipeline.source.options import WAL, Options, one_line_errors
-from tidebook.pipeline.worker import SparkWorker
+from tidebook.pipeline.worker import SparkWorker, arrow_schema
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.wal.entry import WalEntry
@@ -32,16 +32,6 @@ from tidebook.wal.wal import Wal
 SCHEMA = "region long, table long, seq long, payload binary, payload_type string, offset long"
 #: The approximate size of the log range that one task reads.
 SLICE_BYTES = 64 * 1024 * 1024
-_ARROW = pa.schema(
-    [
-        ("region", pa.int64()),
-        ("table", pa.int64()),
-        ("seq", pa.int64()),
-        ("payload", pa.binary()),
-        ("payload_type", pa.string()),
-        ("offset", pa.int64()),
-    ]
-)
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
@@ -77,12 +67,8 @@ def plan_slices(
 def read_slice(settings: str, namespace: str, wanted: RegionSlice) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a slice as Arrow batches in log order; runs in a worker."""
     worker = SparkWorker.of(settings)
-    pages = worker.run(_pages(worker, namespace, wanted))
-    try:
-        while (runs := worker.run(_next(pages))) is not None:
-            yield to_arrow(wanted.region, [entry for run in runs for entry in run])
-    finally:
-        worker.run(_close(pages))
+    for runs in worker.iterate(_pages(worker, namespace, wanted)):
+        yield to_arrow(wanted.region, [entry for run in runs for entry in run])
 
 
 def to_arrow(region: int, entries: Sequence[WalEntry]) -> pa.RecordBatch:
@@ -97,22 +83,15 @@ def to_arrow(region: int, entries: Sequence[WalEntry]) -> pa.RecordBatch:
             pa.array([TYPE_NAMES[kind] for kind, _ in payloads], pa.string()),
             pa.array([entry.offset for entry in entries], pa.int64()),
         ],
-        schema=_ARROW,
+        schema=arrow_schema(SCHEMA),
     )
 
 
 async def _pages(worker: SparkWorker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Run]]:
     topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
     mappings = {table: SeqOffsets.unpacked(packed) for table, packed in wanted.mappings.items()}
-    return read_mapped(topics, mappings, [(wanted.start, wanted.stop)])
-
-
-async def _next(pages: AsyncIterator[list[Run]]) -> list[Run] | None:
-    return await anext(pages, None)
-
-
-async def _close(pages: AsyncIterator[list[Run]]) -> None:
-    await pages.aclose()  # type: ignore[attr-defined]
+    async for runs in read_mapped(topics, mappings, [(wanted.start, wanted.stop)]):
+        yield runs
 
 
 def open_wal(log: Log, namespace: str) -> Wal:

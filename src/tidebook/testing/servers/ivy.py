@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidebook.core.errors import TidebookError
-from tidebook.pipeline import ivy
-from tidebook.pipeline.ivy import Artifact, cache_folder, locked
+from tidebook.pipeline import jars
+from tidebook.pipeline.jars import Artifact, cache_folder, locked
 from tidebook.testing.servers.errors import ServerError
 
 __all__ = ["Artifact", "cache_folder", "find_java", "locked", "resolve"]
@@ -16,7 +16,7 @@ __all__ = ["Artifact", "cache_folder", "find_java", "locked", "resolve"]
 def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
     """Return the jars of a set of artifacts; download them where the cache has no set of that name yet."""
     try:
-        return ivy.resolve(name, artifacts)
+        return jars.resolve(name, artifacts)
     except TidebookError as error:
         raise ServerError(str(error)) from error
 
@@ -24,6 +24,6 @@ def resolve(name: str, artifacts: Sequence[Artifact]) -> list[Path]:
 def find_java() -> Path:
     """Return the java executable for servers: from JAVA_HOME, otherwise from PATH."""
     try:
-        return ivy.find_java()
+        return jars.find_java()
     except TidebookError as error:
         raise ServerError(str(error)) from error

@@ -1,4 +1,4 @@
-"""One log partition within a task: gaps, retries, and what stops it alone."""
+"""One log partition: gaps, retries, and what stops it alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tidebook.core.replication_plan import SliceWrites
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Outgoing, Record
 from tidebook.log.sqlite.log import SqliteLog
-from tidebook.pipeline import task as tasks
-from tidebook.pipeline.task import ConcurrentPartitions, PartitionTask
+from tidebook.pipeline.task import ConcurrentPartitions
+from tidebook.replication import partition as partitions
 from tidebook.replication import slice as slices
+from tidebook.replication.partition import PartitionReplicator
 from tidebook.replication.slice import plan_slice
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.clock import SystemClock
@@ -74,7 +75,7 @@ class Bench:
 @pytest.fixture
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     for name in ("FENCED_WAIT_S", "RETRY_FIRST_S"):
-        monkeypatch.setattr(tasks, name, 0.0)
+        monkeypatch.setattr(partitions, name, 0.0)
     bench = Bench(tmp_path)
     yield bench
     await bench.close()
@@ -85,8 +86,12 @@ async def config(bench: Bench) -> TopicConfig:
     return await bench.opened_store.set_topic_config(TOPIC, topic_config(TOPIC), expected=None)
 
 
-def partition_task(bench: Any, config: TopicConfig, *, wait_s: float = 30.0) -> PartitionTask:
-    return PartitionTask(bench, TOPIC, 0, config, wait_s=wait_s)
+def replicator(bench: Any, config: TopicConfig, *, wait_s: float = 30.0) -> PartitionReplicator:
+    return PartitionReplicator(bench, TOPIC, 0, config, wait_s=wait_s)
+
+
+def offset(replicator: PartitionReplicator) -> int | None:
+    return None if replicator.pointer is None else replicator.pointer.position.offset
 
 
 def appends(n: int, start: int = 0) -> list[Record]:
@@ -97,11 +102,11 @@ async def test_a_gap_between_two_batches_of_a_task_is_a_hole_that_the_pointer_pa
     bench: Bench, config: TopicConfig
 ) -> None:
     """Offsets are sparse. The log is not asked: Spark has read it in one go."""
-    task = partition_task(bench, config)
+    task = replicator(bench, config)
     await task.replicate(appends(2))
     await task.replicate(appends(2, start=7))
     assert await bench.numbers() == [(1, 0), (2, 1), (3, 7), (4, 8)]
-    assert task.done().offset == 8
+    assert offset(task) == 8
 
 
 async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, config: TopicConfig) -> None:
@@ -109,7 +114,7 @@ async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, c
     records = appends(5)
     for record in records:
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    task = partition_task(bench, config)
+    task = replicator(bench, config)
     await task.replicate(records[3:])
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
 
@@ -123,22 +128,40 @@ async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
     await bench.opened_log.truncate(TOPIC, 0, before=3)
     with pytest.raises(LogLost):
-        await partition_task(bench, config).replicate(records[3:])
+        await replicator(bench, config).replicate(records[3:])
     assert await bench.numbers() == []
 
 
-async def test_a_log_that_became_shorter_stops_the_partition(bench: Bench, config: TopicConfig) -> None:
-    """It is another log by now: reading on for what it does not have would never end."""
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("there", [0, 2])
+async def test_a_log_that_became_shorter_is_an_error_and_is_not_read_for_ever(
+    bench: Bench, config: TopicConfig, there: int
+) -> None:
+    """It is another log by now: the run ends, and its next start checks the topic."""
     await bench.opened_log.create_topic(TOPIC, 1)
-    for record in appends(2):
+    for record in appends(there):
         await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
-    task = partition_task(bench, config)
-    async with asyncio.timeout(20):
+    task = replicator(bench, config)
+    with pytest.raises(LogLost, match="that it held before") as lost:
         await task.replicate(appends(2, start=5))
-    done = task.done()
-    assert done.offset == 1
-    assert done.stopped is not None
-    assert "the log ends at 2, and offsets up to 4 were read from it before" in done.stopped
+    assert (lost.value.first, lost.value.last) == (there, 4)
+    assert await bench.numbers() == [(n + 1, n) for n in range(there)]
+
+
+async def test_a_partition_catches_up_with_the_log_page_by_page(
+    bench: Bench, config: TopicConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without records that an engine has read; another replicator's writes in between are passed over."""
+    monkeypatch.setattr(partitions, "PAGE_RECORDS", 2)
+    await bench.opened_log.create_topic(TOPIC, 1)
+    for record in appends(5):
+        await bench.opened_log.append(Outgoing(TOPIC, 0, record.key, record.value or b""))
+    bench.after = [Fenced("another was faster")]
+    task = replicator(bench, config)
+    await task.catch_up(4)
+    assert (await task.next_offset(), task.stopped) == (4, None)
+    await task.catch_up(5)
+    assert await bench.numbers() == [(n + 1, n) for n in range(5)]
 
 
 @pytest.mark.parametrize("error", [Fenced("another was faster"), OutcomeUnknown("no answer"), Unavailable("away")])
@@ -148,22 +171,22 @@ async def test_a_task_plans_and_writes_again_after_a_failure_that_may_pass(
 ) -> None:
     """Whether or not the write took effect that failed, each event is there once."""
     getattr(bench, when).extend([error, error])
-    task = partition_task(bench, config)
+    task = replicator(bench, config)
     await task.replicate(appends(3))
     await task.replicate(appends(1, start=3))
     assert await bench.numbers() == [(n + 1, n) for n in range(4)]
-    assert (bench.before, bench.after, task.done().offset) == ([], [], 3)
+    assert (bench.before, bench.after, offset(task)) == ([], [], 3)
 
 
 async def test_a_task_gives_up_when_a_faster_replicator_or_a_silent_store_does_not_end(
     bench: Bench, config: TopicConfig
 ) -> None:
-    bench.before = [Fenced("another was faster") for _ in range(tasks.FENCED_MAX + 1)]
+    bench.before = [Fenced("another was faster") for _ in range(partitions.FENCED_MAX + 1)]
     with pytest.raises(Fenced):
-        await partition_task(bench, config).replicate(appends(1))
+        await replicator(bench, config).replicate(appends(1))
     bench.before = [OutcomeUnknown("no answer")]
     with pytest.raises(OutcomeUnknown):
-        await partition_task(bench, config, wait_s=-1.0).replicate(appends(1))
+        await replicator(bench, config, wait_s=-1.0).replicate(appends(1))
 
 
 async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retries_it(
@@ -178,18 +201,17 @@ async def test_an_unexpected_error_stops_one_partition_and_the_next_batch_retrie
 
     monkeypatch.setattr(slices, "read_record", failing)
     records = appends(3)
-    task = partition_task(bench, config)
+    task = replicator(bench, config)
     await task.replicate(records[:1])
     await task.replicate(records[1:])
     await task.replicate(appends(1, start=3))
-    done = task.done()
-    assert done.stopped == "replicating offsets 1 to 2 failed: RecursionError: too deep"
-    assert (done.offset, done.records) == (0, 4)
+    assert task.stopped == "replicating offsets 1 to 2 failed: RecursionError: too deep"
+    assert (offset(task), task.records) == (0, 4)
     assert "orders/0 is stopped" in caplog.text
     monkeypatch.setattr(slices, "read_record", read_record)
-    again = partition_task(bench, config)
+    again = replicator(bench, config)
     await again.replicate(records[1:])
-    assert (again.done().stopped, await bench.numbers()) == (None, [(1, 0), (2, 1), (3, 2)])
+    assert (again.stopped, await bench.numbers()) == (None, [(1, 0), (2, 1), (3, 2)])
 
 
 async def test_an_unexpected_error_does_not_stop_other_partitions(
@@ -200,19 +222,20 @@ async def test_an_unexpected_error_does_not_stop_other_partitions(
             raise AssertionError("nobody thought of this")
         return await plan_slice(store, topic, partition, *more, **named)
 
-    monkeypatch.setattr(tasks, "plan_slice", failing)
+    monkeypatch.setattr(partitions, "plan_slice", failing)
     portal = BlockingPortal()
     try:
         worker: Any = bench
         worker.submit = portal.submit
-        partitions = ConcurrentPartitions(worker, {TOPIC: config}, wait_s=1)
+        task = ConcurrentPartitions(worker, {TOPIC: config}, wait_s=1)
 
         def run() -> list[Any]:
             for partition in (1, 0):
-                partitions.begin(TOPIC, partition, appends(2))
-            return [(done.partition, done.stopped is None, done.offset) for done in partitions.finish()]
+                task.begin(TOPIC, partition, appends(2))
+            return [(done.partition, done.stopped is None, done.records) for done in task.finish()]
 
         found = await asyncio.to_thread(run)
     finally:
         portal.close()
-    assert found == [(1, False, None), (0, True, 1)]
+    assert found == [(1, False, 2), (0, True, 2)]
+    assert await bench.numbers() == [(1, 0), (2, 1)]

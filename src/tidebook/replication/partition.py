@@ -1,0 +1,162 @@
+"""Replicate one log partition to the store, slice after slice: the one loop that every engine uses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, Unavailable, UnknownVersion
+from tidebook.core.replication_plan import Pointer
+from tidebook.core.topic_config import TopicConfig
+from tidebook.log.port import Log, Record, read_page
+from tidebook.replication.slice import first_unreplicated_offset, plan_slice
+from tidebook.runtime.backoff import Backoff
+from tidebook.store.port import StoreWriter
+
+LOGGER = logging.getLogger("tidebook.replication")
+REASON_CHARS_MAX = 500
+#: How often a slice is planned again after another replicator has moved the pointer.
+FENCED_MAX = 50
+FENCED_WAIT_S = 0.02
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+#: The page size for records that are read from the log.
+PAGE_RECORDS = 5_000
+#: Errors that end a whole run, which starts again from the pointers; any other error stops one partition.
+RUN_FAILURES = (Unavailable, OutcomeUnknown, Fenced, LogLost)
+
+
+class LogAndStore:
+    """The log and the store that a replication uses; a Spark worker opens them on first use instead."""
+
+    def __init__(self, log: Log, store: StoreWriter) -> None:
+        self._log = log
+        self._store = store
+
+    async def log(self) -> Log:
+        """Return the log."""
+        return self._log
+
+    async def store(self) -> StoreWriter:
+        """Return the store."""
+        return self._store
+
+
+class PartitionReplicator:
+    """Replicates one log partition: `replicate` takes records that were read, `catch_up` reads them from the log.
+
+    A record of an unknown version, or an unexpected error, stops the partition, and a new replicator retries it from
+    the pointer. Errors in `RUN_FAILURES` are raised.
+    """
+
+    def __init__(
+        self,
+        parts: LogAndStore,
+        topic: str,
+        partition: int,
+        config: TopicConfig,
+        *,
+        clear_tags: bool = True,
+        wait_s: float = 0.0,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        #: How many records it received or read, and how many records it parked.
+        self.records = self.parked = 0
+        #: The partition's pointer after the last slice.
+        self.pointer: Pointer | None = None
+        #: Why the partition is stopped, if it is.
+        self.stopped: str | None = None
+        self._parts = parts
+        self._config = config
+        self._clear_tags = clear_tags
+        self._wait_s = wait_s
+        self._next: int | None = None
+
+    async def replicate(self, records: Sequence[Record]) -> None:
+        """Replicate the next records that were read in one pass, so that a gap between two calls is a hole in the log.
+
+        Retry for `wait_s` while the log or the store is unavailable. Records between the pointer and the first call's
+        records are read from the log.
+        """
+        self.records += len(records)
+        start = records[0].offset if self._next is None else self._next
+        self._next = records[-1].offset + 1
+        if self.stopped is None:
+            with self._stopped_by_errors(start, self._next):
+                await self._apply_with_retries(records, start, self._next)
+
+    async def catch_up(self, stop: int) -> None:
+        """Replicate the records before `stop` that the store lacks, reading them from the log."""
+        if self.stopped is None:
+            with self._stopped_by_errors(await self.next_offset(), stop):
+                await self._read_and_apply(stop, count=True)
+
+    async def next_offset(self) -> int:
+        """Return the partition's first unreplicated offset."""
+        pointer = await (await self._parts.store()).pointer(self.topic, self.partition)
+        return first_unreplicated_offset(pointer, self.topic, self.partition, self._config)
+
+    @contextmanager
+    def _stopped_by_errors(self, start: int, stop: int) -> Iterator[None]:
+        try:
+            yield
+        except RUN_FAILURES:
+            raise
+        except UnknownVersion as error:
+            self.stopped = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error)[:REASON_CHARS_MAX]}"
+            self.stopped = f"replicating offsets {start} to {stop - 1} failed: {reason}"
+            LOGGER.exception("%s/%d is stopped: %s", self.topic, self.partition, self.stopped)
+
+    async def _apply_with_retries(self, records: Sequence[Record], start: int, stop: int) -> None:
+        deadline = time.monotonic() + self._wait_s
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        fenced, behind = 0, False
+        while True:
+            try:
+                if behind:
+                    await self._read_and_apply(start)
+                await self._apply(records, start, stop)
+                return
+            except LogLost:
+                if behind:
+                    raise
+                behind = True  # a hole in the log, or records that an old checkpoint skipped
+            except Fenced:
+                fenced += 1
+                if fenced > FENCED_MAX:
+                    raise
+                await asyncio.sleep(FENCED_WAIT_S)
+            except (Unavailable, OutcomeUnknown):
+                pause_s = backoff.next_s()
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _read_and_apply(self, stop: int, *, count: bool = False) -> None:
+        log = await self._parts.log()
+        while (start := await self.next_offset()) < stop:
+            page = await read_page(log, self.topic, self.partition, start=start, stop=stop, limit=PAGE_RECORDS)
+            try:
+                await self._apply(page.records, start, page.next_offset)
+            except Fenced:
+                continue  # another replicator has moved the pointer
+            self.records += len(page.records) if count else 0
+
+    async def _apply(self, records: Sequence[Record], start: int, stop: int) -> None:
+        store = await self._parts.store()
+        plan = await plan_slice(
+            store, self.topic, self.partition, records, self._config,
+            start=start, stop=stop, clear_tags=self._clear_tags,
+        )  # fmt: skip
+        if plan.writes is not None:
+            await store.apply(plan.writes)
+            self.parked += len(plan.writes.parked)
+        self.pointer = plan.pointer
+        if plan.stopped_by is not None:
+            raise plan.stopped_by
