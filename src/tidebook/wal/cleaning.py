@@ -1,11 +1,12 @@
-"""Decide how far the log may be truncated, and which tables prevent more; pure functions of the region's state.
+"""Decide how far a region's log may be truncated, and which tables prevent more.
 
-A decision never becomes invalid: records that a fold of acknowledged records does not need, no later fold needs.
+The decisions are pure functions of the region's state and never become invalid: records that a fold of acknowledged
+records does not need, no later fold needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -24,6 +25,23 @@ class Pinned(msgspec.Struct, frozen=True):
     first_seq: int
     offset: int
     #: The bytes of all tables from that entry on.
+    held_bytes: int
+
+
+#: Called with a table that retains more than `force_flush_bytes`: flush it, then call `mark_deleted`.
+OnPinned = Callable[[Pinned], Awaitable[None] | None]
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """The result of a cleaning."""
+
+    #: The first offset of the data topic after the cleaning.
+    truncated_to: int
+    #: How many offsets were removed.
+    removed: int
+    #: The table that keeps the log from being truncated further; None if no table has entries.
+    pinned_by: int | None
+    #: How many bytes of the log the tables still need.
     held_bytes: int
 
 
@@ -63,6 +81,4 @@ def plan_truncation(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wa
     kept = ours[-SNAPSHOTS_KEPT:]
     if len(kept) < SNAPSHOTS_KEPT:
         return None
-    return Truncation(
-        data_before=min(wanted, kept[0].snapshot.data_offset), meta_before=min(each.first_offset for each in kept)
-    )
+    return Truncation(min(wanted, kept[0].snapshot.data_offset), min(each.first_offset for each in kept))

@@ -1,116 +1,103 @@
-"""Pending writes, the in-flight records that carry them, and the result of scanning the log for them."""
+"""Pending writes, the in-flight records that carry them, and their outcomes as read from the log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tidebook.core.errors import TidebookError, Unavailable
+from tidebook.core.errors import LogLost, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.log.port import Acknowledged
-from tidebook.wal.entry import Written
-from tidebook.wal.meta import Verdict
-from tidebook.wal.record import DamagedWalRecord, DataRecord, DropTable, MarkDeleted, Payloads, Write
+from tidebook.runtime.futures import resolve_future
+from tidebook.wal.meta import RegionMeta, TableMeta, Verdict
+from tidebook.wal.record import (
+    DamagedWalRecord,
+    DataRecord,
+    DropTable,
+    MarkDeleted,
+    Payloads,
+    Write,
+    Written,
+    read_record,
+)
+from tidebook.wal.topics import RegionTopics
 
 
 class PendingWrite:
-    """A write to one table that is not acknowledged yet; concurrent ones share a record."""
+    """A write to one or more tables, or a mark or drop (`control`), that was accepted and is not resolved yet."""
 
-    __slots__ = ("attempts", "first", "future", "payloads", "size_bytes", "ticket")
-
-    def __init__(self, payloads: Payloads, future: asyncio.Future[Written]) -> None:
-        self.payloads = payloads
-        self.size_bytes = payloads.size_bytes
-        self.future = future
-        #: The sequence number of its first payload, assigned when it is sent.
-        self.first = 0
-        self.attempts = 0
-        #: Its position in the order in which writes were accepted.
-        self.ticket = 0
-
-    def resolve(self, offset: int) -> None:
-        """Resolve the future: the write is valid at `offset`."""
-        if not self.future.done():
-            first = self.first
-            self.future.set_result(Written(first, first + len(self.payloads.values) - 1, offset))
-
-
-class PendingMultiWrite:
-    """A write to several tables that is not acknowledged yet; it is never split over records."""
-
-    __slots__ = ("attempts", "firsts", "future", "payloads", "size_bytes", "ticket")
-
-    def __init__(self, payloads: Sequence[Payloads], future: asyncio.Future[list[Written]]) -> None:
-        self.payloads = payloads
-        self.size_bytes = sum([each.size_bytes for each in payloads])
-        self.future = future
-        #: The sequence number of each table's first payload, assigned when the write is sent.
-        self.firsts: list[int] = []
-        self.attempts = 0
-        self.ticket = 0
-
-    def resolve(self, offset: int) -> None:
-        """Resolve the future: the write is valid at `offset`."""
-        if not self.future.done():
-            pairs = zip(self.firsts, self.payloads, strict=True)
-            self.future.set_result([Written(first, first + len(each.values) - 1, offset) for first, each in pairs])
-
-
-class InFlightRecord:
-    """A record that was sent; `outcome` is the log's answer, None before it arrives."""
-
-    __slots__ = ("calls", "future", "outcome", "record", "size_bytes", "ticket")
+    __slots__ = ("attempts", "control", "firsts", "future", "payloads", "size_bytes", "ticket")
 
     def __init__(
         self,
-        record: Write | MarkDeleted | DropTable,
-        size_bytes: int,
-        calls: Sequence[PendingWrite | PendingMultiWrite],
-        future: asyncio.Future[int] | None,
+        payloads: Sequence[Payloads],
+        control: MarkDeleted | DropTable | None,
+        future: asyncio.Future[list[Written]],
         *,
+        size_bytes: int,
         ticket: int,
     ) -> None:
+        #: Concurrent writes share a record, but one write is never split over records.
+        self.payloads = payloads
+        self.control = control
+        self.future = future
+        self.size_bytes = size_bytes
+        #: Its position in the order in which writes were accepted.
+        self.ticket = ticket
+        #: The sequence number of the first payload of each table, assigned when it is sent.
+        self.firsts: list[int] = []
+        self.attempts = 0
+
+
+class InFlightRecord:
+    """A record that was sent, with the writes in it; `outcome` is the log's answer, None before it arrives."""
+
+    __slots__ = ("calls", "is_control", "outcome", "record", "size_bytes")
+
+    def __init__(self, record: Write | MarkDeleted | DropTable, size_bytes: int, calls: Sequence[PendingWrite]) -> None:
         self.record = record
+        self.is_control = not isinstance(record, Write)
         self.size_bytes = size_bytes
         self.calls = calls
-        #: The future of a control record, resolved with its offset; None for a record of writes.
-        self.future = future
         self.outcome: Acknowledged | TidebookError | None = None
-        #: The ticket of the first write in it.
-        self.ticket = ticket
 
     def resolve(self, offset: int) -> None:
         """Resolve all futures of the record: it is valid at `offset`."""
         for call in self.calls:
-            call.resolve(offset)
-        if self.future is not None and not self.future.done():
-            self.future.set_result(offset)
+            if not call.future.done():
+                pairs = zip(call.firsts, call.payloads, strict=True)
+                call.future.set_result([Written(first, first + len(each.values) - 1, offset) for first, each in pairs])
 
     def fail(self, error: TidebookError) -> None:
         """Fail all futures of the record: it is not valid, or its outcome is unknown."""
         for call in self.calls:
-            if not call.future.done():
-                call.future.set_exception(error)
-        if self.future is not None and not self.future.done():
-            self.future.set_exception(error)
+            resolve_future(call.future, error)
 
 
-class ScanResult:
-    """The valid records of this writer that a scan of the log found; pass it to the scan as `on_record`."""
+class OutcomeScan:
+    """The valid records of this writer that a scan of the log finds; pass it to the scan as `on_record`.
 
-    def __init__(self, writer: bytes) -> None:
+    Create it before the scan: it remembers the incarnations of the tables that in-flight writes refer to.
+    """
+
+    def __init__(self, topics: RegionTopics, meta: RegionMeta, writer: bytes, in_flight: Iterable[InFlightRecord]):
+        self._topics = topics
+        self._meta = meta
         self._writer = writer
+        self._in_flight = in_flight
         self._writes: dict[tuple[int, int, int], int] = {}
         self._seen: set[int] = set()
+        self._restored_at = meta.restored_at
         #: Where the scan restarted because a cleaner had truncated the log: earlier records may have been missed.
-        self.scanned_from = 0
+        self._scanned_from = 0
+        tables = {flight.record.parts[0].table for flight in in_flight if isinstance(flight.record, Write)}
+        self._incarnations = {table: meta.tables[table].incarnation for table in tables if table in meta.tables}
 
     def __call__(self, offset: int, record: DataRecord | DamagedWalRecord, verdict: Verdict) -> None:
         self._seen.add(offset)
         if verdict is Verdict.VALID:
-            self.add(offset, record)
+            self._add(offset, record)
 
-    def add(self, offset: int, record: DataRecord | DamagedWalRecord) -> None:
-        """Add a valid record; records of other writers are ignored."""
+    def _add(self, offset: int, record: DataRecord | DamagedWalRecord) -> None:
         if isinstance(record, Write) and record.writer == self._writer:
             self._writes[_identity(record)] = offset
 
@@ -120,20 +107,68 @@ class ScanResult:
             return self._writes.get(_identity(flight.record))
         if isinstance(flight.outcome, Acknowledged):
             offset = flight.outcome.offset
-            return offset if offset < self.scanned_from or offset in self._seen else None
+            return offset if offset < self._scanned_from or offset in self._seen else None
         return None
 
-    def may_have_missed(self, flight: InFlightRecord) -> bool:
-        """Return whether the record may be in the truncated part of the log, which the scan could not read."""
-        if not self.scanned_from or self.offset_of(flight) is not None:
+    async def look_up_truncated(self) -> dict[InFlightRecord, OutcomeUnknown]:
+        """Look up the records that the scan may have missed in a truncated part of the log, by their tables' mappings.
+
+        Return those whose outcome cannot be determined. Numbers of another incarnation of a table prove nothing.
+        """
+        unknown: dict[InFlightRecord, OutcomeUnknown] = {}
+        if self._meta.restored_at == self._restored_at:
+            return unknown
+        self._scanned_from = self._meta.restored_at
+        for flight in self._in_flight:
+            if not isinstance(flight.record, Write):
+                continue
+            part = flight.record.parts[0]
+            table_meta = self._meta.tables.get(part.table)
+            known = True
+            if self._may_have_missed(flight):
+                if table_meta is not None and table_meta.incarnation == self._incarnations.get(part.table):
+                    known = await self._look_up_in_table(table_meta, flight, flight.record)
+                else:  # dropped or created meanwhile: only finding the record proves its outcome
+                    await self._add_record_at(None if table_meta is None else table_meta.mapping.get(part.first))
+                    known = self.offset_of(flight) is not None
+            if table_meta is not None and table_meta.incarnation == self.offset_of(flight):
+                self._incarnations[part.table] = table_meta.incarnation  # this record created the table
+            if not known:
+                unknown[flight] = OutcomeUnknown(
+                    f"{self._topics.data}: table {part.table} was cleaned beyond number {part.first}, so it is unknown "
+                    "whether that was written: it will not be written later"
+                )
+        return unknown
+
+    def _may_have_missed(self, flight: InFlightRecord) -> bool:
+        if self.offset_of(flight) is not None or isinstance(flight.outcome, Unavailable):
             return False
-        match flight.outcome:
-            case Acknowledged(offset=offset):
-                return offset < self.scanned_from
-            case Unavailable():
-                return False
-            case _:
-                return True
+        return not isinstance(flight.outcome, Acknowledged) or flight.outcome.offset < self._scanned_from
+
+    async def _look_up_in_table(self, table_meta: TableMeta, flight: InFlightRecord, write: Write) -> bool:
+        """Look the record up in the table it was written to; return whether its outcome is known now."""
+        first = write.parts[0].first
+        if first >= table_meta.next_seq_num:
+            return True  # the number was never assigned, so the record is not valid
+        if first >= table_meta.mapping.start:
+            return await self._add_record_at(table_meta.mapping[first])
+        if self._meta.writer == self._writer and isinstance(flight.outcome, Acknowledged):
+            # Already marked deleted. No other writer held the claim, so the number was assigned to this record.
+            self._add(flight.outcome.offset, write)
+            return True
+        return False
+
+    async def _add_record_at(self, offset: int | None) -> bool:
+        """Add the valid record at an offset; return False if the log no longer has it."""
+        if offset is None:
+            return False
+        try:
+            page = await self._topics.read(start=offset, stop=offset + 1)
+        except LogLost:
+            return False  # marked deleted and truncated just now
+        for record in page.records:
+            self._add(record.offset, read_record(record.value))
+        return bool(page.records)
 
 
 def _identity(write: Write) -> tuple[int, int, int]:

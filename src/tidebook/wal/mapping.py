@@ -14,6 +14,7 @@ import msgspec
 
 from tidebook.core.bounds import Counter, PositiveCounter
 from tidebook.core.errors import Corrupt
+from tidebook.wal.record import array_from_bytes, array_to_bytes
 
 #: Numbers and offsets are stored as deltas from a base, in 4 bytes each until one needs 8.
 _NARROW: Final = "I"
@@ -173,8 +174,8 @@ class SeqOffsets(Mapping[int, int]):
             self._first_base,
             self._offset_base,
             self._firsts.typecode == _WIDE,
-            _bytes(self._firsts[: self._batches]),
-            _bytes(self._offsets[: self._batches]),
+            array_to_bytes(self._firsts[: self._batches]),
+            array_to_bytes(self._offsets[: self._batches]),
         )
 
     @classmethod
@@ -185,7 +186,10 @@ class SeqOffsets(Mapping[int, int]):
         mapping._first_base, mapping._offset_base = packed.first_base, packed.offset_base
         if len(packed.firsts) != len(packed.offsets) or len(packed.firsts) % array(code).itemsize:
             raise Corrupt("a table's mapping has a different number of offsets and sequence numbers")
-        mapping._firsts, mapping._offsets = _array(code, packed.firsts), _array(code, packed.offsets)
+        mapping._firsts, mapping._offsets = (
+            array_from_bytes(code, packed.firsts),
+            array_from_bytes(code, packed.offsets),
+        )
         mapping._batches = len(mapping._firsts)
         if mapping._batches and mapping._firsts[-1] + packed.first_base >= packed.stop:
             raise Corrupt("a table's mapping reaches past its next sequence number")
@@ -197,16 +201,3 @@ class SeqOffsets(Mapping[int, int]):
 def _is_ascending(values: array[int]) -> bool:
     """Return whether the values are strictly ascending and not negative."""
     return not values or (values[0] >= 0 and all(map(lt, values, islice(values, 1, None))))
-
-
-def _bytes(values: array[int]) -> bytes:
-    if sys.byteorder != "little":
-        values.byteswap()
-    return values.tobytes()
-
-
-def _array(code: str, data: bytes) -> array[int]:
-    values = array(code, data)
-    if sys.byteorder != "little":
-        values.byteswap()
-    return values

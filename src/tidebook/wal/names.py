@@ -43,16 +43,6 @@ def table_id(value: object) -> TableId:
     return TableId(whole_number(value, "a table's id"))
 
 
-def data_topic(namespace: str, region: RegionId) -> str:
-    """Return the name of the topic that holds a region's records."""
-    return f"wal.{namespace}.{region}.data"
-
-
-def meta_topic(namespace: str, region: RegionId) -> str:
-    """Return the name of the topic that holds a region's snapshots."""
-    return f"wal.{namespace}.{region}.meta"
-
-
 def region_of(topic: str, namespace: str) -> RegionId | None:
     """Return the region whose data topic this is; None if it is not a data topic of the namespace."""
     found = _DATA_TOPIC.fullmatch(topic)

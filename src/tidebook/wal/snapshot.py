@@ -11,9 +11,8 @@ import msgspec
 from tidebook.core.bounds import STRICT_DECODE_ERRORS, Counter, Identity, Number, TimeMs
 from tidebook.core.errors import Corrupt, UnknownVersion
 from tidebook.core.frame import Frame
-from tidebook.wal.byte_index import ByteIndex, ByteIndexState
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
-from tidebook.wal.meta import RegionMeta, TableMeta
+from tidebook.wal.meta import ByteIndex, RegionMeta, TableMeta
 
 FRAME: Final = Frame(0x7D, 1, "a region's snapshot")
 #: An upper bound of the size of a chunk's record without its data.
@@ -42,16 +41,15 @@ class RegionSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     #: The claim in force. Older claims are not needed: the mappings show which earlier records are valid.
     term: Counter
     writer: Identity
-    meter: ByteIndexState
+    meter: ByteIndex
     tables: tuple[TableSnapshot, ...]
 
 
 class StoredSnapshotChunks(msgspec.Struct, frozen=True):
-    """A snapshot and the offsets of its chunks in the meta topic."""
+    """A snapshot and the offset of its first chunk in the meta topic."""
 
     snapshot: RegionSnapshot
     first_offset: int
-    last_offset: int
 
 
 class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -80,28 +78,29 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
         for table, table_meta in sorted(meta.tables.items())
     )
     truncated_to = max(truncated_to, meta.truncated_to)
-    meter = meta.meter.copy()
-    meter.remove_below(truncated_to)
-    return RegionSnapshot(
-        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter=meter.state, tables=tables
-    )
+    meter = meta.meter.from_offset(truncated_to)
+    return RegionSnapshot(topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter, tables)
 
 
 def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
     """Return the state that a snapshot was taken of; raise `Corrupt` if the snapshot is inconsistent."""
-    meta = RegionMeta()
-    meta.term, meta.writer = snapshot.term, snapshot.writer
-    meta.next_offset, meta.truncated_to = snapshot.data_offset, snapshot.truncated_to
-    meta.snapshot_ms, meta.restored_at = snapshot.taken_ms, snapshot.data_offset
-    meta.meter = ByteIndex(snapshot.meter)
+    meta = RegionMeta(
+        term=snapshot.term,
+        writer=snapshot.writer,
+        next_offset=snapshot.data_offset,
+        truncated_to=snapshot.truncated_to,
+        snapshot_ms=snapshot.taken_ms,
+        restored_at=snapshot.data_offset,
+        meter=snapshot.meter.from_offset(0),
+    )
     for stored in snapshot.tables:
         if max(stored.incarnation, stored.current_high_watermark - 1) >= snapshot.data_offset:
             raise Corrupt("a table of a region's snapshot reaches past the snapshot")
         meta.tables[stored.table] = TableMeta(
             stored.incarnation,
-            mapping=SeqOffsets.unpacked(stored.mapping),
-            latest_marked_deleted=stored.latest_marked_deleted,
-            current_high_watermark=stored.current_high_watermark,
+            SeqOffsets.unpacked(stored.mapping),
+            stored.latest_marked_deleted,
+            stored.current_high_watermark,
         )
     return meta
 
@@ -118,37 +117,27 @@ def encode_snapshot(snapshot: RegionSnapshot, *, snapshot_id: bytes, limit_bytes
     ]
 
 
-class CollectedSnapshots(msgspec.Struct, frozen=True):
-    """The complete snapshots of a meta topic, in order of completion, and the number of unused records."""
-
-    stored: tuple[StoredSnapshotChunks, ...]
-    wasted: int
-
-
-def collect_snapshots(records: Iterable[tuple[int, bytes | None]]) -> CollectedSnapshots:
-    """Assemble chunks into snapshots; skip damaged and incomplete ones.
+def collect_snapshots(records: Iterable[tuple[int, bytes | None]]) -> list[StoredSnapshotChunks]:
+    """Assemble chunks into snapshots, in order of completion; skip damaged and incomplete ones.
 
     Raise `UnknownVersion` for a chunk of a newer Tidebook: skipping it could restore an outdated state.
     """
-    partial: dict[bytes, list[tuple[int, _Chunk]]] = {}
+    partial: dict[bytes, dict[int, tuple[int, _Chunk]]] = {}
     stored: list[StoredSnapshotChunks] = []
-    seen = used = 0
     for offset, value in records:
-        seen += 1
         chunk = _read_chunk(value)
         if chunk is None:
             continue
-        chunks = partial.setdefault(chunk.snapshot_id, [])
-        if any(known.index == chunk.index for _, known in chunks):
+        chunks = partial.setdefault(chunk.snapshot_id, {})
+        if chunk.index in chunks:
             continue
-        chunks.append((offset, chunk))
+        chunks[chunk.index] = (offset, chunk)
         if len(chunks) == chunk.count:
-            snapshot = _assemble([each for _, each in sorted(chunks, key=lambda pair: pair[1].index)])
-            if snapshot is not None:
-                stored.append(StoredSnapshotChunks(snapshot, min(at for at, _ in chunks), max(at for at, _ in chunks)))
-                used += len(chunks)
             del partial[chunk.snapshot_id]
-    return CollectedSnapshots(tuple(stored), wasted=seen - used)
+            snapshot = _assemble([each for _, (_, each) in sorted(chunks.items())])
+            if snapshot is not None:
+                stored.append(StoredSnapshotChunks(snapshot, min(at for at, _ in chunks.values())))
+    return stored
 
 
 def _read_chunk(value: bytes | None) -> _Chunk | None:

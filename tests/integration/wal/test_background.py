@@ -16,7 +16,7 @@ from tidebook.log.sqlite import SqliteLog
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import Written
+from tidebook.wal.record import Written
 from tidebook.wal.region import Region
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.wal import Wal

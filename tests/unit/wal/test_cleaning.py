@@ -15,7 +15,7 @@ from tidebook.wal.snapshot import StoredSnapshotChunks, restore_meta, take_snaps
 def stored(reach: int, at: int, *, topic_id: str = "t") -> StoredSnapshotChunks:
     meta = RegionMeta()
     meta.next_offset = reach
-    return StoredSnapshotChunks(take_snapshot(meta, topic_id=topic_id, truncated_to=0, taken_ms=0), at, at)
+    return StoredSnapshotChunks(take_snapshot(meta, topic_id=topic_id, truncated_to=0, taken_ms=0), at)
 
 
 SNAPSHOTS = st.lists(st.integers(0, 50), max_size=6).map(

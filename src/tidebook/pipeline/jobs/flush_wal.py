@@ -23,8 +23,17 @@ from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.wal.flush import Flushed, Range, TableIncarnation, flush_region
-from tidebook.wal.manifest import VERSION, Commit, FolderManifest, Move, next_commit
+from tidebook.wal.flush import (
+    VERSION,
+    Commit,
+    Flushed,
+    FolderManifest,
+    Move,
+    Range,
+    TableIncarnation,
+    flush_region,
+    next_commit,
+)
 from tidebook.wal.region import Region
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json

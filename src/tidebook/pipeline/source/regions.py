@@ -21,11 +21,11 @@ from tidebook.pipeline.source.options import WAL, Options, one_line_errors
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.entry import WalEntry
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.names import RegionId, namespace_name, region_id
 from tidebook.wal.reading import Run, read_mapped
+from tidebook.wal.record import WalEntry
 from tidebook.wal.topics import RegionTopics
 from tidebook.wal.wal import Wal
 
