@@ -15,8 +15,7 @@ from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log, Outgoing
 from tidebook.store.port import StoreWriter
-from tidebook.tags.following import FOLLOWED_SETTING
-from tidebook.tags.horizon import NEVER_MS, gather_by_topic, read_horizon
+from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, read_horizon
 
 #: The greatest replicated time of all pipelines that share a store: the time that ticks must bring the horizon past.
 SHOWN_SETTING = "tags/shown"

@@ -1,38 +1,32 @@
-"""A member of a consumer group: reads its share of a tag's journals, and stores its offsets."""
+"""A member of a consumer group: reads its share of a tag's journals, and stores its offsets.
+
+The assignment of shares to members is one setting of the store, changed by compare-and-set.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from types import TracebackType
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
-from tidebook.core.errors import Fenced, InvalidInput, OutcomeUnknown, Unavailable
+from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.core.payload import encode_text
 from tidebook.core.replication_plan import TagPosition, TagRow
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.following import Following
-from tidebook.tags.group_assignment import (
-    GroupAssignment,
-    Share,
-    decode_group,
-    encode_group,
-    lease_renewed,
-    member_removed,
-    owned_shares,
-    rebalanced,
-    share_of,
-)
-from tidebook.tags.offset import decode_offset, encode_offset
-from tidebook.tags.stall import HorizonStatus, StallWatch
+from tidebook.tags.event import TaggedEvent, decode_offset, encode_offset
+from tidebook.tags.horizon import HorizonStatus, HorizonWait
 
+#: The number of shares that journals are divided into: the most members that can be active.
+SHARES = 64
 LEASE_S = 30.0
 #: How long a member reads before it renews its lease and rebalances; less if leases are short.
 ROUND_S = 2.0
@@ -48,6 +42,89 @@ RETRY_MAX_S = 0.2
 
 #: A separate generator, so that the application's seeded one is not affected.
 _random = random.Random()
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """A share of the journals: its owner, and the offset after which to continue."""
+
+    owner: str | None = None
+    offset: str | None = None
+    #: Increases with every change of owner, so that a former owner is fenced.
+    term: int = 0
+    #: For external offsets: the external offset that `offset` was stored for ("" for none). `offset` is only valid
+    #: while the external one is the same.
+    external_offset: str | None = None
+
+
+class GroupAssignment(msgspec.Struct, frozen=True):
+    """The members, with the time when each one's lease expires by that member's clock, and the shares."""
+
+    members: dict[str, int] = {}
+    shares: tuple[Share, ...] = (Share(),) * SHARES
+
+
+def share_of(topic: str, id: str) -> int:
+    """Return the share that a journal belongs to."""
+    return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % SHARES
+
+
+def lease_renewed(group: GroupAssignment, member: str, *, now_ms: int, lease_ms: int) -> GroupAssignment:
+    """Return the group with the member's lease renewed and the shares unchanged."""
+    return GroupAssignment({**group.members, member: now_ms + lease_ms}, group.shares)
+
+
+def rebalanced(
+    group: GroupAssignment, member: str, *, now_ms: int, lease_ms: int, alive: Collection[str] = ()
+) -> GroupAssignment:
+    """Return the group with the member's lease renewed and its shares rebalanced.
+
+    The shares are assigned to the members in turn, in the order of their names. The member releases shares that are
+    assigned to others, and takes its own if they are free; a share that another live member still owns is left to it
+    until that member renews. `alive` are the members that count as live whatever this member's clock says of their
+    leases.
+    """
+    members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
+    members[member] = now_ms + lease_ms
+    names = sorted(members)
+    shares = []
+    for number, share in enumerate(group.shares):
+        assigned = names[number % len(names)]
+        if share.owner == member and assigned != member:
+            share = replace(share, owner=None)
+        elif assigned == member and share.owner != member and (share.owner is None or share.owner not in members):
+            share = replace(share, owner=member, term=share.term + 1)
+        shares.append(share)
+    return GroupAssignment(members, tuple(shares))
+
+
+def member_removed(group: GroupAssignment, member: str) -> GroupAssignment:
+    """Return the group without the member, and with its shares released."""
+    members = {each: until for each, until in group.members.items() if each != member}
+    shares = (replace(each, owner=None) if each.owner == member else each for each in group.shares)
+    return GroupAssignment(members, tuple(shares))
+
+
+def owned_shares(group: GroupAssignment, member: str) -> dict[int, Share]:
+    """Return the member's shares by number."""
+    return {number: share for number, share in enumerate(group.shares) if share.owner == member}
+
+
+def encode_group(group: GroupAssignment) -> str:
+    """Encode a group for the setting."""
+    return msgspec.json.encode(group).decode()
+
+
+def decode_group(text: str | None) -> GroupAssignment:
+    """Decode a group; without a text, return one without members. Raise `Corrupt` if it is damaged."""
+    if text is None:
+        return GroupAssignment()
+    try:
+        group = msgspec.json.decode(text, type=GroupAssignment)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the state of a consumer group is damaged: {error}") from error
+    if len(group.shares) != SHARES:
+        raise Corrupt(f"the state of a consumer group has {len(group.shares)} shares, not {SHARES}")
+    return group
 
 
 class SubscriptionPage(msgspec.Struct, frozen=True):
@@ -82,9 +159,8 @@ class Subscription:
         offsets: Offsets | None = None,
         lease_s: float = LEASE_S,
         follow: bool = True,
-        watch: StallWatch | None = None,
+        horizon_wait: HorizonWait,
     ) -> None:
-        self._watch_stall = watch
         if type(group) is not str or not group:
             raise InvalidInput("a group is a text that is not empty")
         encode_text(group, "a group")
@@ -100,8 +176,8 @@ class Subscription:
             raise InvalidInput(f"lease_s is a time in seconds, not {lease_s}")
         self._lease_ms = int(lease_s * 1000)
         self._round_ms = min(ROUND_S * 1000, self._lease_ms / ROUNDS_PER_LEASE)
-        #: Live streams ask the pipeline for ticks; one that only catches up needs none.
-        self._following = Following(store, clock) if follow else None
+        self._follow = follow
+        self._horizon_wait = horizon_wait
         self._shares: dict[int, Share] = {}
         #: By share: the position of the last event delivered by this member.
         self._delivered: dict[int, TagPosition] = {}
@@ -124,7 +200,7 @@ class Subscription:
     @property
     def waiting(self) -> HorizonStatus | None:
         """What the stream waits for while replication makes no progress; None otherwise."""
-        return None if self._watch_stall is None else self._watch_stall.waiting
+        return self._horizon_wait.waiting
 
     async def __aenter__(self) -> Subscription:
         await self._renew()
@@ -146,10 +222,10 @@ class Subscription:
             self._shares = {}
 
     async def __aiter__(self) -> AsyncGenerator[TaggedEvent, None]:
-        since = -1
+        delivered_any = False
         while True:
-            if self._following is not None:
-                await self._following.renew()
+            if self._follow:
+                await self._horizon_wait.ask_for_ticks()
             async for page in self._read(self._position):
                 for row in page.rows:
                     # Check before each event, because the page may be old: a share that another member took is not
@@ -161,7 +237,7 @@ class Subscription:
                     if share in self._shares and (
                         (delivered := self._delivered.get(share)) is None or position > delivered
                     ):
-                        since, self._delivered[share] = -1, position
+                        delivered_any, self._delivered[share] = True, position
                         yield TaggedEvent(row)
                 else:
                     self._position = page.position
@@ -169,11 +245,10 @@ class Subscription:
                         continue
                 break  # a new share may start further back
             else:
-                if self._following is None:
+                if not self._follow:
                     return
-                if self._watch_stall is not None:
-                    await self._watch_stall.check()
-                since = await self._store.wait_any(timeout_s=self._round_ms / 1000, since=since)
+                await self._horizon_wait.wait(self._round_ms / 1000, delivered=delivered_any)
+                delivered_any = False
                 await self._renew_if_due()
 
     def _is_renewal_due(self) -> bool:
@@ -308,7 +383,7 @@ class Subscription:
         return frozenset(
             member
             for member, (_, since_ms, changed) in leases.items()
-            if (changed or self._following is not None) and now_ms - since_ms < self._lease_ms
+            if (changed or self._follow) and now_ms - since_ms < self._lease_ms
         )
 
     async def _change(self, change: Callable[[GroupAssignment], GroupAssignment]) -> GroupAssignment:

@@ -18,8 +18,9 @@ from tidebook import Event, Fenced, InvalidInput
 from tidebook.core.replication_plan import TagPosition
 from tidebook.replication.ticks import tick
 from tidebook.runtime.clock import RandomIds
-from tidebook.tags.following import FOLLOWED_SETTING
-from tidebook.tags.group_assignment import (
+from tidebook.tags.horizon import FOLLOWED_SETTING
+from tidebook.tags.sql_offsets import TABLE, SqlOffsets
+from tidebook.tags.subscription import (
     SHARES,
     GroupAssignment,
     decode_group,
@@ -29,7 +30,6 @@ from tidebook.tags.group_assignment import (
     rebalanced,
     share_of,
 )
-from tidebook.tags.sql_offsets import TABLE, SqlOffsets
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
