@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import inf
+from itertools import chain
 
-from tidebook.core.errors import Fenced, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
+from tidebook.core.errors import Fenced, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.log.port import Acknowledged, Outgoing
 from tidebook.runtime.futures import resolve_future
-from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
-from tidebook.wal.in_flight import InFlightRecord, OutcomeScan, PendingWrite
-from tidebook.wal.meta import RegionMeta, Verdict, fold
+from tidebook.wal.meta import RegionMeta, TableMeta, Verdict, fold
 from tidebook.wal.record import (
+    DamagedWalRecord,
+    DataRecord,
     DropTable,
     MarkDeleted,
     OwnerClaim,
@@ -29,41 +29,180 @@ from tidebook.wal.record import (
     Written,
     encode_control,
     encode_write,
+    read_record,
     record_bytes_max,
 )
-from tidebook.wal.recovery import append_claim, follow
-from tidebook.wal.settings import WalSettings
 from tidebook.wal.topics import PARTITION, RegionTopics
+
+
+class PendingWrite:
+    """A write to one or more tables, or a mark or drop (`control`), that was accepted and is not resolved yet."""
+
+    __slots__ = ("attempts", "control", "firsts", "future", "payloads", "size_bytes")
+
+    def __init__(
+        self,
+        payloads: Sequence[Payloads],
+        control: MarkDeleted | DropTable | None,
+        future: asyncio.Future[list[Written]],
+        size_bytes: int,
+    ) -> None:
+        #: Concurrent writes share a record, but one write is never split over records.
+        self.payloads = payloads
+        self.control = control
+        self.future = future
+        self.size_bytes = size_bytes
+        #: The sequence number of the first payload of each table, assigned when it is sent.
+        self.firsts: list[int] = []
+        self.attempts = 0
+
+
+class InFlightRecord:
+    """A record that was sent, with the writes in it; `outcome` is the log's answer, None before it arrives."""
+
+    __slots__ = ("calls", "is_control", "outcome", "record", "size_bytes")
+
+    def __init__(self, record: Write | MarkDeleted | DropTable, size_bytes: int, calls: Sequence[PendingWrite]) -> None:
+        self.record = record
+        self.is_control = not isinstance(record, Write)
+        self.size_bytes = size_bytes
+        self.calls = calls
+        self.outcome: Acknowledged | TidebookError | None = None
+
+    def resolve(self, offset: int) -> None:
+        """Resolve all futures of the record: it is valid at `offset`."""
+        for call in self.calls:
+            if not call.future.done():
+                pairs = zip(call.firsts, call.payloads, strict=True)
+                call.future.set_result([Written(first, first + len(each.values) - 1, offset) for first, each in pairs])
+
+    def fail(self, error: TidebookError) -> None:
+        """Fail all futures of the record: it is not valid, or its outcome is unknown."""
+        for call in self.calls:
+            resolve_future(call.future, error)
+
+
+class OutcomeScan:
+    """The valid records of this writer that a scan of the log finds; pass it to the scan as `on_record`.
+
+    Create it before the scan: it remembers the incarnations of the tables that in-flight writes refer to.
+    """
+
+    def __init__(self, topics: RegionTopics, meta: RegionMeta, writer: bytes, in_flight: Iterable[InFlightRecord]):
+        self._topics = topics
+        self._meta = meta
+        self._writer = writer
+        self._in_flight = in_flight
+        self._writes: dict[tuple[int, int, int], int] = {}
+        self._seen: set[int] = set()
+        self._restored_at = meta.restored_at
+        #: Where the scan restarted because a cleaner had truncated the log: earlier records may have been missed.
+        self._scanned_from = 0
+        tables = {flight.record.parts[0].table for flight in in_flight if isinstance(flight.record, Write)}
+        self._incarnations = {table: meta.tables[table].incarnation for table in tables if table in meta.tables}
+
+    def __call__(self, offset: int, record: DataRecord | DamagedWalRecord, verdict: Verdict) -> None:
+        self._seen.add(offset)
+        if verdict is Verdict.VALID:
+            self._add(offset, record)
+
+    def _add(self, offset: int, record: DataRecord | DamagedWalRecord) -> None:
+        if isinstance(record, Write) and record.writer == self._writer:
+            self._writes[_identity(record)] = offset
+
+    def offset_of(self, flight: InFlightRecord) -> int | None:
+        """Return the offset at which the record is valid; None if it was not found valid."""
+        if isinstance(flight.record, Write):
+            return self._writes.get(_identity(flight.record))
+        if isinstance(flight.outcome, Acknowledged):
+            offset = flight.outcome.offset
+            return offset if offset < self._scanned_from or offset in self._seen else None
+        return None
+
+    async def look_up_truncated(self) -> dict[InFlightRecord, OutcomeUnknown]:
+        """Look up the records that the scan may have missed in a truncated part of the log, by their tables' mappings.
+
+        Return those whose outcome cannot be determined. Numbers of another incarnation of a table prove nothing.
+        """
+        unknown: dict[InFlightRecord, OutcomeUnknown] = {}
+        if self._meta.restored_at == self._restored_at:
+            return unknown
+        self._scanned_from = self._meta.restored_at
+        for flight in self._in_flight:
+            if not isinstance(flight.record, Write):
+                continue
+            part = flight.record.parts[0]
+            table_meta = self._meta.tables.get(part.table)
+            known = True
+            if self._may_have_missed(flight):
+                if table_meta is not None and table_meta.incarnation == self._incarnations.get(part.table):
+                    known = await self._look_up_in_table(table_meta, flight, flight.record)
+                else:  # dropped or created meanwhile: only finding the record proves its outcome
+                    await self._add_record_at(None if table_meta is None else table_meta.mapping.get(part.first))
+                    known = self.offset_of(flight) is not None
+            if table_meta is not None and table_meta.incarnation == self.offset_of(flight):
+                self._incarnations[part.table] = table_meta.incarnation  # this record created the table
+            if not known:
+                unknown[flight] = OutcomeUnknown(
+                    f"{self._topics.data}: table {part.table} was cleaned beyond number {part.first}, so it is unknown "
+                    "whether that was written: it will not be written later"
+                )
+        return unknown
+
+    def _may_have_missed(self, flight: InFlightRecord) -> bool:
+        if self.offset_of(flight) is not None or isinstance(flight.outcome, Unavailable):
+            return False
+        return not isinstance(flight.outcome, Acknowledged) or flight.outcome.offset < self._scanned_from
+
+    async def _look_up_in_table(self, table_meta: TableMeta, flight: InFlightRecord, write: Write) -> bool:
+        """Look the record up in the table it was written to; return whether its outcome is known now."""
+        first = write.parts[0].first
+        if first >= table_meta.next_seq_num:
+            return True  # the number was never assigned, so the record is not valid
+        if first >= table_meta.mapping.start:
+            return await self._add_record_at(table_meta.mapping[first])
+        if self._meta.writer == self._writer and isinstance(flight.outcome, Acknowledged):
+            # Already marked deleted. No other writer held the claim, so the number was assigned to this record.
+            self._add(flight.outcome.offset, write)
+            return True
+        return False
+
+    async def _add_record_at(self, offset: int | None) -> bool:
+        """Add the valid record at an offset; return False if the log no longer has it."""
+        if offset is None:
+            return False
+        try:
+            page = await self._topics.read(start=offset, stop=offset + 1)
+        except LogLost:
+            return False  # marked deleted and truncated just now
+        for record in page.records:
+            self._add(record.offset, read_record(record.value))
+        return bool(page.records)
+
+
+def _identity(write: Write) -> tuple[int, int, int]:
+    """Return what identifies a record of a writer: under one claim, a sequence number is assigned once."""
+    return write.term, write.parts[0].table, write.parts[0].first
 
 
 class GroupCommit:
     """Send the owner's writes to the data topic, and fold each acknowledged record into `meta`."""
 
-    def __init__(
-        self,
-        topics: RegionTopics,
-        meta: RegionMeta,
-        *,
-        settings: WalSettings,
-        metrics: Metrics,
-        labels: dict[str, object],
-    ) -> None:
+    def __init__(self, topics: RegionTopics, meta: RegionMeta, count: Callable[[str], None]) -> None:
         self.meta = meta
         self.fenced: Fenced | None = None
         self._closing: Fenced | None = None
         self._topics = topics
         self._term, self._writer = meta.term, meta.writer
-        self._settings = settings
-        self._metrics = metrics
-        self._labels = labels
+        self._settings = settings = topics.settings
+        #: Counts one event of a metric.
+        self._count = count
         self._generation = generation()
         self._payloads_bytes_max = settings.limit_bytes - record_bytes_max(0)
         self._pack_bytes = min(settings.pack_bytes, self._payloads_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._pending: deque[PendingWrite] = deque()
         self._pending_bytes = 0
-        #: How many writes, marks and drops were accepted so far; each has its number as a ticket.
-        self._ticket = 0
         self._in_flight: deque[InFlightRecord] = deque()
         #: The next sequence number of each table with numbers that are assigned but not folded into the meta yet.
         self._next_seqs: dict[int, int] = {}
@@ -91,9 +230,8 @@ class GroupCommit:
         refuse_fork(self._generation, self._topics.data)  # in a forked child no event loop would send it
         if refused := self.fenced or self._closing:
             raise Fenced(str(refused))
-        self._ticket += 1
         future: asyncio.Future[list[Written]] = asyncio.Future(loop=self._loop)
-        self._pending.append(PendingWrite(payloads, control, future, size_bytes=size_bytes, ticket=self._ticket))
+        self._pending.append(PendingWrite(payloads, control, future, size_bytes))
         self._pending_bytes += size_bytes
         if not self._scheduled:
             self._scheduled = True
@@ -102,15 +240,12 @@ class GroupCommit:
 
     async def wait_resolved(self) -> None:
         """Wait until everything accepted so far is resolved; do not wait for later writes."""
-        ticket = self._ticket
-        while self._oldest() <= ticket:
+        accepted = set(self._unresolved())
+        while not accepted.isdisjoint(self._unresolved()):
             await self._wait_for_change()
 
-    def _oldest(self) -> float:
-        """Return the oldest unresolved ticket: records in flight are older than pending writes."""
-        if self._in_flight:
-            return self._in_flight[0].calls[0].ticket
-        return self._pending[0].ticket if self._pending else inf
+    def _unresolved(self) -> Iterator[PendingWrite]:
+        return chain(chain.from_iterable(flight.calls for flight in self._in_flight), self._pending)
 
     async def catch_up(self) -> None:
         """Fold all records that are in the data topic now, also of other processes, while writes continue."""
@@ -212,7 +347,7 @@ class GroupCommit:
             if verdict is Verdict.VALID or flight.is_control:
                 self._in_flight.popleft()
                 flight.resolve(outcome.offset)
-                self._metrics.count("wal_records", 1, **self._labels)
+                self._count("wal_records")
                 if self._pending:
                     self._send_pending()
                 self._changed.set()
@@ -259,13 +394,13 @@ class GroupCommit:
         stop = max(acked, default=-1) + 1
         if to_end:
             stop = max(stop, await self._topics.end())
-        await follow(self._topics, self.meta, stop=stop, on_record=scan)
+        await self._topics.follow(self.meta, stop=stop, on_record=scan)
         absent = any(scan.offset_of(flight) is None for flight in self._in_flight)
         if self._holds_claim() and (absent or self._must_claim):
             # Only a new claim guarantees that a record which is absent now never becomes valid.
             claim = OwnerClaim(self._term + 1, self._writer)
-            await append_claim(self._topics, self.meta, claim, attempts_max=self._settings.attempts_max, on_record=scan)
-            self._metrics.count("wal_claims", 1, **self._labels)
+            await self._topics.append_claim(self.meta, claim, on_record=scan)
+            self._count("wal_claims")
             self._holds_claim()
         unknown = await scan.look_up_truncated()
         self._must_claim = False
@@ -281,7 +416,7 @@ class GroupCommit:
                 f"{self._topics.data}: another writer has claimed term {self.meta.term}, this one held term "
                 f"{self._term}: its writes are no longer valid; open the region again to take it back"
             )
-            self._metrics.count("wal_fenced", 1, **self._labels)
+            self._count("wal_fenced")
         return False
 
     def _resolve_in_flight(self, scan: OutcomeScan, unknown: Mapping[InFlightRecord, OutcomeUnknown]) -> None:

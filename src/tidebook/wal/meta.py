@@ -102,6 +102,15 @@ class RegionMeta(msgspec.Struct):
         """How many bytes of the data topic the tables still need (an upper bound)."""
         return self.meter.bytes_from(self.first_offset) if self.first_offset < self.next_offset else 0
 
+    def pinned_tables(self) -> list[Pinned]:
+        """Return the tables with entries, oldest entry first: the first one pins the log."""
+        pinned = [
+            Pinned(table, table_meta.mapping.start, offset, self.meter.bytes_from(offset))
+            for table, table_meta in self.tables.items()
+            if (offset := table_meta.mapping.first_offset) is not None
+        ]
+        return sorted(pinned, key=lambda each: (each.offset, each.table))
+
     def frozen(self) -> RegionMeta:
         """Return a view of the current state that later changes do not affect; cheap, because mappings are shared."""
         tables = {table: replace(meta, mapping=meta.mapping.frozen()) for table, meta in self.tables.items()}
@@ -111,6 +120,16 @@ class RegionMeta(msgspec.Struct):
         """Replace the contents by another fold of the same log, in place: other components hold this object."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    """A table with entries; its oldest entry keeps the log from being truncated beyond `offset`."""
+
+    table: int
+    first_seq: int
+    offset: int
+    #: The bytes of all tables from that entry on.
+    held_bytes: int
 
 
 class Verdict(Enum):

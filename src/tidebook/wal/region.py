@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any
 
 import msgspec
 
-from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, Truncated, Unavailable
+from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, Truncated
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.cleaning import Cleaned, OnPinned, Pinned, copies_needed, pinned_tables, plan_truncation
 from tidebook.wal.group_commit import GroupCommit
-from tidebook.wal.meta import RegionMeta, TableMeta
-from tidebook.wal.names import RegionId, table_id, whole_number
+from tidebook.wal.meta import Pinned, RegionMeta, TableMeta
+from tidebook.wal.names import table_id, whole_number
 from tidebook.wal.reading import EntryPage, Handler, OnProgress, Replay, Run, read_region, read_table
 from tidebook.wal.record import DropTable, MarkDeleted, WalEntry, Writes, Written, pack_payloads, pack_writes
-from tidebook.wal.recovery import RECOVERY_ATTEMPTS_MAX, check_complete, claim_region, follow, recover, retry
-from tidebook.wal.settings import WalSettings
-from tidebook.wal.snapshot import RegionSnapshot, take_snapshot
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.snapshot import RegionSnapshot, check_complete, copies_needed, plan_truncation, take_snapshot
+from tidebook.wal.topics import RECOVERY_ATTEMPTS_MAX, RegionTopics
+
+#: Called with a table that retains more than `force_flush_bytes`: flush it, then call `mark_deleted`.
+OnPinned = Callable[[Pinned], Awaitable[None] | None]
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """The result of a cleaning."""
+
+    #: The first offset of the data topic after the cleaning.
+    truncated_to: int
+    #: How many offsets were removed.
+    removed: int
+    #: The table that keeps the log from being truncated further; None if no table has entries.
+    pinned_by: int | None
+    #: How many bytes of the log the tables still need.
+    held_bytes: int
 
 
 class RegionStatus(msgspec.Struct, frozen=True):
@@ -55,28 +68,19 @@ class Region:
     """
 
     def __init__(
-        self,
-        topics: RegionTopics,
-        *,
-        id: RegionId,
-        settings: WalSettings,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
-        labels: dict[str, object],
-        on_pinned: OnPinned | None = None,
+        self, topics: RegionTopics, *, clock: Clock, ids: Ids, metrics: Metrics, on_pinned: OnPinned | None = None
     ) -> None:
-        self.id = id
+        self.id = topics.region
         #: How long the recovery took when the region was opened.
         self.recovery_s = 0.0
         self._topics = topics
         self._meta = RegionMeta()
         self._group_commit: GroupCommit | None = None
-        self._settings = settings
+        self._settings = topics.settings
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
-        self._labels = labels
+        self._labels: dict[str, object] = {"namespace": topics.namespace, "region": topics.region}
         self._on_pinned = on_pinned
         self._is_offering = False
         self._exclusive = asyncio.Lock()
@@ -88,18 +92,18 @@ class Region:
     async def open(self, *, writable: bool) -> None:
         """Recover the state and, if `writable`, claim the region and start cleaning it; use `Wal.open_region`."""
         began = time.monotonic()
-        settings = self._settings
-        self._meta = meta = await recover(self._topics)
+        self._meta = meta = await self._topics.recover()
         if writable:
-            await claim_region(self._topics, meta, self._ids.new(), attempts_max=settings.attempts_max)
-            self._group_commit = GroupCommit(
-                self._topics, meta, settings=settings, metrics=self._metrics, labels=self._labels
-            )
+            await self._topics.claim_region(meta, self._ids.new())
+            self._group_commit = GroupCommit(self._topics, meta, self._count)
         self._snapshot_bytes = meta.meter.total_bytes
         self.recovery_s = time.monotonic() - began
         self._metrics.time("wal_recovery", self.recovery_s, **self._labels)
-        if writable and settings.clean_every_s:
+        if writable and self._settings.clean_every_s:
             self._cleaner_task = asyncio.create_task(self._clean_periodically())
+
+    def _count(self, name: str, n: int = 1) -> None:
+        self._metrics.count(name, n, **self._labels)
 
     async def reopen(self, on_pinned: OnPinned | None) -> None:
         """Prepare an open region for another caller: refresh a reader, and replace the flush callback if given."""
@@ -226,7 +230,7 @@ class Region:
         async with self._exclusive:
             if not stop:
                 await self._topics.check_incarnation()
-            await follow(self._topics, self._meta, stop=stop or await self._topics.end())
+            await self._topics.follow(self._meta, stop=stop or await self._topics.end())
 
     async def _catch_up(self) -> None:
         """Bring `meta` up to date while writes continue; an owner that lost its claim follows the log as a reader."""
@@ -257,9 +261,7 @@ class Region:
                 start = await self._topics.start()
                 await self._catch_up()
                 check_complete(self._topics.data, self._meta, start)
-        raise Unavailable(
-            f"{self._topics.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was read: read again"
-        )
+        raise self._topics.cleaned_too_often("read: read again")
 
     # Deleting
 
@@ -273,30 +275,17 @@ class Region:
         table = table_id(table)
         if type(seq) is not int:
             raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
-        for attempt in range(1, self._settings.attempts_max + 1):
-            current = await self._current_table(table, seq)
-            if incarnation is None:
-                incarnation = current.incarnation  # a retry must not mark a table created again meanwhile
-            elif current.incarnation != incarnation:
-                raise NotFound(f"region {self.id}: table {table} was dropped and made again")
-            if seq > current.next_seq_num:
-                raise InvalidInput(
-                    f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num}, which is all"
-                )
-            if seq == current.latest_marked_deleted:
-                return
-            if seq < current.latest_marked_deleted:
-                if attempt > 1:
-                    return
-                raise InvalidInput(
-                    f"table {table}: already marked to {current.latest_marked_deleted}, not back to {seq}"
-                )
-            try:
-                await self._append_control(MarkDeleted(table, current.incarnation, seq))
-                return
-            except OutcomeUnknown:
-                if attempt == self._settings.attempts_max:
-                    raise
+        current = await self._current_table(table, seq)
+        if incarnation is not None and current.incarnation != incarnation:
+            raise NotFound(f"region {self.id}: table {table} was dropped and made again")
+        if seq > current.next_seq_num:
+            raise InvalidInput(
+                f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num}, which is all"
+            )
+        if seq < current.latest_marked_deleted:
+            raise InvalidInput(f"table {table}: already marked to {current.latest_marked_deleted}, not back to {seq}")
+        if seq > current.latest_marked_deleted:
+            await self._append_control(MarkDeleted(table, current.incarnation, seq))
 
     async def drop_table(self, table: int) -> None:
         """Drop a table; its next write starts again at sequence number 1. Raise `NotFound` if there is no such table.
@@ -307,8 +296,7 @@ class Region:
         if self._group_commit is not None:
             await self._group_commit.wait_resolved()
         drop = DropTable(table, (await self._current_table(table)).incarnation)
-        # The record names the incarnation, so a duplicate has no effect.
-        await retry(lambda: self._append_control(drop), self._settings.attempts_max, OutcomeUnknown)
+        await self._append_control(drop)
         await self.snapshot()
 
     async def _current_table(self, table: int, seq: int | None = None) -> TableMeta:
@@ -330,11 +318,13 @@ class Region:
         return found
 
     async def _append_control(self, record: MarkDeleted | DropTable) -> None:
+        """Append a mark or drop. It names the table's incarnation, so an unknown outcome is safe to retry."""
         if self._group_commit is not None:
-            await self._group_commit.write(control=record)
-            return
-        sent = await self._topics.append(record)
-        await self._follow(sent.offset + 1)
+            owner = self._group_commit
+            await self._topics.retry(lambda: owner.write(control=record), OutcomeUnknown)
+        else:
+            sent = await self._topics.retry(lambda: self._topics.append(record), OutcomeUnknown)
+            await self._follow(sent.offset + 1)
 
     # Snapshots and cleaning
 
@@ -351,7 +341,7 @@ class Region:
         for _ in range(copies):
             await self._topics.put_snapshot(snapshot, snapshot_id=self._ids.new())
         self._snapshot_ms, self._snapshot_bytes = snapshot.taken_ms, total_bytes
-        self._metrics.count("wal_snapshots", copies, **self._labels)
+        self._count("wal_snapshots", copies)
         return snapshot
 
     async def clean(self) -> Cleaned:
@@ -394,7 +384,7 @@ class Region:
             for pinned in self.pinned():
                 if pinned.held_bytes <= self._settings.force_flush_bytes:
                     break
-                self._metrics.count("wal_forced_flushes", 1, **self._labels)
+                self._count("wal_forced_flushes")
                 result = self._on_pinned(pinned)
                 if result is not None and isawaitable(result):
                     await result
@@ -407,7 +397,7 @@ class Region:
 
     def pinned(self) -> list[Pinned]:
         """Return the tables with entries, oldest entry first: the first one keeps the log from being truncated."""
-        return pinned_tables(self._meta)
+        return self._meta.pinned_tables()
 
     async def status(self) -> RegionStatus:
         """Return the region's size, owner term, snapshot age and the last error of the cleaner."""
@@ -435,7 +425,7 @@ class Region:
                 self._cleaner_error = None
             except Exception as error:  # from a callback too; reported by status and metrics, retried next round
                 self._cleaner_error = error
-                self._metrics.count("wal_cleaner_failures", 1, **self._labels)
+                self._count("wal_cleaner_failures")
                 if isinstance(error, Fenced):
                     return
 

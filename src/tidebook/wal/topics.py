@@ -1,11 +1,12 @@
-"""Access to the data topic and the meta topic of a region."""
+"""The data topic and the meta topic of a region: recover its state from them, follow them, and claim the region."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
 
-from tidebook.core.errors import InvalidInput, LogLost, NotFound
+from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.names import RegionId
@@ -18,21 +19,36 @@ from tidebook.wal.record import (
     encode_control,
     read_record,
 )
-from tidebook.wal.snapshot import RegionSnapshot, StoredSnapshotChunks, collect_snapshots, encode_snapshot
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.snapshot import (
+    RegionSnapshot,
+    StoredSnapshotChunks,
+    check_complete,
+    collect_snapshots,
+    encode_snapshot,
+    plan_recovery,
+    restore_meta,
+)
 
 #: Called with each record that a scan folds: offset, record, verdict.
 OnRecord = Callable[[int, DataRecord | DamagedWalRecord, Verdict], None]
 
 #: Each topic of a region has one partition.
 PARTITION: Final = 0
+#: How often a recovery or a read restarts because a cleaner truncated the log meanwhile.
+RECOVERY_ATTEMPTS_MAX = 100
+
+T = TypeVar("T")
 
 
 class RegionTopics:
     """The data topic (records) and the meta topic (snapshots) of a region, with one partition each."""
 
-    def __init__(self, log: Log, namespace: str, region: RegionId, *, limit_bytes: int) -> None:
+    def __init__(self, log: Log, namespace: str, region: RegionId, settings: WalSettings) -> None:
         self.log = log
-        self.limit_bytes = limit_bytes
+        self.settings = settings
+        self.namespace = namespace
+        self.region = region
         self.data = f"wal.{namespace}.{region}.data"
         self.meta = f"wal.{namespace}.{region}.meta"
         #: The id of the data topic, set when the region is opened; a topic created again has another id.
@@ -51,7 +67,7 @@ class RegionTopics:
     async def create(self) -> None:
         """Create both topics, or check them if they exist. The data topic is last: the region exists when it does."""
         for topic in (self.meta, self.data):
-            made = await self.log.create_topic(topic, 1, limit_bytes=self.limit_bytes, keep_forever=True)
+            made = await self.log.create_topic(topic, 1, limit_bytes=self.settings.limit_bytes, keep_forever=True)
             if made.partitions != 1:
                 raise InvalidInput(f"topic {topic} has {made.partitions} partitions: a region's topics have one each")
             self.topic_id = made.topic_id
@@ -106,10 +122,77 @@ class RegionTopics:
 
     async def put_snapshot(self, snapshot: RegionSnapshot, *, snapshot_id: bytes) -> None:
         """Write a snapshot to the meta topic; return once it is acknowledged."""
-        for value in encode_snapshot(snapshot, snapshot_id=snapshot_id, limit_bytes=self.limit_bytes):
+        for value in encode_snapshot(snapshot, snapshot_id=snapshot_id, limit_bytes=self.settings.limit_bytes):
             await self.log.append(Outgoing(self.meta, PARTITION, None, value))
 
     async def truncate(self, *, data_before: int, meta_before: int) -> None:
         """Truncate the data topic, then the meta topic."""
         await self.log.truncate(self.data, PARTITION, before=data_before)
         await self.log.truncate(self.meta, PARTITION, before=meta_before)
+
+    async def recover(self, *, on_record: OnRecord | None = None) -> RegionMeta:
+        """Restore the newest snapshot and scan the records after it; raise `LogLost` with the range that is missing.
+
+        A cleaner writes its snapshots before it truncates. Therefore the start of the log is read first: the snapshots
+        read after it cover all that was truncated before it, and a gap between them is a loss.
+        """
+        for _ in range(RECOVERY_ATTEMPTS_MAX):
+            start = await self.start()
+            stored = await self.snapshots()
+            end = await self.end()
+            best = plan_recovery(stored, topic=self.data, topic_id=self.topic_id, log_start=start, log_end=end)
+            meta = RegionMeta() if best is None else restore_meta(best)
+            try:
+                await self.scan(meta, stop=end, on_record=on_record)
+            except LogLost:
+                continue  # it was truncated during the scan
+            check_complete(self.data, meta, start)
+            return meta
+        raise self.cleaned_too_often("recovered: open it again")
+
+    async def follow(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
+        """Fold the records from `meta.next_offset` up to `stop`; if a cleaner has truncated them, recover.
+
+        A recovery changes `meta.restored_at`: `on_record` then saw every record from that offset on, but may have
+        missed earlier ones.
+        """
+        for _ in range(RECOVERY_ATTEMPTS_MAX):
+            try:
+                return await self.scan(meta, stop=stop, on_record=on_record)
+            except LogLost as error:
+                fresh = await self.recover(on_record=on_record)
+                if fresh.next_offset <= meta.next_offset:
+                    raise error
+                meta.replace_with(fresh)
+        raise self.cleaned_too_often("read: try again")
+
+    def cleaned_too_often(self, what: str) -> Unavailable:
+        """Return the error of a read that never finds the log as it was."""
+        return Unavailable(f"{self.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was {what}")
+
+    async def claim_region(self, meta: RegionMeta, writer: bytes) -> None:
+        """Claim the next term for a writer and fold up to the claim; raise `Fenced` if other writers won every attempt.
+
+        The state before the claim only selects the term; the state to write on is the one as of the claim.
+        """
+        for _ in range(self.settings.attempts_max):
+            claim = OwnerClaim(meta.term + 1, writer)
+            await self.append_claim(meta, claim)
+            if (meta.term, meta.writer) == (claim.term, writer):
+                return
+        raise Fenced(
+            f"{self.data}: {self.settings.attempts_max} claims in a row lost against another writer's: "
+            "is it opened over and over?"
+        )
+
+    async def append_claim(self, meta: RegionMeta, claim: OwnerClaim, *, on_record: OnRecord | None = None) -> None:
+        """Append a claim and fold up to it. A duplicate is the same claim, so an unknown outcome is safe to retry."""
+        sent = await self.retry(lambda: self.append(claim), Unavailable, OutcomeUnknown)
+        await self.follow(meta, stop=sent.offset + 1, on_record=on_record)
+
+    async def retry(self, call: Callable[[], Awaitable[T]], *errors: type[TidebookError]) -> T:
+        """Return the result of the call, which is repeated at once after one of these errors."""
+        for _ in range(self.settings.attempts_max - 1):
+            with suppress(*errors):
+                return await call()
+        return await call()

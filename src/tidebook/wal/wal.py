@@ -9,9 +9,8 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.cleaning import OnPinned
 from tidebook.wal.names import RegionId, namespace_name, region_id, region_of
-from tidebook.wal.region import Region
+from tidebook.wal.region import OnPinned, Region
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.topics import RegionTopics
 
@@ -70,16 +69,7 @@ class Wal:
             topics.topic_id = found or ""
             if writable or create:
                 await topics.create()  # existing topics too: one with time-based retention is rejected
-            opened = Region(
-                topics,
-                id=region,
-                settings=self._settings,
-                clock=self._clock,
-                ids=self._ids,
-                metrics=self._metrics,
-                labels={"namespace": self.namespace, "region": region},
-                on_pinned=on_pinned,
-            )
+            opened = Region(topics, clock=self._clock, ids=self._ids, metrics=self._metrics, on_pinned=on_pinned)
             await opened.open(writable=writable)
             if known is not None:
                 await known.close()
@@ -87,7 +77,7 @@ class Wal:
             return opened
 
     def _topics(self, region: RegionId) -> RegionTopics:
-        return RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
+        return RegionTopics(self._log, self.namespace, region, self._settings)
 
     async def regions(self) -> list[int]:
         """Return the ids of the regions in this namespace, sorted."""

@@ -9,7 +9,7 @@ import pytest
 
 import tidebook
 from tidebook.core.errors import InvalidInput
-from tidebook.wal.cleaning import Pinned
+from tidebook.wal.meta import Pinned
 from tidebook.wal.record import WalEntry
 
 

@@ -13,13 +13,14 @@ from tidebook.core.frame import Frame
 from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.meta import RegionMeta, TableMeta, fold
 from tidebook.wal.record import MarkDeleted, OwnerClaim
-from tidebook.wal.recovery import check_complete, plan_recovery
 from tidebook.wal.snapshot import (
     FRAME,
     RegionSnapshot,
     StoredSnapshotChunks,
+    check_complete,
     collect_snapshots,
     encode_snapshot,
+    plan_recovery,
     restore_meta,
     take_snapshot,
 )

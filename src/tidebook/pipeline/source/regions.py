@@ -26,6 +26,7 @@ from tidebook.wal.meta import RegionMeta
 from tidebook.wal.names import RegionId, namespace_name, region_id
 from tidebook.wal.reading import Run, read_mapped
 from tidebook.wal.record import WalEntry
+from tidebook.wal.settings import WalSettings
 from tidebook.wal.topics import RegionTopics
 from tidebook.wal.wal import Wal
 
@@ -102,7 +103,7 @@ def to_arrow(region: int, entries: Sequence[WalEntry]) -> pa.RecordBatch:
 
 
 async def _pages(worker: SparkWorker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Run]]:
-    topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
+    topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), WalSettings())
     mappings = {table: SeqOffsets.unpacked(packed) for table, packed in wanted.mappings.items()}
     return read_mapped(topics, mappings, [(wanted.start, wanted.stop)])
 
