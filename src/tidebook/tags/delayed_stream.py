@@ -159,11 +159,7 @@ class DelayedStream:
         yield row
 
     async def _fill(self, gap: Gap) -> Sequence[TagRow]:
-        """Return the rows of a gap, searching up to the timeout in the settings.
-
-        After the timeout a journal that was not seen before is taken as it is; otherwise `MissingTaggedEvent` is
-        raised.
-        """
+        """Return the rows of a gap; after the timeout, take a journal not seen before as it is, or raise."""
         known = gap.last is not None or self._from_beginning
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
@@ -248,10 +244,9 @@ class DelayedStream:
         return [tag_row(tag, key, row.partition, row.incarnation, number, event) for number, event in numbered], has_all
 
     async def _known_through(self, key: Key, head: Head, gap: Gap) -> int:
-        """Return a number through which the stream knows all events, and few before the first that it may lack.
+        """Return a number through which the stream knows all events; bisect, so as not to read long journals.
 
-        Positions grow with numbers, so the journal is bisected: a stream that starts at the end of long journals does
-        not read them.
+        Positions grow with numbers; few known events remain after it.
         """
         low, high = head.delete_to, gap.row.seq_nr - 1
         middle = high - NEAR_EVENTS
@@ -280,10 +275,7 @@ class DelayedStream:
         return position.time_ms < self._start_ms or (self._start is not None and position <= self._start)
 
     async def _evict_journals(self) -> None:
-        """Bound the memory: evict journals without an event in the last two buckets.
-
-        The stream no longer searches for events before these buckets then.
-        """
+        """Evict journals without an event in the last two buckets, and search no longer before these: memory is bounded."""
         if len(self._last) <= JOURNALS_MAX or self._position is None:
             return
         evict_before_ms = (await read_buckets(self._store)).before(self._position.time_ms)

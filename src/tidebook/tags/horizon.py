@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -57,18 +58,15 @@ class Horizon(msgspec.Struct, frozen=True):
 
 def horizon_of(partitions: Mapping[str, int], pointers: Mapping[str, Mapping[int, Pointer]]) -> Horizon:
     """Return the horizon of topics with these numbers of partitions; pointers must be read before the topics."""
-    least: tuple[int, str, int] | None = None
-    most_ms = NEVER_MS
-    for topic, count in partitions.items():
-        for partition in range(count):
-            pointer = pointers.get(topic, {}).get(partition)
-            time_ms = NEVER_MS if pointer is None else pointer.time_ms
-            most_ms = max(most_ms, time_ms)
-            if least is None or time_ms < least[0]:
-                least = (time_ms, topic, partition)
-    if least is None:
-        return Horizon(NEVER_MS, most_ms)
-    return Horizon(least[0], most_ms, least[1], least[2])
+    times = [
+        (NEVER_MS if (pointer := pointers.get(topic, {}).get(partition)) is None else pointer.time_ms, topic, partition)
+        for topic, count in partitions.items()
+        for partition in range(count)
+    ]
+    if not times:
+        return Horizon(NEVER_MS, NEVER_MS)
+    least_ms, topic, partition = min(times, key=itemgetter(0))
+    return Horizon(least_ms, max(times, key=itemgetter(0))[0], topic, partition)
 
 
 class Horizons:
@@ -77,8 +75,10 @@ class Horizons:
     The exception is a topic that is deleted and created again: then its pointers are missing or have moved backwards.
     """
 
-    def __init__(self, store: StoreWriter) -> None:
+    def __init__(self, store: StoreWriter, log: Log | None = None) -> None:
         self._store = store
+        #: Used to find lagging partitions.
+        self.log = log
         self._registered: Sequence[str] = ()
         self._partitions: dict[str, int] = {}
         self._pointers: dict[str, Mapping[int, Pointer]] = {}
@@ -109,10 +109,38 @@ class Horizons:
         counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}
         return horizon_of(counts, pointers)
 
-    def partitions(self, topics: Iterable[str] | None = None) -> dict[str, int]:
-        """Return the number of partitions of each topic that the last read found."""
-        wanted = self._registered if topics is None else topics
-        return {topic: self._partitions[topic] for topic in wanted if topic in self._partitions}
+    async def lagging(
+        self, topics: Iterable[str] | None = None
+    ) -> dict[tuple[str, int], tuple[Position | None, int]] | None:
+        """Return the lagging partitions that the last read found: the position replicated, and the records after it.
+
+        Return None if the log does not answer soon: reads by tag only need the store, and must not wait for the log.
+        """
+        log, wanted = self.log, self._registered if topics is None else topics
+        names = [topic for topic in wanted if topic in self._partitions]
+        if log is None:
+            return None
+        pointers = await gather_by_topic(self._store.pointers, names)
+        configs = await gather_by_topic(self._store.topic_config, names)
+
+        async def records(topic: str, partition: int) -> int:
+            pointer, config = pointers[topic].get(partition), configs[topic]
+            if pointer is not None and config is not None and pointer.position.epoch == config.epoch:
+                return await log.end(topic, partition) - pointer.position.offset - 1
+            return await log.end(topic, partition) - await log.start(topic, partition)
+
+        partitions = [(topic, partition) for topic in names for partition in range(self._partitions[topic])]
+        try:
+            async with asyncio.timeout(LOG_S_MAX):
+                # The log combines these calls into one request.
+                counted = await asyncio.gather(*(records(*each) for each in partitions))
+        except (TidebookError, TimeoutError):
+            return None
+        return {
+            (topic, number): (None if (at := pointers[topic].get(number)) is None else at.position, count)
+            for (topic, number), count in zip(partitions, counted, strict=True)
+            if count > 0
+        }
 
 
 def _moved_backwards(before: Mapping[int, Pointer], now: Mapping[int, Pointer]) -> bool:
@@ -166,46 +194,6 @@ class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
 OnWaiting = Callable[[HorizonStatus], None]
 
 
-class PartitionLag(msgspec.Struct, frozen=True):
-    """A partition whose log has records that the store lacks."""
-
-    #: The pointer's position; None if it was never replicated.
-    replicated: Position | None
-    records: int
-
-
-async def lagging_partitions(
-    log: Log, store: StoreWriter, topics: Mapping[str, int]
-) -> dict[tuple[str, int], PartitionLag] | None:
-    """Return the partitions that are not replicated to the end of the log; `topics` has the numbers of partitions.
-
-    Return None if the log does not answer soon: reads by tag only need the store, and must not wait for the log.
-    """
-    names = list(topics)
-    pointers = await gather_by_topic(store.pointers, names)
-    configs = await gather_by_topic(store.topic_config, names)
-
-    async def records(topic: str, partition: int) -> int:
-        pointer, config = pointers[topic].get(partition), configs[topic]
-        if pointer is not None and config is not None and pointer.position.epoch == config.epoch:
-            return await log.end(topic, partition) - pointer.position.offset - 1
-        return await log.end(topic, partition) - await log.start(topic, partition)
-
-    partitions = [(topic, partition) for topic, count in topics.items() for partition in range(count)]
-    try:
-        async with asyncio.timeout(LOG_S_MAX):
-            # The log combines these calls into one request.
-            counted = await asyncio.gather(*(records(*each) for each in partitions))
-    except (TidebookError, TimeoutError):
-        return None
-    found = dict(zip(partitions, counted, strict=True))
-    return {
-        (topic, partition): PartitionLag(None if (at := pointers[topic].get(partition)) is None else at.position, count)
-        for (topic, partition), count in found.items()
-        if count > 0
-    }
-
-
 def status_of(horizon: Horizon, lag: int | None, *, now_ms: int, stalled_s: float = 0.0) -> HorizonStatus:
     """Return the status of a horizon."""
     known = horizon.time_ms >= 0
@@ -247,7 +235,6 @@ class HorizonWait:
         store: StoreWriter,
         clock: Clock,
         horizons: Horizons,
-        log: Log | None,
         topics: frozenset[str] | None,
         *,
         stream: str,
@@ -256,8 +243,6 @@ class HorizonWait:
         self._store = store
         self._clock = clock
         self._horizons = horizons
-        #: Used to detect a stall; without it, that is not reported.
-        self._log = log
         self._topics = topics
         self._stream = stream
         self._report = report or self._warn
@@ -283,26 +268,26 @@ class HorizonWait:
 
     async def _check(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self._log is None or now_ms < self._check_at_ms:
+        if self._horizons.log is None or now_ms < self._check_at_ms:
             return
         self._check_at_ms = now_ms + CHECK_EVERY_MS
         horizon = await self._horizons.read(self._topics)
         if horizon.time_ms != self._horizon_ms:
             self._horizon_ms, self._horizon_since_ms = horizon.time_ms, now_ms
-        lagging = await lagging_partitions(self._log, self._store, self._horizons.partitions(self._topics))
+        lagging = await self._horizons.lagging(self._topics)
         if lagging is None:
             self._check_at_ms = now_ms + LOG_DOWN_MS
             return
         before, self._lagging = self._lagging, {}
-        for key, each in lagging.items():
-            pointer, since_ms = before.get(key, (each.replicated, now_ms))
-            self._lagging[key] = (each.replicated, since_ms if pointer == each.replicated else now_ms)
+        for key, (position, _) in lagging.items():
+            seen, since_ms = before.get(key, (position, now_ms))
+            self._lagging[key] = (position, since_ms if seen == position else now_ms)
         lagging_since_ms = min((since for _, since in self._lagging.values()), default=now_ms)
         stalled_ms = now_ms - max(self._horizon_since_ms, lagging_since_ms)
         if stalled_ms < STALL_MS:
             self.waiting = self._reported_ms = None
             return
-        lag = sum(each.records for each in lagging.values())
+        lag = sum(count for _, count in lagging.values())
         self.waiting = status_of(horizon, lag, now_ms=self._clock.now_ms(), stalled_s=stalled_ms / 1000)
         if self._reported_ms is None or now_ms - self._reported_ms >= REPORT_EVERY_MS:
             self._reported_ms = now_ms

@@ -68,20 +68,13 @@ def share_of(topic: str, id: str) -> int:
     return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % SHARES
 
 
-def lease_renewed(group: GroupAssignment, member: str, *, now_ms: int, lease_ms: int) -> GroupAssignment:
-    """Return the group with the member's lease renewed and the shares unchanged."""
-    return GroupAssignment({**group.members, member: now_ms + lease_ms}, group.shares)
-
-
 def rebalanced(
     group: GroupAssignment, member: str, *, now_ms: int, lease_ms: int, alive: Collection[str] = ()
 ) -> GroupAssignment:
     """Return the group with the member's lease renewed and its shares rebalanced.
 
-    The shares are assigned to the members in turn, in the order of their names. The member releases shares that are
-    assigned to others, and takes its own if they are free; a share that another live member still owns is left to it
-    until that member renews. `alive` are the members that count as live whatever this member's clock says of their
-    leases.
+    The shares are assigned to the members in turn, in the order of their names. The member releases shares of others,
+    and takes its own if no live member owns them. `alive` are members that count as live whatever their leases say.
     """
     members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
     members[member] = now_ms + lease_ms
@@ -107,11 +100,6 @@ def member_removed(group: GroupAssignment, member: str) -> GroupAssignment:
 def owned_shares(group: GroupAssignment, member: str) -> dict[int, Share]:
     """Return the member's shares by number."""
     return {number: share for number, share in enumerate(group.shares) if share.owner == member}
-
-
-def encode_group(group: GroupAssignment) -> str:
-    """Encode a group for the setting."""
-    return msgspec.json.encode(group).decode()
 
 
 def decode_group(text: str | None) -> GroupAssignment:
@@ -143,8 +131,8 @@ Offsets = Callable[[Iterable[int]], Mapping[int, str]]
 class Subscription:
     """Use it as `async with book.tags.subscribe(tag, group) as events: async for event in events`.
 
-    `commit(event)` stores that the event, and all earlier ones of the same share that this member received, are
-    handled. Events that were delivered but not committed are delivered again, to the share's next owner.
+    `commit(event)` stores that the event, and all earlier ones of its share that this member received, are handled.
+    Events that were delivered but not committed are delivered again, to the share's next owner.
     """
 
     def __init__(
@@ -218,7 +206,7 @@ class Subscription:
             if kind is None:
                 await self._read_external()
         finally:
-            await self._change(lambda group: member_removed(self._advance_idle(group), self._member))
+            await self._change(lambda group: member_removed(self._advance_idle(group, self._position), self._member))
             self._shares = {}
 
     async def __aiter__(self) -> AsyncGenerator[TaggedEvent, None]:
@@ -267,7 +255,7 @@ class Subscription:
         """Renew the lease while an event is being handled; the shares stay as they are, so the event's is not lost."""
 
         def change(group: GroupAssignment) -> GroupAssignment:
-            return lease_renewed(group, self._member, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms)
+            return replace(group, members={**group.members, self._member: self._clock.now_ms() + self._lease_ms})
 
         while True:
             await asyncio.sleep(self._round_ms / 1000)
@@ -287,44 +275,40 @@ class Subscription:
                 raise Fenced(
                     f"tag {self._tag!r}: another member owns {event.topic}/{event.id} now and gets the event again"
                 )
-            shares = [self._advanced(n, each, event.place) for n, each in enumerate(group.shares)]
+            shares = self._advance_idle(group, event.place).shares
             if share.offset is None or decode_offset(self._tag, share.offset) < event.place:
-                shares[number] = Share(share.owner, event.tag_offset, share.term)
-            return GroupAssignment(group.members, tuple(shares))
+                committed = Share(share.owner, event.tag_offset, share.term)
+                shares = (*shares[:number], committed, *shares[number + 1 :])
+            return replace(group, shares=shares)
 
         self._active_s = asyncio.get_running_loop().time()
         await self._change(change)
 
-    def _advance_idle(self, group: GroupAssignment) -> GroupAssignment:
+    def _advance_idle(self, group: GroupAssignment, position: TagPosition | None) -> GroupAssignment:
         """Advance the offsets of idle shares, so that their next owner does not read the same range again."""
-        if self._position is None:
+        if position is None or self._position is None or self._position < position:
             return group
-        shares = [self._advanced(number, share, self._position) for number, share in enumerate(group.shares)]
-        return GroupAssignment(group.members, tuple(shares))
+        return replace(group, shares=tuple([self._advanced(n, each, position) for n, each in enumerate(group.shares)]))
 
     def _advanced(self, number: int, share: Share, position: TagPosition) -> Share:
-        """Return the share with its offset advanced to `position`, unless it has deliveries that are not committed.
-
-        A share without events would otherwise be read from the start again.
-        """
+        """Return the share with its offset advanced to `position`, unless it has deliveries that are not committed."""
         owned, delivered = self._shares.get(number), self._delivered.get(number)
         if owned is None or (share.owner, share.term) != (self._member, owned.term):
             return share
-        if self._position is None or self._position < position:
-            return share
-        external = None if self._offsets is None else self._external.get(number, "")
-        resume = self._resume_offset(share, external)
+        resume = self._resume_offset(number, share)
         stored = None if resume is None else decode_offset(self._tag, resume)
         uncommitted = delivered is not None and (stored is None or stored < delivered)
         if uncommitted or (stored is not None and stored >= position):
             return share
-        return Share(share.owner, encode_offset(position), share.term, external)
+        return Share(share.owner, encode_offset(position), share.term, self._external_offset(number))
 
-    def _resume_offset(self, share: Share, external: str | None) -> str | None:
+    def _external_offset(self, number: int) -> str | None:
+        return None if self._offsets is None else self._external.get(number, "")
+
+    def _resume_offset(self, number: int, share: Share) -> str | None:
         """Return the offset after which a share continues. An external offset wins: it may have been restored."""
-        if external is None:
-            return share.offset
-        return share.offset if share.external_offset == external else external or None
+        external = self._external_offset(number)
+        return share.offset if external is None or share.external_offset == external else external or None
 
     async def _read_external(self) -> None:
         """Read the external offsets, to learn which of the delivered events are handled."""
@@ -340,40 +324,32 @@ class Subscription:
 
         def change(found: GroupAssignment) -> GroupAssignment:
             alive = self._live_members(found, passed_ms)
-            return rebalanced(
-                self._advance_idle(found), self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive
-            )
+            idle = self._advance_idle(found, self._position)
+            return rebalanced(idle, self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive)
 
         group = await self._change(change)
         before, self._shares = self._shares, owned_shares(group, self._member)
-        new = {
-            number
-            for number, share in self._shares.items()
-            if number not in before or before[number].term != share.term
-        }
-        if self._offsets is not None and new:
+        new = {n for n, share in self._shares.items() if n not in before or before[n].term != share.term}
+        if not new:
+            return False
+        if self._offsets is not None:
             found = await asyncio.to_thread(self._offsets, new)
             self._external |= {number: found.get(number, "") for number in new}
-        starts: list[TagPosition | None] = []
+        starts = [self._position] if before else []
         for number in new:
-            offset = self._resume_offset(
-                self._shares[number], self._external[number] if self._offsets is not None else None
-            )
+            offset = self._resume_offset(number, self._shares[number])
             self._delivered.pop(number, None)
             if offset is not None:
                 self._delivered[number] = decode_offset(self._tag, offset)
             starts.append(self._delivered.get(number))
-        if new:
-            starts += [self._position] if before else []
-            known = [position for position in starts if position is not None]
-            self._position = min(known) if len(known) == len(starts) else None
-        return bool(new)
+        known = [position for position in starts if position is not None]
+        self._position = min(known) if len(known) == len(starts) else None
+        return True
 
     def _live_members(self, group: GroupAssignment, now_ms: int) -> frozenset[str]:
-        """Return the members that count as live whatever their leases say.
+        """Return the members that count as live whatever their leases say, because clocks differ.
 
-        Clocks differ, but a member whose lease was seen to change is alive. A live stream only presumes a member dead
-        after watching it for a whole lease.
+        A member whose lease was seen to change is alive. A live stream watches others for a whole lease.
         """
         leases = {}
         for member, until_ms in group.members.items():
@@ -394,7 +370,7 @@ class Subscription:
         while True:
             text = await self._store.setting(self._setting)
             group = change(decode_group(text))
-            after = encode_group(group)
+            after = msgspec.json.encode(group).decode()
             if after == text:
                 return group
             try:

@@ -23,7 +23,6 @@ from tidebook.tags.horizon import (
     HorizonStatus,
     HorizonWait,
     OnWaiting,
-    lagging_partitions,
     status_of,
 )
 from tidebook.tags.rebuild import Rebuilt, rebuild_tag
@@ -50,12 +49,11 @@ class Tags:
         metrics: Metrics | None = None,
         log: Log | None = None,
     ) -> None:
-        #: Used to detect that streams wait for replication; without it, that is not reported.
-        self._log = log
         self._ids = ids or RandomIds()
         self._store = store
         self._clock = clock
-        self._horizons = Horizons(store)
+        #: Without the log it is not reported that streams wait for replication.
+        self._horizons = Horizons(store, log)
         self._settings = settings or TagSettings()
         self._metrics = metrics or Metrics()
         self._first_ms = _parse_ms(self._settings.first_time_bucket)
@@ -155,9 +153,7 @@ class Tags:
             yield SubscriptionPage((), position_before(tag, horizon.time_ms))
 
     def _horizon_wait(self, stream: str, topics: frozenset[str] | None, on_waiting: OnWaiting | None) -> HorizonWait:
-        return HorizonWait(
-            self._store, self._clock, self._horizons, self._log, topics, stream=stream, report=on_waiting
-        )
+        return HorizonWait(self._store, self._clock, self._horizons, topics, stream=stream, report=on_waiting)
 
     async def _delayed(
         self, stream: DelayedStream, follow: bool, horizon_wait: HorizonWait
@@ -242,10 +238,8 @@ class Tags:
         """Return the horizon, its age, what holds it back, and how many records are not replicated yet."""
         wanted = check_topics(topics)
         horizon = await self._horizons.read(wanted)
-        lagging = None
-        if self._log is not None:
-            lagging = await lagging_partitions(self._log, self._store, self._horizons.partitions(wanted))
-        lag = None if lagging is None else sum(each.records for each in lagging.values())
+        lagging = await self._horizons.lagging(wanted)
+        lag = None if lagging is None else sum(count for _, count in lagging.values())
         return status_of(horizon, lag, now_ms=self._clock.now_ms())
 
     def list(self) -> AsyncIterator[str]:

@@ -28,10 +28,7 @@ MANIFESTS_KEPT = 10
 
 
 class TableIncarnation(NamedTuple):
-    """A table between its creation and its drop; a table created again with the same id is another incarnation.
-
-    `incarnation` is the offset of the record that created the table.
-    """
+    """A table between its creation and its drop; `incarnation` is the offset of the record that created the table."""
 
     table: int
     incarnation: int
@@ -84,24 +81,12 @@ def plan_flush(
 ) -> list[Range]:
     """Return the entries that the region has and the manifest does not, at most `entries_max` of each table."""
     ranges = []
-    for table, table_meta in sorted(meta.tables.items()):
-        first = max(table_meta.mapping.start, committed.get(TableIncarnation(table, table_meta.incarnation), 0) + 1)
-        last = table_meta.next_seq_num - 1
-        if entries_max is not None:
-            last = min(last, first + entries_max - 1)
+    for table, each in sorted(meta.tables.items()):
+        first = max(each.mapping.start, committed.get(TableIncarnation(table, each.incarnation), 0) + 1)
+        last = each.next_seq_num - 1 if entries_max is None else min(each.next_seq_num, first + entries_max) - 1
         if first <= last:
-            ranges.append(Range(table, table_meta.incarnation, first, last))
+            ranges.append(Range(table, each.incarnation, first, last))
     return ranges
-
-
-def plan_marks(meta: RegionMeta, committed: Mapping[TableIncarnation, int]) -> list[tuple[TableIncarnation, int]]:
-    """Return the marks that the manifest allows and the region lacks: table incarnation and sequence number."""
-    return [
-        (TableIncarnation(table, table_meta.incarnation), last + 1)
-        for table, table_meta in sorted(meta.tables.items())
-        if (last := committed.get(TableIncarnation(table, table_meta.incarnation), 0))
-        >= max(1, table_meta.latest_marked_deleted)
-    ]
 
 
 async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = None) -> Flushed:
@@ -118,9 +103,12 @@ async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = 
 
 
 async def _mark(region: Region, committed: Mapping[TableIncarnation, int]) -> None:
-    for (table, incarnation), seq in plan_marks(region.meta, committed):
-        with suppress(NotFound):  # the table was dropped meanwhile
-            await region.mark_deleted(table, seq, incarnation=incarnation)
+    """Mark what the manifest has committed and the region has not marked deleted yet."""
+    for table, each in sorted(region.meta.tables.items()):
+        last = committed.get(TableIncarnation(table, each.incarnation), 0)
+        if last >= max(1, each.latest_marked_deleted):
+            with suppress(NotFound):  # the table was dropped meanwhile
+                await region.mark_deleted(table, last + 1, incarnation=each.incarnation)
 
 
 class Move(msgspec.Struct, frozen=True):

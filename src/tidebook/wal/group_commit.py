@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
+import msgspec
+
 from tidebook.core.errors import Fenced, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.log.port import Acknowledged, Outgoing
 from tidebook.runtime.futures import resolve_future
@@ -35,39 +37,26 @@ from tidebook.wal.record import (
 from tidebook.wal.topics import PARTITION, RegionTopics
 
 
-class PendingWrite:
+class PendingWrite(msgspec.Struct, eq=False):
     """A write to one or more tables, or a mark or drop (`control`), that was accepted and is not resolved yet."""
 
-    __slots__ = ("attempts", "control", "firsts", "future", "payloads", "size_bytes")
-
-    def __init__(
-        self,
-        payloads: Sequence[Payloads],
-        control: MarkDeleted | DropTable | None,
-        future: asyncio.Future[list[Written]],
-        size_bytes: int,
-    ) -> None:
-        #: Concurrent writes share a record, but one write is never split over records.
-        self.payloads = payloads
-        self.control = control
-        self.future = future
-        self.size_bytes = size_bytes
-        #: The sequence number of the first payload of each table, assigned when it is sent.
-        self.firsts: list[int] = []
-        self.attempts = 0
+    #: Concurrent writes share a record, but one write is never split over records.
+    payloads: Sequence[Payloads]
+    control: MarkDeleted | DropTable | None
+    future: asyncio.Future[list[Written]]
+    size_bytes: int
+    #: The sequence number of the first payload of each table, assigned when it is sent.
+    firsts: list[int] = []
+    attempts: int = 0
 
 
-class InFlightRecord:
+class InFlightRecord(msgspec.Struct, eq=False):
     """A record that was sent, with the writes in it; `outcome` is the log's answer, None before it arrives."""
 
-    __slots__ = ("calls", "is_control", "outcome", "record", "size_bytes")
-
-    def __init__(self, record: Write | MarkDeleted | DropTable, size_bytes: int, calls: Sequence[PendingWrite]) -> None:
-        self.record = record
-        self.is_control = not isinstance(record, Write)
-        self.size_bytes = size_bytes
-        self.calls = calls
-        self.outcome: Acknowledged | TidebookError | None = None
+    record: Write | MarkDeleted | DropTable
+    size_bytes: int
+    calls: Sequence[PendingWrite]
+    outcome: Acknowledged | TidebookError | None = None
 
     def resolve(self, offset: int) -> None:
         """Resolve all futures of the record: it is valid at `offset`."""
@@ -125,10 +114,9 @@ class OutcomeScan:
         Return those whose outcome cannot be determined. Numbers of another incarnation of a table prove nothing.
         """
         unknown: dict[InFlightRecord, OutcomeUnknown] = {}
-        if self._meta.restored_at == self._restored_at:
-            return unknown
-        self._scanned_from = self._meta.restored_at
-        for flight in self._in_flight:
+        if self._meta.restored_at != self._restored_at:
+            self._scanned_from = self._meta.restored_at
+        for flight in self._in_flight if self._scanned_from else ():
             if not isinstance(flight.record, Write):
                 continue
             part = flight.record.parts[0]
@@ -344,7 +332,7 @@ class GroupCommit:
             and self._in_flight[0] is flight
         ):
             verdict = fold(self.meta, outcome.offset, flight.size_bytes, flight.record)
-            if verdict is Verdict.VALID or flight.is_control:
+            if verdict is Verdict.VALID or not isinstance(flight.record, Write):
                 self._in_flight.popleft()
                 flight.resolve(outcome.offset)
                 self._count("wal_records")
@@ -431,7 +419,7 @@ class GroupCommit:
                 flight.fail(unknown[flight])
             elif self.fenced is not None:
                 flight.fail(Fenced(str(self.fenced)))
-            elif isinstance(outcome, Acknowledged | Unavailable | OutcomeUnknown) and not flight.is_control:
+            elif isinstance(flight.record, Write) and isinstance(outcome, Acknowledged | Unavailable | OutcomeUnknown):
                 to_retry += flight.calls
             elif isinstance(outcome, Acknowledged):
                 flight.fail(self._unverified(outcome, "the log no longer holds it"))
@@ -456,15 +444,11 @@ class GroupCommit:
         """Fail all in-flight and pending writes: the log cannot be read. The next write starts another repair."""
         self._must_claim = True
         for flight in self._take_in_flight():
-            match flight.outcome:
-                case Acknowledged() if isinstance(error, Fenced):
-                    flight.fail(error)
-                case Acknowledged() as sent:
-                    flight.fail(self._unverified(sent, f"not verified: {error}"))
-                case TidebookError() as failure:
-                    flight.fail(failure)
-                case None:
-                    raise AssertionError("every in-flight record has an outcome")
+            outcome = flight.outcome
+            assert outcome is not None
+            if isinstance(outcome, Acknowledged):
+                outcome = error if isinstance(error, Fenced) else self._unverified(outcome, f"not verified: {error}")
+            flight.fail(outcome)
         self._refuse_pending(self.fenced or Unavailable(f"{self._topics.data}: {error}"))
 
     def _unverified(self, sent: Acknowledged, why: str) -> OutcomeUnknown:

@@ -85,7 +85,7 @@ class RegionMeta(msgspec.Struct):
     next_offset: int = 0
     #: Records below this offset are not needed and may be truncated already.
     truncated_to: int = 0
-    #: When the snapshot that this state was restored from was taken; None after a full scan.
+    #: When the newest snapshot was taken that this process wrote or restored; None if there was none.
     snapshot_ms: int | None = None
     #: The `data_offset` of that snapshot: records below it were not folded by this process.
     restored_at: int = 0

@@ -19,11 +19,7 @@ _DATA_TOPIC = re.compile(r"wal\.(?P<namespace>.+)\.(?P<region>0|[1-9][0-9]*)\.da
 
 
 def namespace_name(value: object) -> str:
-    """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name.
-
-    >>> namespace_name("metrics")
-    'metrics'
-    """
+    """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name."""
     if type(value) is not str:
         raise InvalidInput(f"a namespace is text, not {type(value).__name__}")
     if not _NAMESPACE.fullmatch(value):

@@ -84,7 +84,6 @@ class Region:
         self._on_pinned = on_pinned
         self._is_offering = False
         self._exclusive = asyncio.Lock()
-        self._snapshot_ms: int | None = None
         self._snapshot_bytes = 0
         self._cleaner_task: asyncio.Task[None] | None = None
         self._cleaner_error: Exception | None = None
@@ -149,8 +148,7 @@ class Region:
     async def write_many(self, writes: Writes) -> list[Written]:
         """Write to several tables atomically, in the order given; return one `Written` for each pair.
 
-        `writes` is a sequence of (table, payloads) pairs, or a mapping from table to payloads. Errors are those of
-        `write`.
+        `writes` is a sequence of (table, payloads) pairs, or a mapping from table to payloads. Raise as `write`.
         """
         packed = pack_writes(writes)
         return await self._owner().write(packed)
@@ -187,11 +185,7 @@ class Region:
                         yield entry
 
     async def replay(
-        self,
-        handlers: Mapping[int, Handler],
-        *,
-        other: Handler | None = None,
-        progress: OnProgress | None = None,
+        self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
     ) -> dict[int, int]:
         """Read the region once, pass each entry to the handler of its table, and return the entry count by table.
 
@@ -340,7 +334,7 @@ class Region:
         )
         for _ in range(copies):
             await self._topics.put_snapshot(snapshot, snapshot_id=self._ids.new())
-        self._snapshot_ms, self._snapshot_bytes = snapshot.taken_ms, total_bytes
+        self._meta.snapshot_ms, self._snapshot_bytes = snapshot.taken_ms, total_bytes
         self._count("wal_snapshots", copies)
         return snapshot
 
@@ -392,8 +386,7 @@ class Region:
             self._is_offering = False
 
     def _snapshot_age_ms(self) -> int | None:
-        known = [taken for taken in (self._snapshot_ms, self._meta.snapshot_ms) if taken is not None]
-        return self._clock.now_ms() - max(known) if known else None
+        return None if self._meta.snapshot_ms is None else self._clock.now_ms() - self._meta.snapshot_ms
 
     def pinned(self) -> list[Pinned]:
         """Return the tables with entries, oldest entry first: the first one keeps the log from being truncated."""
