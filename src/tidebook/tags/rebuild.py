@@ -71,15 +71,14 @@ async def _topic_config(store: StoreWriter, topic: str) -> TopicConfig:
     return config
 
 
-class _Rebuild:
+class _Rebuild(msgspec.Struct, frozen=True):
     """Writes and removes the rows of one tag, or of all tags, of one topic."""
 
-    def __init__(self, store: StoreWriter, topic: str, tag: str | None, config: TopicConfig, rev: int) -> None:
-        self._store = store
-        self._topic = topic
-        self._only_tag = tag
-        self._config = config
-        self._rev = rev
+    store: StoreWriter
+    topic: str
+    tag: str | None
+    config: TopicConfig
+    rev: int
 
     async def write(self, key: Key, head: Head | None) -> int:
         """Write the rows of one journal; return their number."""
@@ -89,7 +88,7 @@ class _Rebuild:
             written = await self._write_incarnation(key, head)
             if written is not None:
                 return written
-            head = await self._store.head(key)
+            head = await self.store.head(key)
         raise _too_busy(key)
 
     async def _write_incarnation(self, key: Key, head: Head) -> int | None:
@@ -112,10 +111,10 @@ class _Rebuild:
 
     async def _tagged(self, key: Key, head: Head) -> AsyncIterator[list[tuple[EventRow, str]]]:
         async for page in self._events(key, head, after=head.delete_to, to=head.seq_nr):
-            yield [(row, tag) for row in page for tag in event_tags(row.kept) if self._only_tag in (None, tag)]
+            yield [(row, tag) for row in page for tag in event_tags(row.kept) if self.tag in (None, tag)]
 
     async def _events(self, key: Key, head: Head, *, after: int, to: int) -> AsyncIterator[Sequence[EventRow]]:
-        while page := await self._store.events(key, head, after=after, to=to, limit=PAGE_EVENTS):
+        while page := await self.store.events(key, head, after=after, to=to, limit=PAGE_EVENTS):
             yield page
             after = page[-1].seq_nr
 
@@ -132,17 +131,17 @@ class _Rebuild:
         raise _too_busy(key)
 
     def _partition(self, key: Key) -> int:
-        return partition_of(key.id, self._config.partitions)
+        return partition_of(key.id, self.config.partitions)
 
     async def _read_state(self, key: Key) -> tuple[Pointer | None, Head | None]:
         """Read the pointer, then the head: the head includes everything that the pointer has passed."""
-        pointer = await self._store.pointer(key.topic, self._partition(key))
-        return pointer, await self._store.head(key)
+        pointer = await self.store.pointer(key.topic, self._partition(key))
+        return pointer, await self.store.head(key)
 
     async def _apply(self, key: Key, pointer: Pointer, head: Head, **what: Any) -> bool:
-        repair = Repair(key=key, partition=self._partition(key), pointer=pointer, rev=self._rev, head=head, **what)
+        repair = Repair(key=key, partition=self._partition(key), pointer=pointer, rev=self.rev, head=head, **what)
         try:
-            await self._store.repair(repair)
+            await self.store.repair(repair)
         except Fenced:
             return False  # replication was faster: read again
         return True
@@ -152,8 +151,8 @@ class _Rebuild:
         removed = 0
         after = None
         while True:
-            pointers = await self._store.pointers(self._topic)
-            page = await self._store.tag_rows(tag, after=after, from_ms=0, until_ms=END_MS, limit=PAGE_EVENTS)
+            pointers = await self.store.pointers(self.topic)
+            page = await self.store.tag_rows(tag, after=after, from_ms=0, until_ms=END_MS, limit=PAGE_EVENTS)
             if not page:
                 return removed
             after = page[-1].place
@@ -161,10 +160,10 @@ class _Rebuild:
             for row in page:
                 pointer = pointers.get(row.partition)
                 # Rows after the pointer may still be written.
-                if row.topic == self._topic and pointer is not None and row.position <= pointer.position:
+                if row.topic == self.topic and pointer is not None and row.position <= pointer.position:
                     by_id.setdefault(row.id, []).append(row)
             for id, rows in by_id.items():
-                removed += await self._remove_from(Key(self._topic, id), rows, clear=clear)
+                removed += await self._remove_from(Key(self.topic, id), rows, clear=clear)
 
     async def _remove_from(self, key: Key, rows: Sequence[TagRow], *, clear: bool) -> int:
         for _ in range(ATTEMPTS_MAX):
@@ -176,7 +175,7 @@ class _Rebuild:
                 raise NotFound(f"{key}: its partition was never replicated, but has tag rows")
             at = pointer.position
             # The store has no head of this journal: a grave lets the next append start it.
-            grave = Head(False, 0, 0, at, at, self._config.segment_size, None, 0, (), None, ())
+            grave = Head(False, 0, 0, at, at, self.config.segment_size, None, 0, (), None, ())
             if await self._apply(key, pointer, head or grave, extra_tags=extra):
                 return len(extra)
         raise _too_busy(key)
@@ -200,7 +199,7 @@ class _Rebuild:
     def _matches(self, row: TagRow, event: EventRow | None) -> bool:
         if event is None or row.tag not in event_tags(event.kept):
             return False
-        position = (event.time_ms, event.position, event.index, partition_of(row.id, self._config.partitions))
+        position = (event.time_ms, event.position, event.index, partition_of(row.id, self.config.partitions))
         return position == (row.time_ms, row.position, row.index, row.partition)
 
 

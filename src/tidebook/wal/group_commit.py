@@ -209,7 +209,7 @@ class GroupCommit:
 
         Wait first while more than `pending_bytes_max` are pending. The order of the calls is the order in the log.
         """
-        size_bytes = sum([each.size_bytes for each in payloads])
+        size_bytes = payloads[0].size_bytes if len(payloads) == 1 else sum([each.size_bytes for each in payloads])
         if size_bytes > self._payloads_bytes_max:
             limit_bytes = self._settings.limit_bytes
             raise TooLarge("the write", size_bytes=record_bytes_max(size_bytes), limit_bytes=limit_bytes)

@@ -14,8 +14,7 @@ from tidebook.core.errors import Corrupt, InvalidInput, LogLost, Truncated
 from tidebook.log.port import Record
 from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.meta import RegionMeta
-from tidebook.wal.names import table_id
-from tidebook.wal.record import WalEntry, Write, decode_record, payloads_of
+from tidebook.wal.record import WalEntry, Write, decode_record, payloads_of, table_id
 from tidebook.wal.topics import RegionTopics
 
 #: The most records that one fetch returns.
@@ -84,27 +83,27 @@ async def read_mapped(
         raise _missing(topics, wanted[0])
 
 
-def _due_records(mappings: Mapping[int, SeqOffsets]) -> Iterator[tuple[int, dict[int, range]]]:
-    """Yield, in log order, the offset of each record with valid entries, and their sequence numbers by table."""
+def _due_records(mappings: Mapping[int, SeqOffsets]) -> Iterator[tuple[int, dict[int, tuple[int, int]]]]:
+    """Yield, in log order, the offset of each record with valid entries, and by table their numbers (first, stop)."""
 
-    def batches(table: int, mapping: SeqOffsets) -> Iterator[tuple[int, int, range]]:
+    def batches(table: int, mapping: SeqOffsets) -> Iterator[tuple[int, int, int, int]]:
         for first, stop, offset in mapping.batches():
-            yield offset, table, range(first, stop)
+            yield offset, table, first, stop
 
-    in_order = merge(*(batches(table, mapping) for table, mapping in mappings.items()), key=itemgetter(0))
+    in_order = merge(*(batches(table, mapping) for table, mapping in mappings.items()))
     for offset, parts in groupby(in_order, key=itemgetter(0)):
-        yield offset, {table: seqs for _, table, seqs in parts}
+        yield offset, {table: (first, stop) for _, table, first, stop in parts}
 
 
-def _valid_runs(stored: Record, wanted: Mapping[int, range]) -> Iterator[Run]:
+def _valid_runs(stored: Record, wanted: Mapping[int, tuple[int, int]]) -> Iterator[Run]:
     """Yield the entries of a record that have these sequence numbers, in runs of one table."""
     value = stored.value or b""
     record = decode_record(value)
     if not isinstance(record, Write):
         raise Corrupt(f"the record at offset {stored.offset} is not a write, but a table refers to it")
     for part, payloads in payloads_of(record, value):
-        seqs = wanted.get(part.table, range(0))
-        begin, end = max(seqs.start, part.first), min(seqs.stop, part.first + len(payloads))
+        first, stop = wanted.get(part.table, (0, 0))
+        begin, end = max(first, part.first), min(stop, part.first + len(payloads))
         if begin < end:
             if end - begin < len(payloads):  # some of its entries are marked deleted or not requested
                 payloads = payloads[begin - part.first : end - part.first]

@@ -21,8 +21,9 @@ from tidebook.core.bounds import STRICT_DECODE_ERRORS, Counter, Identity, Number
 from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
 from tidebook.core.frame import HEADER_BYTES, Frame
 from tidebook.core.payload import BYTES, decode_payload, encode_payload
-from tidebook.wal.names import table_id
 
+#: The largest id of a region or a table: the largest integer that every JSON parser represents exactly.
+ID_MAX: Final = 2**53 - 1
 FRAME: Final = Frame(0x7C, 1, "a write-ahead log record")
 #: The position of the head in a record's value.
 _HEAD_AT: Final = HEADER_BYTES + 4
@@ -125,11 +126,27 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int
 
 
+def whole_number(value: object, what: str) -> int:
+    """Return an integer from 0 to `ID_MAX`, else raise `InvalidInput`; `what` names the argument."""
+    if type(value) is not int:
+        raise InvalidInput(f"{what} is a whole number, not {type(value).__name__}")
+    if not 0 <= value <= ID_MAX:
+        raise InvalidInput(f"{what} must be from 0 to {ID_MAX}, not {value}")
+    return value
+
+
+def table_id(value: object) -> int:
+    """Return a valid table id, else raise `InvalidInput`."""
+    return whole_number(value, "a table's id")
+
+
 def pack_payloads(table: int, payloads: Sequence[Any]) -> Payloads:
     """Validate, encode and measure payloads; raise `InvalidInput` if they are no list, empty or not encodable."""
     if type(payloads) is not list and not _is_ordered(payloads):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
     values, kinds = tuple(payloads), b""
+    if len(values) == 1 and type(values[0]) is bytes:  # one short payload is the most frequent write
+        return Payloads(table, values, kinds, len(values[0]) + _SIZE_BYTES + _PART_BYTES_MAX)
     if set(map(type, values)) != _ALL_BYTES:
         pairs = [encode_payload(payload) for payload in values]
         if not pairs:

@@ -16,9 +16,18 @@ from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.wal.group_commit import GroupCommit
 from tidebook.wal.meta import Pinned, RegionMeta, TableMeta
-from tidebook.wal.names import table_id, whole_number
 from tidebook.wal.reading import EntryPage, Handler, OnProgress, Replay, Run, read_region, read_table
-from tidebook.wal.record import DropTable, MarkDeleted, WalEntry, Writes, Written, pack_payloads, pack_writes
+from tidebook.wal.record import (
+    DropTable,
+    MarkDeleted,
+    WalEntry,
+    Writes,
+    Written,
+    pack_payloads,
+    pack_writes,
+    table_id,
+    whole_number,
+)
 from tidebook.wal.snapshot import RegionSnapshot, check_complete, copies_needed, plan_truncation, take_snapshot
 from tidebook.wal.topics import RECOVERY_ATTEMPTS_MAX, RegionTopics
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, NewType, TypeVar
 
 from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage
 from tidebook.wal.meta import RegionMeta, Verdict, fold
-from tidebook.wal.names import RegionId
 from tidebook.wal.record import (
     DamagedWalRecord,
     DataRecord,
@@ -18,6 +18,7 @@ from tidebook.wal.record import (
     OwnerClaim,
     encode_control,
     read_record,
+    whole_number,
 )
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.snapshot import (
@@ -38,7 +39,36 @@ PARTITION: Final = 0
 #: How often a recovery or a read restarts because a cleaner truncated the log meanwhile.
 RECOVERY_ATTEMPTS_MAX = 100
 
+NAMESPACE_LENGTH_MAX: Final = 150
+_NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{NAMESPACE_LENGTH_MAX}}}")
+_DATA_TOPIC = re.compile(r"wal\.(?P<namespace>.+)\.(?P<region>0|[1-9][0-9]*)\.data")
+
+RegionId = NewType("RegionId", int)
 T = TypeVar("T")
+
+
+def namespace_name(value: object) -> str:
+    """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name."""
+    if type(value) is not str:
+        raise InvalidInput(f"a namespace is text, not {type(value).__name__}")
+    if not _NAMESPACE.fullmatch(value):
+        raise InvalidInput(
+            f"namespace {value[:80]!r} must be 1 to {NAMESPACE_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
+        )
+    return value
+
+
+def region_id(value: object) -> RegionId:
+    """Return a valid region id, else raise `InvalidInput`."""
+    return RegionId(whole_number(value, "a region's id"))
+
+
+def region_of(topic: str, namespace: str) -> RegionId | None:
+    """Return the region whose data topic this is; None if it is not a data topic of the namespace."""
+    found = _DATA_TOPIC.fullmatch(topic)
+    if found is None or found["namespace"] != namespace:
+        return None
+    return RegionId(int(found["region"]))
 
 
 class RegionTopics:

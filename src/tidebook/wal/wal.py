@@ -9,10 +9,9 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.names import RegionId, namespace_name, region_id, region_of
 from tidebook.wal.region import OnPinned, Region
 from tidebook.wal.settings import WalSettings
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.topics import RegionId, RegionTopics, namespace_name, region_id, region_of
 
 
 class Wal:

@@ -23,11 +23,10 @@ from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta
-from tidebook.wal.names import RegionId, namespace_name, region_id
 from tidebook.wal.reading import Run, read_mapped
 from tidebook.wal.record import WalEntry
 from tidebook.wal.settings import WalSettings
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.topics import RegionId, RegionTopics, namespace_name, region_id
 from tidebook.wal.wal import Wal
 
 SCHEMA = "region long, table long, seq long, payload binary, payload_type string, offset long"
