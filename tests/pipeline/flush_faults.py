@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from tests.pipeline.faults import die
 from tidebook.pipeline.jobs.flush_wal import ParquetSink, flush_wal
-from tidebook.wal.flush import Range
-from tidebook.wal.manifest import FolderManifest
+from tidebook.wal.flush import FolderManifest, Range
 from tidebook.wal.region import Region
 
 

@@ -83,7 +83,7 @@ def test_a_batch_that_died_half_way_is_neither_lost_nor_doubled(
     step: str,
 ) -> None:
     """Before its manifest it leaves staged files; behind it, files that are not yet in their place."""
-    from tidebook.wal.manifest import FolderManifest
+    from tidebook.wal.flush import FolderManifest
 
     output = tmp_path / "lake"
     portal.run(more(embedded, topic, 1))

@@ -11,7 +11,7 @@ from tidebook.cli import output
 from tidebook.cli.options import BookOption, JsonOption
 from tidebook.cli.pipeline_session import open_job_book, session
 from tidebook.cli.wal import Namespace
-from tidebook.wal.names import ID_MAX
+from tidebook.wal.record import ID_MAX
 
 
 def flush_wal(

@@ -14,11 +14,9 @@ from tidebook.cli.help import Group
 from tidebook.cli.journal import payload_as_json
 from tidebook.cli.options import BookOption, JsonOption, TagArgument, TopicsOption, open_book, run
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.horizon import Horizon
-from tidebook.tags.offset import decode_offset
+from tidebook.tags.event import TaggedEvent, decode_offset
+from tidebook.tags.horizon import Horizon, HorizonStatus
 from tidebook.tags.settings import Consistency
-from tidebook.tags.stall import HorizonStatus
 from tidebook.wiring.book import Book
 
 app = Group(help="Read streams of events by tag, across journals.", no_args_is_help=True)

@@ -15,9 +15,9 @@ from tidebook.cli.help import Group
 from tidebook.cli.journal import parse_payload, payload_as_json
 from tidebook.cli.options import BookOption, JsonOption, YesOption, confirm, run
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.wal.entry import WalEntry
-from tidebook.wal.names import ID_MAX, namespace_name
+from tidebook.wal.record import ID_MAX, WalEntry
 from tidebook.wal.region import Region
+from tidebook.wal.topics import namespace_name
 
 app = Group(help="Write, read and clean write-ahead logs.", no_args_is_help=True)
 

@@ -20,8 +20,7 @@ from tidebook.log.port import Log, Outgoing
 from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
-from tidebook.tags.following import FOLLOWED_SETTING
-from tidebook.tags.horizon import NEVER_MS, gather_by_topic, read_horizon
+from tidebook.tags.horizon import FOLLOWED_SETTING, NEVER_MS, gather_by_topic, read_horizon
 
 #: The greatest replicated time of all pipelines that share a store: the time that ticks must bring the horizon past.
 SHOWN_SETTING = "tags/shown"

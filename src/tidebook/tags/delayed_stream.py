@@ -1,22 +1,58 @@
-"""Streams with `consistency="delay"`: they stay a fixed delay behind the clock and search for late events."""
+"""Streams with `consistency="delay"`: they stay a fixed delay behind the clock and search for late events.
+
+A missing event is searched for in the tag view, then, however old it is, in its journal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
+from tidebook.core.buckets import BUCKETS_SETTING, Buckets, decode_buckets
 from tidebook.core.errors import MissingTaggedEvent
-from tidebook.core.replication_plan import TagPosition, TagRow
+from tidebook.core.event import event_tags
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.position import Position
+from tidebook.core.replication_plan import EventRow, TagPosition, TagRow, tag_row
 from tidebook.runtime.clock import Clock
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
-from tidebook.tags.bucket_size import read_buckets
-from tidebook.tags.gap_search import Gap, JournalIncarnation, incarnation_of, search_gap
-from tidebook.tags.offset import encode_offset
+from tidebook.tags.event import encode_offset
 from tidebook.tags.settings import TagSettings
 
 SEARCH_PAUSE_S = 0.05
 #: How many journals a query remembers before it evicts those without an event in the last two buckets.
 JOURNALS_MAX = 200_000
+PAGE_EVENTS = 1000
+#: At most this many known events are read before the first one that may be missing.
+NEAR_EVENTS = 50
+
+#: One incarnation of a journal, within which tag numbers start at 1: its topic, id and incarnation.
+JournalIncarnation = tuple[str, str, Position]
+
+
+async def read_buckets(store: StoreWriter) -> Buckets:
+    """Return the history of bucket sizes."""
+    text = await store.setting(BUCKETS_SETTING)
+    return Buckets() if text is None else decode_buckets(text)
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Tag numbers that a stream lacks of one journal; `row`, a later event of the journal, is held back meanwhile."""
+
+    row: TagRow
+    #: The first number that may be missing; the last is the one before the row's.
+    first: int
+    #: The position of the last event of this journal that was delivered; None if the stream has not seen the journal.
+    last: TagPosition | None
+
+    @property
+    def journal(self) -> JournalIncarnation:
+        """The incarnation in which the numbers count."""
+        return _incarnation_of(self.row)
 
 
 class DelayedStream:
@@ -57,7 +93,7 @@ class DelayedStream:
             return
         async for row in self._rows(None, bucket_ms, self._from_ms + 1):
             if self._is_before_start(row.place) and self._is_wanted(row):
-                self._last[incarnation_of(row)] = (row.tag_seq_nr, row.place)
+                self._last[_incarnation_of(row)] = (row.tag_seq_nr, row.place)
 
     async def read_new(self) -> AsyncIterator[TagRow]:
         """Yield the new events up to the delay and, when due, those that arrived late."""
@@ -93,7 +129,7 @@ class DelayedStream:
                 return
             if not self._is_wanted(row):
                 continue
-            last = self._last.get(incarnation_of(row))
+            last = self._last.get(_incarnation_of(row))
             if last is None or row.tag_seq_nr > last[0]:
                 async for each in self._with_missing(row):
                     self._metrics.count("tags_delayed_found", tag=self._tag)
@@ -111,51 +147,126 @@ class DelayedStream:
         """Yield the row after the missing ones of its journal; nothing if it was delivered before."""
         if self._is_before_start(row.place):
             return
-        journal = incarnation_of(row)
-        last = self._last.get(journal)
-        if last is not None and row.tag_seq_nr <= last[0]:
+        journal = _incarnation_of(row)
+        number, position = self._last.get(journal, (0, None))
+        if row.tag_seq_nr <= number:
             return
-        first = 1 if last is None else last[0] + 1
-        if row.tag_seq_nr > first:
-            gap = Gap(row, first, self._start, self._start_ms, None if last is None else last[1])
-            for missed in await self._fill(gap, seen=last is not None):
+        if row.tag_seq_nr > number + 1:
+            for missed in await self._fill(Gap(row, number + 1, position)):
                 self._last[journal] = (missed.tag_seq_nr, missed.place)
                 yield missed
         self._last[journal] = (row.tag_seq_nr, row.place)
         yield row
 
-    async def _fill(self, gap: Gap, *, seen: bool) -> tuple[TagRow, ...]:
-        """Return the rows of a gap, searching up to the timeout in the settings.
-
-        After the timeout a journal that was not seen before is taken as it is; otherwise `MissingTaggedEvent` is
-        raised.
-        """
-        known = seen or self._from_beginning
+    async def _fill(self, gap: Gap) -> Sequence[TagRow]:
+        """Return the rows of a gap; after the timeout, take a journal not seen before as it is, or raise."""
+        known = gap.last is not None or self._from_beginning
         timeout_s = self._settings.missing_timeout_s if known else self._settings.new_persistence_id_scan_timeout_s
         deadline_ms = self._clock.now_ms() + timeout_s * 1000
         since = -1
         while True:
-            found = await search_gap(self._store, gap, seen=seen, keeps_deleted=self._settings.deletes == "keep")
-            if found.complete or (not known and self._clock.now_ms() >= deadline_ms):
-                if found.rows:
+            rows, is_complete = await self._search(gap)
+            is_late = self._clock.now_ms() >= deadline_ms
+            if is_complete or (is_late and not known):
+                if rows:
                     self._metrics.count("tags_gaps_found", tag=self._tag)
-                return found.rows
-            if self._clock.now_ms() >= deadline_ms:
+                return rows
+            if is_late:
                 self._metrics.count("tags_events_missing", tag=self._tag)
-                raise self._missing(gap)
+                position = gap.last or self._start
+                raise MissingTaggedEvent(
+                    tag=self._tag,
+                    topic=gap.row.topic,
+                    id=gap.row.id,
+                    missing=(gap.first, gap.row.tag_seq_nr - 1),
+                    last_known_offset=None if position is None else encode_offset(position),
+                )
             since = await self._store.wait_any(timeout_s=SEARCH_PAUSE_S, since=since)
 
-    def _missing(self, gap: Gap) -> MissingTaggedEvent:
-        journal = gap.journal
-        last = self._last.get(journal)
-        position = self._start if last is None else last[1]
-        return MissingTaggedEvent(
-            tag=self._tag,
-            topic=journal.topic,
-            id=journal.id,
-            missing=(gap.first, gap.row.tag_seq_nr - 1),
-            last_known_offset=None if position is None else encode_offset(position),
-        )
+    async def _search(self, gap: Gap) -> tuple[Sequence[TagRow], bool]:
+        """Return the missing rows found, and whether no other event is missing.
+
+        Search the current and the previous bucket, then the journal. For a journal that the stream has not seen before
+        the order is reversed: a stream that starts in the middle meets every journal that way, and would read two
+        buckets for each.
+        """
+        missing, seen = gap.row.tag_seq_nr - gap.first, gap.last is not None
+        found = await self._in_view(gap) if seen else []
+        if len(found) == missing:
+            return found, True
+        in_journal = await self._in_journal(gap)
+        if in_journal is None:
+            return found if seen else await self._in_view(gap), False
+        rows, has_all = in_journal
+        by_number = {row.tag_seq_nr: row for row in rows}
+        if not has_all and len(by_number) < missing and (seen or self._settings.deletes == "keep"):
+            # The journal's head is after the row, so the view has all rows before it by now, including those of events
+            # deleted since if deletes keep them.
+            by_number |= {row.tag_seq_nr: row for row in await self._in_view(gap)}
+        return [row for _, row in sorted(by_number.items()) if self._is_missing(row, gap)], True
+
+    async def _in_view(self, gap: Gap) -> list[TagRow]:
+        time_ms = gap.row.time_ms
+        from_ms = max((await read_buckets(self._store)).before(time_ms), self._start_ms)
+        rows = self._rows(None, from_ms, time_ms + 1)
+        return [row async for row in rows if _incarnation_of(row) == gap.journal and self._is_missing(row, gap)]
+
+    async def _in_journal(self, gap: Gap) -> tuple[list[TagRow], bool] | None:
+        """Return the journal's events that the stream may lack, and whether the view has no others.
+
+        Return None if the journal is not replicated up to the row yet, or changed during the search. Events that are
+        missing in the journal were deleted. Deletes remove events from the front, so the remaining ones are numbered
+        backwards from the row; and if one of them is known to the stream, none after it was deleted.
+        """
+        row, tag = gap.row, self._tag
+        key = Key(row.topic, row.id)
+        head = await self._store.head(key)
+        if head is None or head.incarnation < row.incarnation:
+            return None
+        if head.incarnation > row.incarnation or not head.live:
+            return [], False  # this incarnation was purged
+        if head.tag_counts.get(tag, 0) < row.tag_seq_nr:
+            return None
+        tagged: deque[EventRow] = deque(maxlen=row.tag_seq_nr - gap.first)
+        after = await self._known_through(key, head, gap)
+        has_all = after > head.delete_to
+        while page := await self._store.events(key, head, after=after, to=row.seq_nr - 1, limit=PAGE_EVENTS):
+            unknown = [event for event in page if not self._is_known(event, gap)]
+            has_all = has_all or len(unknown) < len(page)
+            tagged += (event for event in unknown if tag in event_tags(event.kept))
+            after = page[-1].seq_nr
+        now = await self._store.head(key)
+        if now is None or (now.live, now.incarnation, now.delete_to) != (True, head.incarnation, head.delete_to):
+            # The head of a delete or purge is written before rows are cleared: what was read may have a hole, or
+            # belong to another incarnation.
+            return None
+        numbered = enumerate(tagged, row.tag_seq_nr - len(tagged))
+        return [tag_row(tag, key, row.partition, row.incarnation, number, event) for number, event in numbered], has_all
+
+    async def _known_through(self, key: Key, head: Head, gap: Gap) -> int:
+        """Return a number through which the stream knows all events; bisect, so as not to read long journals.
+
+        Positions grow with numbers; few known events remain after it.
+        """
+        low, high = head.delete_to, gap.row.seq_nr - 1
+        middle = high - NEAR_EVENTS
+        while high - low > NEAR_EVENTS:
+            found = await self._store.events(key, head, after=middle, to=high, limit=1)
+            if found and self._is_known(found[0], gap):
+                low = found[0].seq_nr
+            else:
+                high = middle
+            middle = (low + high) // 2
+        return low
+
+    def _is_missing(self, row: TagRow, gap: Gap) -> bool:
+        return gap.first <= row.tag_seq_nr < gap.row.tag_seq_nr and not self._is_before_start(row.place)
+
+    def _is_known(self, event: EventRow, gap: Gap) -> bool:
+        """Return whether an event of the journal is before the start, or not after the last one delivered."""
+        at, row = event.position, gap.row
+        position = TagPosition(row.tag, event.time_ms, row.topic, row.partition, at.offset, event.index, at.epoch)
+        return self._is_before_start(position) or (gap.last is not None and position <= gap.last)
 
     def _is_wanted(self, row: TagRow) -> bool:
         return self._topics is None or row.topic in self._topics
@@ -164,13 +275,14 @@ class DelayedStream:
         return position.time_ms < self._start_ms or (self._start is not None and position <= self._start)
 
     async def _evict_journals(self) -> None:
-        """Bound the memory: evict journals without an event in the last two buckets.
-
-        The stream no longer searches for events before these buckets then.
-        """
+        """Evict journals without an event in the last two buckets, and search no longer before these buckets."""
         if len(self._last) <= JOURNALS_MAX or self._position is None:
             return
         evict_before_ms = (await read_buckets(self._store)).before(self._position.time_ms)
         self._last = {journal: last for journal, last in self._last.items() if last[1].time_ms >= evict_before_ms}
         self._start_ms = max(self._start_ms, evict_before_ms)
         self._from_beginning = False
+
+
+def _incarnation_of(row: TagRow) -> JournalIncarnation:
+    return row.topic, row.id, row.incarnation

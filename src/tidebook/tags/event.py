@@ -1,7 +1,10 @@
-"""An event as streams by tag deliver it."""
+"""An event as streams by tag deliver it, its offset in the stream, and the arguments of streams."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -10,13 +13,18 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET
 
+from tidebook.core.errors import InvalidInput
 from tidebook.core.event import decode_event, event_tags, read_payload
-from tidebook.core.payload import JSON, decode_payload
+from tidebook.core.key import topic_name
+from tidebook.core.payload import JSON, decode_payload, encode_text
 from tidebook.core.replication_plan import TagPosition, TagRow
-from tidebook.tags.offset import encode_offset
 
 #: Steps of 100 ns from the Gregorian reform, where TimeUUIDs begin, to 1970.
 _GREGORIAN_TICKS = 0x01B2_1DD2_1381_4000
+_OFFSET_VERSION = 1
+
+_encode_offset = msgspec.msgpack.Encoder().encode
+_decode_offset = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, int, int]).decode
 
 
 class TaggedEvent(msgspec.Struct, gc=False, eq=False):
@@ -128,3 +136,59 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
             f"TaggedEvent({self.topic}/{self.id}, tag={self.tag!r}, seq_nr={self.seq_nr}, "
             f"tag_seq_nr={self.tag_seq_nr}, payload={self.payload!r})"
         )
+
+
+def encode_offset(position: TagPosition | TagRow) -> str:
+    """Return the text to resume after this position."""
+    at = position
+    fields = (_OFFSET_VERSION, at.time_ms, at.topic, at.partition, at.offset, at.index, at.epoch)
+    return base64.urlsafe_b64encode(_encode_offset(fields)).decode().rstrip("=")
+
+
+def decode_offset(tag: str, text: str) -> TagPosition:
+    """Undo `encode_offset`; raise `InvalidInput` for any other text."""
+    try:
+        fields = _decode_offset(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
+        raise InvalidInput(f"{text[:60]!r} is no offset of a stream by tag: take e.tag_offset of an event") from error
+    if fields[0] != _OFFSET_VERSION:
+        raise InvalidInput(f"the offset has version {fields[0]}, this Tidebook knows {_OFFSET_VERSION}: upgrade it")
+    return TagPosition(tag, *fields[1:])
+
+
+def position_before(tag: str, time_ms: int) -> TagPosition:
+    """Return the position before all rows of this time: a reader at it has read everything earlier."""
+    return TagPosition(tag, time_ms, "", -1, -1, -1, -1)
+
+
+def start_position(tag: str, after: str | datetime | None, first_ms: int) -> tuple[TagPosition | None, int]:
+    """Return what `after` means: the position after which, and the time from which, the stream starts."""
+    if after is None:
+        return None, first_ms
+    if isinstance(after, str):
+        position = decode_offset(tag, after)
+        return position, position.time_ms
+    if isinstance(after, datetime):
+        if after.tzinfo is None:
+            raise InvalidInput("a moment needs a time zone: datetime.now(UTC)")
+        return None, max(first_ms, int(after.timestamp() * 1000))
+    raise InvalidInput(f"after is an event's tag_offset, a datetime or None, not {type(after).__name__}")
+
+
+def check_tag(tag: object) -> None:
+    """Raise `InvalidInput` for a tag that no event can have."""
+    if type(tag) is not str or not tag:
+        raise InvalidInput("a tag is a text that is not empty")
+    encode_text(tag, "a tag")
+
+
+def check_topics(topics: Iterable[str] | None) -> frozenset[str] | None:
+    """Return the topics as a set, None for all; reject a bare text, which would be a list of letters."""
+    if topics is None:
+        return None
+    if isinstance(topics, str | bytes):
+        raise InvalidInput(f"topics is a list of names, not a text: write topics=[{topics!r}]")
+    names = frozenset(topics)
+    for name in names:
+        topic_name(name)
+    return names

@@ -7,19 +7,41 @@ strictly below the least of these times is complete and in its final order, what
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
 
+from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer
+from tidebook.log.port import Log
+from tidebook.runtime.clock import Clock
 from tidebook.store.port import StoreWriter
+
+LOGGER = logging.getLogger("tidebook.tags")
 
 #: The time of a partition that was never replicated: it holds everything back.
 NEVER_MS = -1
 #: How often a read is repeated for topics that were registered meanwhile, and how many topics are read at once.
 READS_MAX = 3
 AT_ONCE_MAX = 64
+#: The store's setting that live streams renew. Its value is a time, but a ticker only watches whether it changes.
+FOLLOWED_SETTING = "tags/followed"
+RENEW_MS = 3_000
+#: Replication without progress for this long, while the log has more records, is reported, and again every minute.
+STALL_MS = 5_000
+REPORT_EVERY_MS = 60_000
+#: How often a stream without new events checks.
+CHECK_EVERY_MS = 1_000
+#: How long a check waits for the log, and the pause after a log that did not answer.
+LOG_S_MAX = 1.0
+LOG_DOWN_MS = 30_000
+REMEDY = "run 'tidebook pipeline replicate', or 'tidebook up', which does"
 
 T = TypeVar("T")
 
@@ -36,18 +58,15 @@ class Horizon(msgspec.Struct, frozen=True):
 
 def horizon_of(partitions: Mapping[str, int], pointers: Mapping[str, Mapping[int, Pointer]]) -> Horizon:
     """Return the horizon of topics with these numbers of partitions; pointers must be read before the topics."""
-    least: tuple[int, str, int] | None = None
-    most_ms = NEVER_MS
-    for topic, count in partitions.items():
-        for partition in range(count):
-            pointer = pointers.get(topic, {}).get(partition)
-            time_ms = NEVER_MS if pointer is None else pointer.time_ms
-            most_ms = max(most_ms, time_ms)
-            if least is None or time_ms < least[0]:
-                least = (time_ms, topic, partition)
-    if least is None:
-        return Horizon(NEVER_MS, most_ms)
-    return Horizon(least[0], most_ms, least[1], least[2])
+    times = [
+        (NEVER_MS if (pointer := pointers.get(topic, {}).get(partition)) is None else pointer.time_ms, topic, partition)
+        for topic, count in partitions.items()
+        for partition in range(count)
+    ]
+    if not times:
+        return Horizon(NEVER_MS, NEVER_MS)
+    least_ms, topic, partition = min(times, key=itemgetter(0))
+    return Horizon(least_ms, max(times, key=itemgetter(0))[0], topic, partition)
 
 
 class Horizons:
@@ -56,8 +75,10 @@ class Horizons:
     The exception is a topic that is deleted and created again: then its pointers are missing or have moved backwards.
     """
 
-    def __init__(self, store: StoreWriter) -> None:
+    def __init__(self, store: StoreWriter, log: Log | None = None) -> None:
         self._store = store
+        #: Used to find lagging partitions.
+        self.log = log
         self._registered: Sequence[str] = ()
         self._partitions: dict[str, int] = {}
         self._pointers: dict[str, Mapping[int, Pointer]] = {}
@@ -88,10 +109,38 @@ class Horizons:
         counts = {topic: self._partitions[topic] for topic in registered if topic in self._partitions}
         return horizon_of(counts, pointers)
 
-    def partitions(self, topics: Iterable[str] | None = None) -> dict[str, int]:
-        """Return the number of partitions of each topic that the last read found."""
-        wanted = self._registered if topics is None else topics
-        return {topic: self._partitions[topic] for topic in wanted if topic in self._partitions}
+    async def lagging(
+        self, topics: Iterable[str] | None = None
+    ) -> dict[tuple[str, int], tuple[Position | None, int]] | None:
+        """Return the lagging partitions that the last read found: the position replicated, and the records after it.
+
+        Return None if the log does not answer soon: reads by tag only need the store, and must not wait for the log.
+        """
+        log, wanted = self.log, self._registered if topics is None else topics
+        names = [topic for topic in wanted if topic in self._partitions]
+        if log is None:
+            return None
+        pointers = await gather_by_topic(self._store.pointers, names)
+        configs = await gather_by_topic(self._store.topic_config, names)
+
+        async def records(topic: str, partition: int) -> int:
+            pointer, config = pointers[topic].get(partition), configs[topic]
+            if pointer is not None and config is not None and pointer.position.epoch == config.epoch:
+                return await log.end(topic, partition) - pointer.position.offset - 1
+            return await log.end(topic, partition) - await log.start(topic, partition)
+
+        partitions = [(topic, partition) for topic in names for partition in range(self._partitions[topic])]
+        try:
+            async with asyncio.timeout(LOG_S_MAX):
+                # The log combines these calls into one request.
+                counted = await asyncio.gather(*(records(*each) for each in partitions))
+        except (TidebookError, TimeoutError):
+            return None
+        return {
+            (topic, number): (None if (at := pointers[topic].get(number)) is None else at.position, count)
+            for (topic, number), count in zip(partitions, counted, strict=True)
+            if count > 0
+        }
 
 
 def _moved_backwards(before: Mapping[int, Pointer], now: Mapping[int, Pointer]) -> bool:
@@ -110,3 +159,139 @@ async def gather_by_topic(read: Callable[[str], Awaitable[T]], topics: Sequence[
 async def read_horizon(store: StoreWriter, topics: Iterable[str] | None = None) -> Horizon:
     """Return the current horizon."""
     return await Horizons(store).read(topics)
+
+
+class HorizonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The horizon of streams by tag, what holds it back, and what is not replicated yet."""
+
+    #: Events below this time are delivered; None if a partition was never replicated, or there are no topics.
+    horizon: datetime | None
+    #: The age of the horizon.
+    age_s: float | None
+    #: The partition that holds the horizon back.
+    topic: str | None
+    partition: int | None
+    #: Records that the log has and the store does not; None if the log does not answer.
+    lag: int | None
+    #: How long the horizon has not moved under a waiting stream; 0 if no stream was watching.
+    stalled_s: float = 0.0
+    #: What to do about it; None if nothing is waiting.
+    remedy: str | None = None
+
+    def describe(self) -> str:
+        """Return one sentence with the horizon, its age and the remedy."""
+        held_by = f"{self.topic}/{self.partition}"
+        where = (
+            f"{held_by} was never replicated"
+            if self.horizon is None or self.age_s is None
+            else f"the horizon is at {self.horizon.isoformat(timespec='milliseconds')}, {self.age_s:,.1f} s ago, "
+            f"held by {held_by}"
+        )
+        waiting = "" if self.lag is None else f"{self.lag:,} records are not replicated: "
+        return f"{waiting}{where}" + (f": {self.remedy}" if self.remedy else "")
+
+
+OnWaiting = Callable[[HorizonStatus], None]
+
+
+def status_of(horizon: Horizon, lag: int | None, *, now_ms: int, stalled_s: float = 0.0) -> HorizonStatus:
+    """Return the status of a horizon."""
+    known = horizon.time_ms >= 0
+    return HorizonStatus(
+        horizon=datetime.fromtimestamp(horizon.time_ms / 1000, UTC) if known else None,
+        age_s=max(0, now_ms - horizon.time_ms) / 1000 if known else None,
+        topic=horizon.topic,
+        partition=horizon.partition,
+        lag=lag,
+        stalled_s=stalled_s,
+        remedy=REMEDY if lag else None,
+    )
+
+
+async def renew_followed(store: StoreWriter, clock: Clock) -> bool:
+    """Renew the setting that announces a live stream: while it changes, idle partitions get ticks often.
+
+    Return False if there is no topic yet. If two streams renew it at the same time, one of them succeeds, which is
+    enough. It is only a hint, so errors of the store are ignored: a store that rejects writes may still serve reads.
+    """
+    with suppress(Unavailable, OutcomeUnknown):
+        if not await store.topics():  # nothing can be ticked, and a reader must not create the book
+            return False
+        before = await store.setting(FOLLOWED_SETTING)
+        if (value := str(clock.now_ms())) != before:
+            await store.set_setting(FOLLOWED_SETTING, value, expected=before)
+    return True
+
+
+class HorizonWait:
+    """Waits for the horizon to move, for one live stream, and reports replication that makes no progress.
+
+    `waiting` is set while there is none. A record that has just been appended is no stall: a partition must have been
+    lagging, with its pointer unchanged, for as long as the horizon has not moved.
+    """
+
+    def __init__(
+        self,
+        store: StoreWriter,
+        clock: Clock,
+        horizons: Horizons,
+        topics: frozenset[str] | None,
+        *,
+        stream: str,
+        report: OnWaiting | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._horizons = horizons
+        self._topics = topics
+        self._stream = stream
+        self._report = report or self._warn
+        self._since = -1
+        self._renew_at_ms = self._check_at_ms = clock.monotonic_ms()
+        self._horizon_ms: int | None = None
+        self._horizon_since_ms = 0
+        #: By lagging partition: its pointer, and since when it has been there.
+        self._lagging: dict[tuple[str, int], tuple[Position | None, int]] = {}
+        self._reported_ms: int | None = None
+        self.waiting: HorizonStatus | None = None
+
+    async def ask_for_ticks(self) -> None:
+        """Renew the hint to the pipeline that a stream is live, unless that was done recently."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._renew_at_ms and await renew_followed(self._store, self._clock):
+            self._renew_at_ms = now_ms + RENEW_MS
+
+    async def wait(self, timeout_s: float, *, delivered: bool) -> None:
+        """Wait until a pointer may have moved; after rows were `delivered`, with the shortest wait first."""
+        await self._check()
+        self._since = await self._store.wait_any(timeout_s=timeout_s, since=-1 if delivered else self._since)
+
+    async def _check(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._horizons.log is None or now_ms < self._check_at_ms:
+            return
+        self._check_at_ms = now_ms + CHECK_EVERY_MS
+        horizon = await self._horizons.read(self._topics)
+        if horizon.time_ms != self._horizon_ms:
+            self._horizon_ms, self._horizon_since_ms = horizon.time_ms, now_ms
+        lagging = await self._horizons.lagging(self._topics)
+        if lagging is None:
+            self._check_at_ms = now_ms + LOG_DOWN_MS
+            return
+        before, self._lagging = self._lagging, {}
+        for key, (position, _) in lagging.items():
+            seen, since_ms = before.get(key, (position, now_ms))
+            self._lagging[key] = (position, since_ms if seen == position else now_ms)
+        lagging_since_ms = min((since for _, since in self._lagging.values()), default=now_ms)
+        stalled_ms = now_ms - max(self._horizon_since_ms, lagging_since_ms)
+        if stalled_ms < STALL_MS:
+            self.waiting = self._reported_ms = None
+            return
+        lag = sum(count for _, count in lagging.values())
+        self.waiting = status_of(horizon, lag, now_ms=self._clock.now_ms(), stalled_s=stalled_ms / 1000)
+        if self._reported_ms is None or now_ms - self._reported_ms >= REPORT_EVERY_MS:
+            self._reported_ms = now_ms
+            self._report(self.waiting)
+
+    def _warn(self, status: HorizonStatus) -> None:
+        LOGGER.warning("%s has waited %.0f s for replication: %s", self._stream, status.stalled_s, status.describe())

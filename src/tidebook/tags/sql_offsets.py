@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Final, Literal
 
 from tidebook.core.errors import Fenced, InvalidInput
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.group_assignment import share_of
-from tidebook.tags.offset import decode_offset
+from tidebook.tags.event import TaggedEvent, decode_offset
+from tidebook.tags.subscription import share_of
 
 TABLE: Final = """CREATE TABLE IF NOT EXISTS tidebook_tag_offset (
     group_name VARCHAR(200) NOT NULL, tag VARCHAR(200) NOT NULL, share INTEGER NOT NULL, tag_offset TEXT NOT NULL,
@@ -18,42 +17,8 @@ TABLE: Final = """CREATE TABLE IF NOT EXISTS tidebook_tag_offset (
 TABLE_MYSQL: Final = f"{TABLE} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
-class Cursor(Protocol):
-    """A cursor of any DB-API driver."""
-
-    rowcount: int
-
-    def execute(self, sql: str, parameters: Sequence[Any] = ...) -> Any: ...
-
-    def fetchall(self) -> Any: ...
-
-    def close(self) -> Any: ...
-
-
 #: A connection of any DB-API driver, with transactions, or a SQLAlchemy session or connection: duck-typed.
 Connection = Any
-
-
-class _SqlAlchemyCursor:
-    """A SQLAlchemy connection as a DB-API cursor, so that SQLAlchemy knows of the transaction."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._result: Any = None
-        self.rowcount = -1
-
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        self._result = self._connection.exec_driver_sql(sql, tuple(parameters))
-        self.rowcount = self._result.rowcount
-
-    def fetchall(self) -> Any:
-        return self._result.fetchall()
-
-    def close(self) -> None:
-        if self._result is not None:
-            self._result.close()
-
-
 #: SQLAlchemy's parameter style → the placeholder in a statement.
 _PLACEHOLDERS: dict[str, str] = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "$"}
 
@@ -81,11 +46,8 @@ class SqlOffsets:
     def __call__(self, shares: Iterable[int]) -> Mapping[int, str]:
         """Return the offsets of shares, read on a separate connection."""
         with closing(self._connect()) as connection:
-            cursor, placeholder = self._cursor(connection)
-            with closing(cursor):
-                return {
-                    share: found for share in shares if (found := self._offset(cursor, placeholder, share)) is not None
-                }
+            found = {share: self._offset(connection, share) for share in shares}
+        return {share: offset for share, offset in found.items() if offset is not None}
 
     def advance(self, connection: Connection, event: TaggedEvent) -> bool:
         """Mark the event as handled, within the caller's transaction; return False if it was handled before.
@@ -93,43 +55,47 @@ class SqlOffsets:
         Raise `Fenced` if another member advanced the same share meanwhile: roll back.
         """
         share = share_of(event.topic, event.id)
-        cursor, placeholder = self._cursor(connection)
-        with closing(cursor):
-            before = self._offset(cursor, placeholder, share)
-            if before is not None:
-                if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):
-                    return False
-                sql = "UPDATE tidebook_tag_offset SET tag_offset = ? WHERE group_name = ? AND tag = ? AND share = ?"
-                cursor.execute(
-                    _sql(f"{sql} AND tag_offset = ?", placeholder), (event.tag_offset, *self._at, share, before)
-                )
-                if cursor.rowcount != 1:
-                    raise Fenced(f"tag {self._tag!r}: another member advanced share {share}: roll back")
-            else:  # a concurrent first insert violates the primary key
-                sql = "INSERT INTO tidebook_tag_offset (group_name, tag, share, tag_offset) VALUES (?, ?, ?, ?)"
-                cursor.execute(_sql(sql, placeholder), (*self._at, share, event.tag_offset))
+        before = self._offset(connection, share)
+        if before is None:  # a concurrent first insert violates the primary key
+            sql = "INSERT INTO tidebook_tag_offset (group_name, tag, share, tag_offset) VALUES (?, ?, ?, ?)"
+            with self._executed(connection, sql, *self._at, share, event.tag_offset):
+                return True
+        if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):
+            return False
+        sql = "UPDATE tidebook_tag_offset SET tag_offset = ? WHERE group_name = ? AND tag = ? AND share = ?"
+        with self._executed(
+            connection, f"{sql} AND tag_offset = ?", event.tag_offset, *self._at, share, before
+        ) as result:
+            if result.rowcount != 1:
+                raise Fenced(f"tag {self._tag!r}: another member advanced share {share}: roll back")
         return True
 
-    def _cursor(self, connection: Any) -> tuple[Cursor, str]:
-        """Return a cursor in the connection's transaction, and the placeholder of its parameters."""
+    def _offset(self, connection: Connection, share: int) -> str | None:
+        sql = "SELECT tag_offset FROM tidebook_tag_offset WHERE group_name = ? AND tag = ? AND share = ?"
+        with self._executed(connection, sql, *self._at, share) as result:
+            rows = result.fetchall()
+        return rows[0][0] if rows else None
+
+    @contextmanager
+    def _executed(self, connection: Connection, sql: str, *parameters: object) -> Iterator[Any]:
+        """Execute a statement in the connection's transaction; yield the cursor or, of SQLAlchemy, the result."""
         if callable(getattr(connection, "run_sync", None)):
             raise InvalidInput("an async session is given to advance inside run_sync: session.run_sync(lambda s: …)")
         if callable(getattr(connection, "get_bind", None)) and callable(getattr(connection, "connection", None)):
             connection = connection.connection()  # the session's connection, with its transaction
         if not callable(getattr(connection, "exec_driver_sql", None)):
-            return connection.cursor(), self._placeholder
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(_sql(sql, self._placeholder), parameters)
+                yield cursor
+            return
         style = connection.dialect.paramstyle
         if style not in _PLACEHOLDERS:
             raise InvalidInput(
                 f"the driver's parameter style {style!r} is not supported: use psycopg or another driver"
             )
-        return _SqlAlchemyCursor(connection), _PLACEHOLDERS[style]
-
-    def _offset(self, cursor: Cursor, placeholder: str, share: int) -> str | None:
-        sql = "SELECT tag_offset FROM tidebook_tag_offset WHERE group_name = ? AND tag = ? AND share = ?"
-        cursor.execute(_sql(sql, placeholder), (*self._at, share))
-        rows = cursor.fetchall()
-        return rows[0][0] if rows else None
+        # Through SQLAlchemy, which then knows of the transaction.
+        with closing(connection.exec_driver_sql(_sql(sql, _PLACEHOLDERS[style]), parameters)) as result:
+            yield result
 
 
 def _sql(text: str, placeholder: str) -> str:

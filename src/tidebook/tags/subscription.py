@@ -1,38 +1,32 @@
-"""A member of a consumer group: reads its share of a tag's journals, and stores its offsets."""
+"""A member of a consumer group: reads its share of a tag's journals, and stores its offsets.
+
+The assignment of shares to members is one setting of the store, changed by compare-and-set.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from types import TracebackType
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
-from tidebook.core.errors import Fenced, InvalidInput, OutcomeUnknown, Unavailable
+from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.core.payload import encode_text
 from tidebook.core.replication_plan import TagPosition, TagRow
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.following import Following
-from tidebook.tags.group_assignment import (
-    GroupAssignment,
-    Share,
-    decode_group,
-    encode_group,
-    lease_renewed,
-    member_removed,
-    owned_shares,
-    rebalanced,
-    share_of,
-)
-from tidebook.tags.offset import decode_offset, encode_offset
-from tidebook.tags.stall import HorizonStatus, StallWatch
+from tidebook.tags.event import TaggedEvent, decode_offset, encode_offset
+from tidebook.tags.horizon import HorizonStatus, HorizonWait
 
+#: The number of shares that journals are divided into: the most members that can be active.
+SHARES = 64
 LEASE_S = 30.0
 #: How long a member reads before it renews its lease and rebalances; less if leases are short.
 ROUND_S = 2.0
@@ -48,6 +42,77 @@ RETRY_MAX_S = 0.2
 
 #: A separate generator, so that the application's seeded one is not affected.
 _random = random.Random()
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """A share of the journals: its owner, and the offset after which to continue."""
+
+    owner: str | None = None
+    offset: str | None = None
+    #: Increases with every change of owner, so that a former owner is fenced.
+    term: int = 0
+    #: For external offsets: the external offset that `offset` was stored for ("" for none). `offset` is only valid
+    #: while the external one is the same.
+    external_offset: str | None = None
+
+
+class GroupAssignment(msgspec.Struct, frozen=True):
+    """The members, with the time when each one's lease expires by that member's clock, and the shares."""
+
+    members: dict[str, int] = {}
+    shares: tuple[Share, ...] = (Share(),) * SHARES
+
+
+def share_of(topic: str, id: str) -> int:
+    """Return the share that a journal belongs to."""
+    return int.from_bytes(blake2b(f"{topic}\0{id}".encode(), digest_size=4).digest()) % SHARES
+
+
+def rebalanced(
+    group: GroupAssignment, member: str, *, now_ms: int, lease_ms: int, alive: Collection[str] = ()
+) -> GroupAssignment:
+    """Return the group with the member's lease renewed and its shares rebalanced.
+
+    The shares are assigned to the members in turn, in the order of their names. The member releases shares of others,
+    and takes its own if no live member owns them. `alive` are members that count as live whatever their leases say.
+    """
+    members = {each: until for each, until in group.members.items() if until > now_ms or each in alive}
+    members[member] = now_ms + lease_ms
+    names = sorted(members)
+    shares = []
+    for number, share in enumerate(group.shares):
+        assigned = names[number % len(names)]
+        if share.owner == member and assigned != member:
+            share = replace(share, owner=None)
+        elif assigned == member and share.owner != member and (share.owner is None or share.owner not in members):
+            share = replace(share, owner=member, term=share.term + 1)
+        shares.append(share)
+    return GroupAssignment(members, tuple(shares))
+
+
+def member_removed(group: GroupAssignment, member: str) -> GroupAssignment:
+    """Return the group without the member, and with its shares released."""
+    members = {each: until for each, until in group.members.items() if each != member}
+    shares = (replace(each, owner=None) if each.owner == member else each for each in group.shares)
+    return GroupAssignment(members, tuple(shares))
+
+
+def owned_shares(group: GroupAssignment, member: str) -> dict[int, Share]:
+    """Return the member's shares by number."""
+    return {number: share for number, share in enumerate(group.shares) if share.owner == member}
+
+
+def decode_group(text: str | None) -> GroupAssignment:
+    """Decode a group; without a text, return one without members. Raise `Corrupt` if it is damaged."""
+    if text is None:
+        return GroupAssignment()
+    try:
+        group = msgspec.json.decode(text, type=GroupAssignment)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the state of a consumer group is damaged: {error}") from error
+    if len(group.shares) != SHARES:
+        raise Corrupt(f"the state of a consumer group has {len(group.shares)} shares, not {SHARES}")
+    return group
 
 
 class SubscriptionPage(msgspec.Struct, frozen=True):
@@ -66,8 +131,8 @@ Offsets = Callable[[Iterable[int]], Mapping[int, str]]
 class Subscription:
     """Use it as `async with book.tags.subscribe(tag, group) as events: async for event in events`.
 
-    `commit(event)` stores that the event, and all earlier ones of the same share that this member received, are
-    handled. Events that were delivered but not committed are delivered again, to the share's next owner.
+    `commit(event)` stores that the event, and all earlier ones of its share that this member received, are handled.
+    Events that were delivered but not committed are delivered again, to the share's next owner.
     """
 
     def __init__(
@@ -82,9 +147,8 @@ class Subscription:
         offsets: Offsets | None = None,
         lease_s: float = LEASE_S,
         follow: bool = True,
-        watch: StallWatch | None = None,
+        horizon_wait: HorizonWait,
     ) -> None:
-        self._watch_stall = watch
         if type(group) is not str or not group:
             raise InvalidInput("a group is a text that is not empty")
         encode_text(group, "a group")
@@ -100,8 +164,8 @@ class Subscription:
             raise InvalidInput(f"lease_s is a time in seconds, not {lease_s}")
         self._lease_ms = int(lease_s * 1000)
         self._round_ms = min(ROUND_S * 1000, self._lease_ms / ROUNDS_PER_LEASE)
-        #: Live streams ask the pipeline for ticks; one that only catches up needs none.
-        self._following = Following(store, clock) if follow else None
+        self._follow = follow
+        self._horizon_wait = horizon_wait
         self._shares: dict[int, Share] = {}
         #: By share: the position of the last event delivered by this member.
         self._delivered: dict[int, TagPosition] = {}
@@ -124,7 +188,7 @@ class Subscription:
     @property
     def waiting(self) -> HorizonStatus | None:
         """What the stream waits for while replication makes no progress; None otherwise."""
-        return None if self._watch_stall is None else self._watch_stall.waiting
+        return self._horizon_wait.waiting
 
     async def __aenter__(self) -> Subscription:
         await self._renew()
@@ -142,14 +206,14 @@ class Subscription:
             if kind is None:
                 await self._read_external()
         finally:
-            await self._change(lambda group: member_removed(self._advance_idle(group), self._member))
+            await self._change(lambda group: member_removed(self._advance_idle(group, self._position), self._member))
             self._shares = {}
 
     async def __aiter__(self) -> AsyncGenerator[TaggedEvent, None]:
-        since = -1
+        delivered_any = False
         while True:
-            if self._following is not None:
-                await self._following.renew()
+            if self._follow:
+                await self._horizon_wait.ask_for_ticks()
             async for page in self._read(self._position):
                 for row in page.rows:
                     # Check before each event, because the page may be old: a share that another member took is not
@@ -161,7 +225,7 @@ class Subscription:
                     if share in self._shares and (
                         (delivered := self._delivered.get(share)) is None or position > delivered
                     ):
-                        since, self._delivered[share] = -1, position
+                        delivered_any, self._delivered[share] = True, position
                         yield TaggedEvent(row)
                 else:
                     self._position = page.position
@@ -169,11 +233,10 @@ class Subscription:
                         continue
                 break  # a new share may start further back
             else:
-                if self._following is None:
+                if not self._follow:
                     return
-                if self._watch_stall is not None:
-                    await self._watch_stall.check()
-                since = await self._store.wait_any(timeout_s=self._round_ms / 1000, since=since)
+                await self._horizon_wait.wait(self._round_ms / 1000, delivered=delivered_any)
+                delivered_any = False
                 await self._renew_if_due()
 
     def _is_renewal_due(self) -> bool:
@@ -192,7 +255,7 @@ class Subscription:
         """Renew the lease while an event is being handled; the shares stay as they are, so the event's is not lost."""
 
         def change(group: GroupAssignment) -> GroupAssignment:
-            return lease_renewed(group, self._member, now_ms=self._clock.now_ms(), lease_ms=self._lease_ms)
+            return replace(group, members={**group.members, self._member: self._clock.now_ms() + self._lease_ms})
 
         while True:
             await asyncio.sleep(self._round_ms / 1000)
@@ -212,44 +275,40 @@ class Subscription:
                 raise Fenced(
                     f"tag {self._tag!r}: another member owns {event.topic}/{event.id} now and gets the event again"
                 )
-            shares = [self._advanced(n, each, event.place) for n, each in enumerate(group.shares)]
+            shares = self._advance_idle(group, event.place).shares
             if share.offset is None or decode_offset(self._tag, share.offset) < event.place:
-                shares[number] = Share(share.owner, event.tag_offset, share.term)
-            return GroupAssignment(group.members, tuple(shares))
+                committed = Share(share.owner, event.tag_offset, share.term)
+                shares = (*shares[:number], committed, *shares[number + 1 :])
+            return replace(group, shares=shares)
 
         self._active_s = asyncio.get_running_loop().time()
         await self._change(change)
 
-    def _advance_idle(self, group: GroupAssignment) -> GroupAssignment:
+    def _advance_idle(self, group: GroupAssignment, position: TagPosition | None) -> GroupAssignment:
         """Advance the offsets of idle shares, so that their next owner does not read the same range again."""
-        if self._position is None:
+        if position is None or self._position is None or self._position < position:
             return group
-        shares = [self._advanced(number, share, self._position) for number, share in enumerate(group.shares)]
-        return GroupAssignment(group.members, tuple(shares))
+        return replace(group, shares=tuple([self._advanced(n, each, position) for n, each in enumerate(group.shares)]))
 
     def _advanced(self, number: int, share: Share, position: TagPosition) -> Share:
-        """Return the share with its offset advanced to `position`, unless it has deliveries that are not committed.
-
-        A share without events would otherwise be read from the start again.
-        """
+        """Return the share with its offset advanced to `position`, unless it has deliveries that are not committed."""
         owned, delivered = self._shares.get(number), self._delivered.get(number)
         if owned is None or (share.owner, share.term) != (self._member, owned.term):
             return share
-        if self._position is None or self._position < position:
-            return share
-        external = None if self._offsets is None else self._external.get(number, "")
-        resume = self._resume_offset(share, external)
+        resume = self._resume_offset(number, share)
         stored = None if resume is None else decode_offset(self._tag, resume)
         uncommitted = delivered is not None and (stored is None or stored < delivered)
         if uncommitted or (stored is not None and stored >= position):
             return share
-        return Share(share.owner, encode_offset(position), share.term, external)
+        return Share(share.owner, encode_offset(position), share.term, self._external_offset(number))
 
-    def _resume_offset(self, share: Share, external: str | None) -> str | None:
+    def _external_offset(self, number: int) -> str | None:
+        return None if self._offsets is None else self._external.get(number, "")
+
+    def _resume_offset(self, number: int, share: Share) -> str | None:
         """Return the offset after which a share continues. An external offset wins: it may have been restored."""
-        if external is None:
-            return share.offset
-        return share.offset if share.external_offset == external else external or None
+        external = self._external_offset(number)
+        return share.offset if external is None or share.external_offset == external else external or None
 
     async def _read_external(self) -> None:
         """Read the external offsets, to learn which of the delivered events are handled."""
@@ -265,40 +324,32 @@ class Subscription:
 
         def change(found: GroupAssignment) -> GroupAssignment:
             alive = self._live_members(found, passed_ms)
-            return rebalanced(
-                self._advance_idle(found), self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive
-            )
+            idle = self._advance_idle(found, self._position)
+            return rebalanced(idle, self._member, now_ms=now_ms, lease_ms=self._lease_ms, alive=alive)
 
         group = await self._change(change)
         before, self._shares = self._shares, owned_shares(group, self._member)
-        new = {
-            number
-            for number, share in self._shares.items()
-            if number not in before or before[number].term != share.term
-        }
-        if self._offsets is not None and new:
+        new = {n for n, share in self._shares.items() if n not in before or before[n].term != share.term}
+        if not new:
+            return False
+        if self._offsets is not None:
             found = await asyncio.to_thread(self._offsets, new)
             self._external |= {number: found.get(number, "") for number in new}
-        starts: list[TagPosition | None] = []
+        starts = [self._position] if before else []
         for number in new:
-            offset = self._resume_offset(
-                self._shares[number], self._external[number] if self._offsets is not None else None
-            )
+            offset = self._resume_offset(number, self._shares[number])
             self._delivered.pop(number, None)
             if offset is not None:
                 self._delivered[number] = decode_offset(self._tag, offset)
             starts.append(self._delivered.get(number))
-        if new:
-            starts += [self._position] if before else []
-            known = [position for position in starts if position is not None]
-            self._position = min(known) if len(known) == len(starts) else None
-        return bool(new)
+        known = [position for position in starts if position is not None]
+        self._position = min(known) if len(known) == len(starts) else None
+        return True
 
     def _live_members(self, group: GroupAssignment, now_ms: int) -> frozenset[str]:
-        """Return the members that count as live whatever their leases say.
+        """Return the members that count as live whatever their leases say, because clocks differ.
 
-        Clocks differ, but a member whose lease was seen to change is alive. A live stream only presumes a member dead
-        after watching it for a whole lease.
+        A member whose lease was seen to change is alive. A live stream watches others for a whole lease.
         """
         leases = {}
         for member, until_ms in group.members.items():
@@ -308,7 +359,7 @@ class Subscription:
         return frozenset(
             member
             for member, (_, since_ms, changed) in leases.items()
-            if (changed or self._following is not None) and now_ms - since_ms < self._lease_ms
+            if (changed or self._follow) and now_ms - since_ms < self._lease_ms
         )
 
     async def _change(self, change: Callable[[GroupAssignment], GroupAssignment]) -> GroupAssignment:
@@ -319,7 +370,7 @@ class Subscription:
         while True:
             text = await self._store.setting(self._setting)
             group = change(decode_group(text))
-            after = encode_group(group)
+            after = msgspec.json.encode(group).decode()
             if after == text:
                 return group
             try:

@@ -11,10 +11,9 @@ from tidebook.core.buckets import Buckets
 from tidebook.core.errors import Unavailable
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.horizon import Horizon
+from tidebook.tags.horizon import Horizon, HorizonStatus, OnWaiting
 from tidebook.tags.rebuild import Rebuilt
 from tidebook.tags.settings import Consistency
-from tidebook.tags.stall import HorizonStatus, OnWaiting
 from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
 from tidebook.tags.tags import Tags
 

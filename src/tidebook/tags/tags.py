@@ -7,28 +7,31 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 
-from tidebook.core.buckets import Buckets
-from tidebook.core.errors import InvalidInput
+from tidebook.core.buckets import BUCKETS_SETTING, LEAD_MS, Buckets, decode_buckets, encode_buckets
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.core.replication_plan import TagPosition, TagRow
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock, Ids, RandomIds
 from tidebook.runtime.futures import cancel_quietly
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
-from tidebook.tags.bucket_size import change_size, read_buckets
-from tidebook.tags.delayed_stream import DelayedStream
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.following import Following
-from tidebook.tags.horizon import Horizon, Horizons
-from tidebook.tags.offset import position_before, start_position
+from tidebook.tags.delayed_stream import DelayedStream, read_buckets
+from tidebook.tags.event import TaggedEvent, check_tag, check_topics, position_before, start_position
+from tidebook.tags.horizon import (
+    Horizon,
+    Horizons,
+    HorizonStatus,
+    HorizonWait,
+    OnWaiting,
+    status_of,
+)
 from tidebook.tags.rebuild import Rebuilt, rebuild_tag
 from tidebook.tags.settings import Consistency, TagSettings
-from tidebook.tags.stall import HorizonStatus, OnWaiting, StallWatch, lagging_partitions, status_of
 from tidebook.tags.subscription import LEASE_S, Offsets, Subscription, SubscriptionPage
-from tidebook.tags.validation import check_tag, check_topics
 
 #: A delayed stream may have new events whenever time has passed, even if no pointer moved.
 DELAYED_POLL_S = 0.25
+BUCKET_CHANGES_MAX = 10
 
 _topic = attrgetter("topic")
 
@@ -46,12 +49,11 @@ class Tags:
         metrics: Metrics | None = None,
         log: Log | None = None,
     ) -> None:
-        #: Used to detect that streams wait for replication; without it, that is not reported.
-        self._log = log
         self._ids = ids or RandomIds()
         self._store = store
         self._clock = clock
-        self._horizons = Horizons(store)
+        #: Without the log it is not reported that streams wait for replication.
+        self._horizons = Horizons(store, log)
         self._settings = settings or TagSettings()
         self._metrics = metrics or Metrics()
         self._first_ms = _parse_ms(self._settings.first_time_bucket)
@@ -88,7 +90,7 @@ class Tags:
                     tag, position, from_ms, begins=after is None, topics=wanted,
                     store=self._store, clock=self._clock, settings=self._settings, metrics=self._metrics,
                 )  # fmt: skip
-                return self._delayed(stream, follow, self._watch(f"tag {tag!r}", wanted, on_waiting))
+                return self._delayed(stream, follow, self._horizon_wait(f"tag {tag!r}", wanted, on_waiting))
             case _:
                 raise InvalidInput(f'consistency is "horizon" or "delay", not {consistency!r}')
 
@@ -101,22 +103,19 @@ class Tags:
         topics: frozenset[str] | None,
         on_waiting: OnWaiting | None,
     ) -> AsyncIterator[TaggedEvent]:
-        following, since = Following(self._store, self._clock), -1
-        watch = self._watch(f"tag {tag!r}", topics, on_waiting)
+        horizon_wait = self._horizon_wait(f"tag {tag!r}", topics, on_waiting)
         while True:
+            delivered = False
             if follow:
-                await following.renew()
+                await horizon_wait.ask_for_ticks()
             async for page in self._pages(tag, position, from_ms, topics):
                 position = page.position
-                if page.rows:
-                    since = -1
+                delivered = delivered or bool(page.rows)
                 for event in map(TaggedEvent, page.rows):
                     yield event
             if not follow:
                 return
-            if watch is not None:
-                await watch.check()
-            since = await self._store.wait_any(timeout_s=self._settings.poll_s, since=since)
+            await horizon_wait.wait(self._settings.poll_s, delivered=delivered)
 
     async def _pages(
         self, tag: str, position: TagPosition | None, from_ms: int, topics: frozenset[str] | None
@@ -127,7 +126,11 @@ class Tags:
         belongs to other topics.
         """
         horizon = await self._horizons.read(topics)
-        self._measure(horizon, topics)
+        label = "*" if topics is None else ",".join(sorted(topics))
+        lag_ms, behind_ms = self._clock.now_ms() - horizon.time_ms, horizon.most_ms - horizon.time_ms
+        self._metrics.gauge("tags_horizon_lag_seconds", lag_ms / 1000, topics=label)
+        # Unlike the lag, this does not grow while nothing is appended.
+        self._metrics.gauge("tags_horizon_behind_seconds", behind_ms / 1000, topics=label)
         limit = self._settings.page_events
 
         def request(after: TagPosition | None) -> asyncio.Future[Sequence[TagRow]]:
@@ -149,37 +152,23 @@ class Tags:
         if horizon.time_ms > (from_ms if position is None else max(from_ms, position.time_ms)):
             yield SubscriptionPage((), position_before(tag, horizon.time_ms))
 
-    def _measure(self, horizon: Horizon, topics: frozenset[str] | None) -> None:
-        """Record the age of the horizon, and how far it is held back, which does not grow while nothing is appended."""
-        topics_label = "*" if topics is None else ",".join(sorted(topics))
-        self._metrics.gauge(
-            "tags_horizon_lag_seconds", (self._clock.now_ms() - horizon.time_ms) / 1000, topics=topics_label
-        )
-        self._metrics.gauge(
-            "tags_horizon_behind_seconds", (horizon.most_ms - horizon.time_ms) / 1000, topics=topics_label
-        )
-
-    def _watch(self, stream: str, topics: frozenset[str] | None, on_waiting: OnWaiting | None) -> StallWatch | None:
-        if self._log is None:
-            return None
-        return StallWatch(self._log, self._store, self._horizons, self._clock, topics, stream=stream, report=on_waiting)
+    def _horizon_wait(self, stream: str, topics: frozenset[str] | None, on_waiting: OnWaiting | None) -> HorizonWait:
+        return HorizonWait(self._store, self._clock, self._horizons, topics, stream=stream, report=on_waiting)
 
     async def _delayed(
-        self, stream: DelayedStream, follow: bool, watch: StallWatch | None
+        self, stream: DelayedStream, follow: bool, horizon_wait: HorizonWait
     ) -> AsyncIterator[TaggedEvent]:
         await stream.scan()
-        since = -1
         while True:
+            delivered = False
             async for row in stream.read_new():
-                since = -1
+                delivered = True
                 yield TaggedEvent(row)
             if not follow:
                 async for row in stream.backtrack():
                     yield TaggedEvent(row)
                 return
-            if watch is not None:
-                await watch.check()
-            since = await self._store.wait_any(timeout_s=min(self._settings.poll_s, DELAYED_POLL_S), since=since)
+            await horizon_wait.wait(min(self._settings.poll_s, DELAYED_POLL_S), delivered=delivered)
 
     def subscribe(
         self,
@@ -210,12 +199,28 @@ class Tags:
             offsets=offsets,
             lease_s=lease_s,
             follow=follow,
-            watch=self._watch(f"group {group!r} of tag {tag!r}", wanted, on_waiting),
+            horizon_wait=self._horizon_wait(f"group {group!r} of tag {tag!r}", wanted, on_waiting),
         )
 
     async def set_bucket_size(self, size: str) -> Buckets:
-        """Set the bucket size to "day", "hour" or "minute" from now on; return the history of sizes, latest last."""
-        return await change_size(self._store, self._clock, size)
+        """Set the bucket size to "day", "hour" or "minute" from now on; return the history of sizes, latest last.
+
+        It changes from a time after everything that was written. Replicators only write rows before `fixed_ms`, which
+        they move by a compare-and-set of the same setting. So neither side overlooks the other, however long it pauses.
+        """
+        for _ in range(BUCKET_CHANGES_MAX):
+            text = await self._store.setting(BUCKETS_SETTING)
+            before = Buckets() if text is None else decode_buckets(text)
+            last = before.changes[-1]
+            if last.size == size:
+                return before
+            horizon = await Horizons(self._store).read()
+            # Twice the lead: replicators of an older Tidebook fix nothing, and read the history every 15 s instead.
+            from_ms = max(horizon.most_ms, self._clock.now_ms()) + 2 * LEAD_MS
+            after = before.changed(size, from_ms=max(from_ms, before.fixed_ms, last.from_ms + LEAD_MS))
+            if await self._store.set_setting(BUCKETS_SETTING, encode_buckets(after), expected=text):
+                return after
+        raise Unavailable(f"the size of buckets was changed concurrently {BUCKET_CHANGES_MAX} times: try again")
 
     async def buckets(self) -> Buckets:
         """Return the history of bucket sizes."""
@@ -233,10 +238,8 @@ class Tags:
         """Return the horizon, its age, what holds it back, and how many records are not replicated yet."""
         wanted = check_topics(topics)
         horizon = await self._horizons.read(wanted)
-        lagging = None
-        if self._log is not None:
-            lagging = await lagging_partitions(self._log, self._store, self._horizons.partitions(wanted))
-        lag = None if lagging is None else sum(each.records for each in lagging.values())
+        lagging = await self._horizons.lagging(wanted)
+        lag = None if lagging is None else sum(count for _, count in lagging.values())
         return status_of(horizon, lag, now_ms=self._clock.now_ms())
 
     def list(self) -> AsyncIterator[str]:

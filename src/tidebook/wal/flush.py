@@ -2,25 +2,33 @@
 
 The manifest decides. Files that are staged but not committed are ignored and staged again; if a flush crashes after the
 commit, the next one publishes and marks. The region is opened with `writable=False`, so its owner keeps writing.
+
+A folder has numbered manifests, the last of which is in force. A new one is committed by hard-linking a finished file
+to the next number, which succeeds for one process only.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
+from uuid import uuid4
 
 import msgspec
 
-from tidebook.core.errors import NotFound
+from tidebook.core.errors import Conflict, Corrupt, NotFound, UnknownVersion
 from tidebook.wal.meta import RegionMeta
 from tidebook.wal.region import Region
 
+VERSION = 1
+#: How many manifests `prune` keeps, including the one in force.
+MANIFESTS_KEPT = 10
+
 
 class TableIncarnation(NamedTuple):
-    """A table between its creation and its drop; a table created again with the same id is another incarnation.
-
-    `incarnation` is the offset of the record that created the table.
-    """
+    """A table between its creation and its drop; `incarnation` is the offset of the record that created the table."""
 
     table: int
     incarnation: int
@@ -73,24 +81,12 @@ def plan_flush(
 ) -> list[Range]:
     """Return the entries that the region has and the manifest does not, at most `entries_max` of each table."""
     ranges = []
-    for table, table_meta in sorted(meta.tables.items()):
-        first = max(table_meta.mapping.start, committed.get(TableIncarnation(table, table_meta.incarnation), 0) + 1)
-        last = table_meta.next_seq_num - 1
-        if entries_max is not None:
-            last = min(last, first + entries_max - 1)
+    for table, each in sorted(meta.tables.items()):
+        first = max(each.mapping.start, committed.get(TableIncarnation(table, each.incarnation), 0) + 1)
+        last = each.next_seq_num - 1 if entries_max is None else min(each.next_seq_num, first + entries_max) - 1
         if first <= last:
-            ranges.append(Range(table, table_meta.incarnation, first, last))
+            ranges.append(Range(table, each.incarnation, first, last))
     return ranges
-
-
-def plan_marks(meta: RegionMeta, committed: Mapping[TableIncarnation, int]) -> list[tuple[TableIncarnation, int]]:
-    """Return the marks that the manifest allows and the region lacks: table incarnation and sequence number."""
-    return [
-        (TableIncarnation(table, table_meta.incarnation), last + 1)
-        for table, table_meta in sorted(meta.tables.items())
-        if (last := committed.get(TableIncarnation(table, table_meta.incarnation), 0))
-        >= max(1, table_meta.latest_marked_deleted)
-    ]
 
 
 async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = None) -> Flushed:
@@ -107,8 +103,125 @@ async def flush_region(region: Region, sink: Sink, *, entries_max: int | None = 
 
 
 async def _mark(region: Region, committed: Mapping[TableIncarnation, int]) -> None:
-    for (table, incarnation), seq in plan_marks(region.meta, committed):
+    """Mark what the manifest has committed and the region has not marked deleted yet."""
+    for table, each in sorted(region.meta.tables.items()):
+        last = committed.get(TableIncarnation(table, each.incarnation), 0)
+        if last >= max(1, each.latest_marked_deleted):
+            with suppress(NotFound):  # the table was dropped meanwhile
+                await region.mark_deleted(table, last + 1, incarnation=each.incarnation)
+
+
+class Move(msgspec.Struct, frozen=True):
+    """The staged and the final path of a file, both relative to the output folder."""
+
+    staged: str
+    final: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The fields of every manifest: the format version, its number, and the files that it adds."""
+
+    version: int
+    number: int
+    moves: tuple[Move, ...] = ()
+
+
+class Commit(Manifest, frozen=True):
+    """The manifest of a flush."""
+
+    #: Table, incarnation and last sequence number of everything ever committed.
+    reached: tuple[tuple[int, int, int], ...] = ()
+    #: The region that the entries are from; offsets and table ids are unique only within a region.
+    source: str = ""
+
+    @property
+    def committed(self) -> dict[TableIncarnation, int]:
+        """The last committed sequence number of each table incarnation."""
+        return {TableIncarnation(table, incarnation): last for table, incarnation, last in self.reached}
+
+
+def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) -> Commit:
+    """Return the manifest that follows `last` and adds these ranges; raise `Conflict` if one is already committed."""
+    reached = last.committed
+    for each in ranges:
+        before = reached.get(TableIncarnation(each.table, each.life), 0)
+        if before >= each.first:
+            raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before)
+        reached[TableIncarnation(each.table, each.life)] = each.last
+    flat = tuple((key.table, key.incarnation, number) for key, number in sorted(reached.items()))
+    return Commit(VERSION, last.number + 1, tuple(moves), flat, last.source)
+
+
+M = TypeVar("M", bound=Manifest)
+
+
+class FolderManifest(Generic[M]):
+    """The manifests of one type in a local folder."""
+
+    def __init__(self, output: Path, name: str, kind: type[M]) -> None:
+        self._output = output
+        self._folder = output / "_tidebook" / name
+        self._kind = kind
+
+    def last(self) -> M:
+        """Return the manifest in force; raise `Corrupt` or `UnknownVersion` if it cannot be read."""
+        numbers = self._numbers()
+        if not numbers:
+            return self._kind(VERSION, 0)
+        path = self._path(numbers[-1])
         try:
-            await region.mark_deleted(table, seq, incarnation=incarnation)
-        except NotFound:
-            pass  # the table was dropped meanwhile
+            commit = msgspec.json.decode(path.read_bytes(), type=self._kind)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"{path}: the manifest is damaged: {error}") from error
+        if commit.version != VERSION:
+            raise UnknownVersion(f"{path}: the manifest", version=commit.version, known=VERSION)
+        return commit
+
+    def add(self, commit: M) -> None:
+        """Commit a manifest durably; raise `Conflict` if its number is taken."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draft = self._folder / f"draft-{uuid4().hex}"
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(commit))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, self._path(commit.number))
+        except FileExistsError as error:
+            raise Conflict(key=str(self._folder), expected=commit.number - 1, found=self._numbers()[-1]) from error
+        finally:
+            draft.unlink()
+        _sync(self._folder)
+
+    def publish(self) -> None:
+        """Move the files of the manifest in force to their final paths, except those moved before."""
+        folders = set()
+        for move in self.last().moves:
+            staged, final = self._output / move.staged, self._output / move.final
+            if staged.exists():  # else it is published already, and a reader may have moved or removed it
+                final.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):  # another process published it just now
+                    os.replace(staged, final)
+            if final.parent.exists():  # sync even if another process moved it: it must be durable before a mark
+                folders.add(final.parent)
+        for folder in folders:
+            _sync(folder)
+
+    def prune(self) -> None:
+        """Delete all but the newest manifests."""
+        for number in self._numbers()[:-MANIFESTS_KEPT]:
+            self._path(number).unlink(missing_ok=True)
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._folder.glob("[0-9]*.json"))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:012}.json"
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

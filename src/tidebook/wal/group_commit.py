@@ -9,58 +9,188 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
-from tidebook.core.errors import Fenced, NotFound, OutcomeUnknown, TidebookError, Unavailable
-from tidebook.log.port import Acknowledged
-from tidebook.runtime.metrics import Metrics
-from tidebook.wal.claiming import claim, follow
-from tidebook.wal.entry import Written
-from tidebook.wal.in_flight import InFlightRecord, PendingMultiWrite, PendingWrite, ScanResult
-from tidebook.wal.meta import RegionMeta, Verdict, fold
-from tidebook.wal.outcome_lookup import incarnations_of, look_up_outcomes
+import msgspec
+
+from tidebook.core.errors import Fenced, LogLost, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
+from tidebook.log.port import Acknowledged, Outgoing
+from tidebook.runtime.futures import resolve_future
+from tidebook.runtime.process import generation, refuse_fork
+from tidebook.wal.meta import RegionMeta, TableMeta, Verdict, fold
 from tidebook.wal.record import (
+    DamagedWalRecord,
+    DataRecord,
     DropTable,
     MarkDeleted,
     OwnerClaim,
     Payloads,
     Write,
+    Written,
     encode_control,
     encode_write,
+    read_record,
     record_bytes_max,
 )
-from tidebook.wal.settings import WalSettings
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.topics import PARTITION, RegionTopics
+
+
+class PendingWrite(msgspec.Struct, eq=False):
+    """A write to one or more tables, or a mark or drop (`control`), that was accepted and is not resolved yet."""
+
+    #: Concurrent writes share a record, but one write is never split over records.
+    payloads: Sequence[Payloads]
+    control: MarkDeleted | DropTable | None
+    future: asyncio.Future[list[Written]]
+    size_bytes: int
+    #: The sequence number of the first payload of each table, assigned when it is sent.
+    firsts: list[int] = []
+    attempts: int = 0
+
+
+class InFlightRecord(msgspec.Struct, eq=False):
+    """A record that was sent, with the writes in it; `outcome` is the log's answer, None before it arrives."""
+
+    record: Write | MarkDeleted | DropTable
+    size_bytes: int
+    calls: Sequence[PendingWrite]
+    outcome: Acknowledged | TidebookError | None = None
+
+    def resolve(self, offset: int) -> None:
+        """Resolve all futures of the record: it is valid at `offset`."""
+        for call in self.calls:
+            if not call.future.done():
+                pairs = zip(call.firsts, call.payloads, strict=True)
+                call.future.set_result([Written(first, first + len(each.values) - 1, offset) for first, each in pairs])
+
+    def fail(self, error: TidebookError) -> None:
+        """Fail all futures of the record: it is not valid, or its outcome is unknown."""
+        for call in self.calls:
+            resolve_future(call.future, error)
+
+
+class OutcomeScan:
+    """The valid records of this writer that a scan of the log finds; pass it to the scan as `on_record`.
+
+    Create it before the scan: it remembers the incarnations of the tables that in-flight writes refer to.
+    """
+
+    def __init__(self, topics: RegionTopics, meta: RegionMeta, writer: bytes, in_flight: Iterable[InFlightRecord]):
+        self._topics = topics
+        self._meta = meta
+        self._writer = writer
+        self._in_flight = in_flight
+        self._writes: dict[tuple[int, int, int], int] = {}
+        self._seen: set[int] = set()
+        self._restored_at = meta.restored_at
+        #: Where the scan restarted because a cleaner had truncated the log: earlier records may have been missed.
+        self._scanned_from = 0
+        tables = {flight.record.parts[0].table for flight in in_flight if isinstance(flight.record, Write)}
+        self._incarnations = {table: meta.tables[table].incarnation for table in tables if table in meta.tables}
+
+    def __call__(self, offset: int, record: DataRecord | DamagedWalRecord, verdict: Verdict) -> None:
+        self._seen.add(offset)
+        if verdict is Verdict.VALID:
+            self._add(offset, record)
+
+    def _add(self, offset: int, record: DataRecord | DamagedWalRecord) -> None:
+        if isinstance(record, Write) and record.writer == self._writer:
+            self._writes[_identity(record)] = offset
+
+    def offset_of(self, flight: InFlightRecord) -> int | None:
+        """Return the offset at which the record is valid; None if it was not found valid."""
+        if isinstance(flight.record, Write):
+            return self._writes.get(_identity(flight.record))
+        if isinstance(flight.outcome, Acknowledged):
+            offset = flight.outcome.offset
+            return offset if offset < self._scanned_from or offset in self._seen else None
+        return None
+
+    async def look_up_truncated(self) -> dict[InFlightRecord, OutcomeUnknown]:
+        """Look up the records that the scan may have missed in a truncated part of the log, by their tables' mappings.
+
+        Return those whose outcome cannot be determined. Numbers of another incarnation of a table prove nothing.
+        """
+        unknown: dict[InFlightRecord, OutcomeUnknown] = {}
+        if self._meta.restored_at != self._restored_at:
+            self._scanned_from = self._meta.restored_at
+        for flight in self._in_flight if self._scanned_from else ():
+            if not isinstance(flight.record, Write):
+                continue
+            part = flight.record.parts[0]
+            table_meta = self._meta.tables.get(part.table)
+            known = True
+            if self._may_have_missed(flight):
+                if table_meta is not None and table_meta.incarnation == self._incarnations.get(part.table):
+                    known = await self._look_up_in_table(table_meta, flight, flight.record)
+                else:  # dropped or created meanwhile: only finding the record proves its outcome
+                    await self._add_record_at(None if table_meta is None else table_meta.mapping.get(part.first))
+                    known = self.offset_of(flight) is not None
+            if table_meta is not None and table_meta.incarnation == self.offset_of(flight):
+                self._incarnations[part.table] = table_meta.incarnation  # this record created the table
+            if not known:
+                unknown[flight] = OutcomeUnknown(
+                    f"{self._topics.data}: table {part.table} was cleaned beyond number {part.first}, so it is unknown "
+                    "whether that was written: it will not be written later"
+                )
+        return unknown
+
+    def _may_have_missed(self, flight: InFlightRecord) -> bool:
+        if self.offset_of(flight) is not None or isinstance(flight.outcome, Unavailable):
+            return False
+        return not isinstance(flight.outcome, Acknowledged) or flight.outcome.offset < self._scanned_from
+
+    async def _look_up_in_table(self, table_meta: TableMeta, flight: InFlightRecord, write: Write) -> bool:
+        """Look the record up in the table it was written to; return whether its outcome is known now."""
+        first = write.parts[0].first
+        if first >= table_meta.next_seq_num:
+            return True  # the number was never assigned, so the record is not valid
+        if first >= table_meta.mapping.start:
+            return await self._add_record_at(table_meta.mapping[first])
+        if self._meta.writer == self._writer and isinstance(flight.outcome, Acknowledged):
+            # Already marked deleted. No other writer held the claim, so the number was assigned to this record.
+            self._add(flight.outcome.offset, write)
+            return True
+        return False
+
+    async def _add_record_at(self, offset: int | None) -> bool:
+        """Add the valid record at an offset; return False if the log no longer has it."""
+        if offset is None:
+            return False
+        try:
+            page = await self._topics.read(start=offset, stop=offset + 1)
+        except LogLost:
+            return False  # marked deleted and truncated just now
+        for record in page.records:
+            self._add(record.offset, read_record(record.value))
+        return bool(page.records)
+
+
+def _identity(write: Write) -> tuple[int, int, int]:
+    """Return what identifies a record of a writer: under one claim, a sequence number is assigned once."""
+    return write.term, write.parts[0].table, write.parts[0].first
 
 
 class GroupCommit:
     """Send the owner's writes to the data topic, and fold each acknowledged record into `meta`."""
 
-    def __init__(
-        self,
-        topics: RegionTopics,
-        meta: RegionMeta,
-        *,
-        settings: WalSettings,
-        metrics: Metrics,
-        labels: dict[str, object],
-    ) -> None:
+    def __init__(self, topics: RegionTopics, meta: RegionMeta, count: Callable[[str], None]) -> None:
         self.meta = meta
         self.fenced: Fenced | None = None
         self._closing: Fenced | None = None
         self._topics = topics
         self._term, self._writer = meta.term, meta.writer
-        self._settings = settings
-        self._metrics = metrics
-        self._labels = labels
-        self._pack_bytes = min(settings.pack_bytes, settings.limit_bytes - record_bytes_max(0))
+        self._settings = settings = topics.settings
+        #: Counts one event of a metric.
+        self._count = count
+        self._generation = generation()
+        self._payloads_bytes_max = settings.limit_bytes - record_bytes_max(0)
+        self._pack_bytes = min(settings.pack_bytes, self._payloads_bytes_max)
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[PendingWrite | PendingMultiWrite | InFlightRecord] = deque()
+        self._pending: deque[PendingWrite] = deque()
         self._pending_bytes = 0
-        #: How many writes, marks and drops were accepted so far; each has its number as a ticket.
-        self._ticket = 0
-        self._pending_bytes_max = settings.pending_bytes_max
         self._in_flight: deque[InFlightRecord] = deque()
         #: The next sequence number of each table with numbers that are assigned but not folded into the meta yet.
         self._next_seqs: dict[int, int] = {}
@@ -72,65 +202,38 @@ class GroupCommit:
         self._repairing: asyncio.Task[TidebookError | None] | None = None
         self._changed = asyncio.Event()
 
-    # Accepting writes
+    async def write(
+        self, payloads: Sequence[Payloads] = (), *, control: MarkDeleted | DropTable | None = None
+    ) -> list[Written]:
+        """Write payloads to their tables in one record, or a mark or drop; return when the record is valid.
 
-    def write(self, payloads: Payloads) -> asyncio.Future[Written]:
-        """Accept a write to one table; the caller checks `has_room` first."""
-        future: asyncio.Future[Written] = asyncio.Future(loop=self._loop)
-        self._enqueue(PendingWrite(payloads, future))
-        return future
-
-    def write_many(self, payloads: Sequence[Payloads]) -> asyncio.Future[list[Written]]:
-        """Accept a write to several tables; the caller checks `has_room` first."""
+        Wait first while more than `pending_bytes_max` are pending. The order of the calls is the order in the log.
+        """
+        size_bytes = payloads[0].size_bytes if len(payloads) == 1 else sum([each.size_bytes for each in payloads])
+        if size_bytes > self._payloads_bytes_max:
+            limit_bytes = self._settings.limit_bytes
+            raise TooLarge("the write", size_bytes=record_bytes_max(size_bytes), limit_bytes=limit_bytes)
+        while self._pending_bytes > self._settings.pending_bytes_max and not (self.fenced or self._closing):
+            await self._wait_for_change()
+        refuse_fork(self._generation, self._topics.data)  # in a forked child no event loop would send it
+        if refused := self.fenced or self._closing:
+            raise Fenced(str(refused))
         future: asyncio.Future[list[Written]] = asyncio.Future(loop=self._loop)
-        self._enqueue(PendingMultiWrite(payloads, future))
-        return future
-
-    def _enqueue(self, call: PendingWrite | PendingMultiWrite) -> None:
-        self._topics.refuse_fork()  # in a forked child no event loop would send it
-        refused = self.fenced or self._closing
-        if refused is not None:
-            call.future.set_exception(Fenced(str(refused)))
-            return
-        call.ticket = self._ticket = self._ticket + 1
-        self._pending.append(call)
-        self._pending_bytes += call.size_bytes
+        self._pending.append(PendingWrite(payloads, control, future, size_bytes))
+        self._pending_bytes += size_bytes
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._send_pending)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the next write may be accepted now; also true if it will be refused."""
-        return self._pending_bytes <= self._pending_bytes_max or (self.fenced or self._closing) is not None
-
-    async def wait_for_room(self) -> None:
-        """Wait until `has_room` is true."""
-        while not self.has_room:
-            await self._wait_for_change()
-
-    async def append_control(self, record: MarkDeleted | DropTable) -> int:
-        """Append a mark or a drop after the writes accepted before it; return its offset."""
-        refused = self.fenced or self._closing
-        if refused is not None:
-            raise Fenced(str(refused))
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._ticket += 1
-        self._pending.append(InFlightRecord(record, 0, [], future, ticket=self._ticket))
-        self._send_pending()
         return await future
 
     async def wait_resolved(self) -> None:
         """Wait until everything accepted so far is resolved; do not wait for later writes."""
-        ticket = self._ticket
-        while self._oldest() <= ticket:
+        accepted = set(self._unresolved())
+        while not accepted.isdisjoint(self._unresolved()):
             await self._wait_for_change()
 
-    def _oldest(self) -> float:
-        """Return the oldest unresolved ticket: records in flight are older than pending writes."""
-        if self._in_flight:
-            return self._in_flight[0].ticket
-        return self._pending[0].ticket if self._pending else inf
+    def _unresolved(self) -> Iterator[PendingWrite]:
+        return chain(chain.from_iterable(flight.calls for flight in self._in_flight), self._pending)
 
     async def catch_up(self) -> None:
         """Fold all records that are in the data topic now, also of other processes, while writes continue."""
@@ -148,12 +251,16 @@ class GroupCommit:
     async def rescan(self) -> None:
         """Stop sending, and fold all records up to the end of the data topic."""
         self._stale = True
-        await self._repair_now(to_end=True)
+        while self._repairing is not None:
+            await asyncio.shield(self._repairing)
+        error = await asyncio.shield(self._start_repair(to_end=True))
+        if error is not None:
+            raise error
 
     async def close(self) -> None:
         """Refuse new writes, and wait until the accepted ones are resolved."""
         self._closing = Fenced(f"{self._topics.data}: this region object is closed: open the region again")
-        self._changed.set()  # wake the callers of `wait_for_room`
+        self._changed.set()  # wake the writes that wait for room
         while self._pending or self._in_flight or self._repairing:
             await self._wait_for_change()
         if self.fenced is None:
@@ -168,70 +275,51 @@ class GroupCommit:
                 self._start_repair()
             return
         while self._pending and len(self._in_flight) < self._settings.in_flight_max:
-            head = self._pending[0]
-            if isinstance(head, InFlightRecord):
-                self._pending.popleft()
-                self._send_control(head)
-            else:
-                self._send_writes()
+            self._send_record()
 
-    def _send_control(self, flight: InFlightRecord) -> None:
-        assert not isinstance(flight.record, Write)
-        if isinstance(flight.record, DropTable):
-            self._next_seqs[flight.record.table] = 1
-        value = encode_control(flight.record)
-        flight.size_bytes = len(value)
-        self._send(flight, value)
-
-    def _send_writes(self) -> None:
+    def _send_record(self) -> None:
+        """Send one record: as many pending writes as `pack_bytes` allows, or one mark or drop."""
         pending = self._pending
-        calls: list[PendingWrite | PendingMultiWrite] = []
+        calls: list[PendingWrite] = []
         size_bytes = 0
         while pending:
             call = pending[0]
-            if isinstance(call, InFlightRecord) or (calls and size_bytes + call.size_bytes > self._pack_bytes):
+            if calls and (call.control or calls[0].control or size_bytes + call.size_bytes > self._pack_bytes):
                 break
             pending.popleft()
             self._pending_bytes -= call.size_bytes
             if not call.future.done():  # else its caller was cancelled before it was sent
                 size_bytes += call.size_bytes
                 calls.append(call)
-        if calls:
-            write, value = encode_write(self._term, self._writer, self._number_parts(calls))
-            self._send(InFlightRecord(write, len(value), calls, None, ticket=calls[0].ticket), value)
         self._changed.set()
+        if not calls:
+            return
+        control = calls[0].control
+        record: Write | MarkDeleted | DropTable
+        if control is None:
+            record, value = encode_write(self._term, self._writer, self._number_parts(calls))
+        else:
+            record, value = control, encode_control(control)
+            if isinstance(control, DropTable):
+                self._next_seqs[control.table] = 1
+        flight = InFlightRecord(record, len(value), calls)
+        self._in_flight.append(flight)
+        self._topics.log.send(Outgoing(self._topics.data, PARTITION, None, value), partial(self._on_sent, flight))
 
-    def _number_parts(self, calls: Sequence[PendingWrite | PendingMultiWrite]) -> list[tuple[int, Payloads]]:
+    def _number_parts(self, calls: Sequence[PendingWrite]) -> list[tuple[int, Payloads]]:
         """Assign sequence numbers, and return the parts of the record in the order of the calls."""
         parts: list[tuple[int, Payloads]] = []
         for call in calls:
-            if isinstance(call, PendingMultiWrite):
-                call.firsts = [self._allocate_seqs(each) for each in call.payloads]
-                parts += zip(call.firsts, call.payloads, strict=True)
-            else:
-                call.first = self._allocate_seqs(call.payloads)
-                parts.append((call.first, call.payloads))
+            call.firsts = []
+            for payloads in call.payloads:
+                first = self._next_seqs.get(payloads.table)
+                if first is None:
+                    table_meta = self.meta.tables.get(payloads.table)
+                    first = 1 if table_meta is None else table_meta.next_seq_num
+                self._next_seqs[payloads.table] = first + len(payloads.values)
+                call.firsts.append(first)
+                parts.append((first, payloads))
         return parts
-
-    def _allocate_seqs(self, payloads: Payloads) -> int:
-        first = self._next_seq(payloads.table)
-        self._next_seqs[payloads.table] = first + len(payloads.values)
-        return first
-
-    def _next_seq(self, table: int) -> int:
-        next_seq = self._next_seqs.get(table)
-        if next_seq is None:
-            table_meta = self.meta.tables.get(table)
-            next_seq = 1 if table_meta is None else table_meta.next_seq_num
-        return next_seq
-
-    def _send(self, flight: InFlightRecord, value: bytes) -> None:
-        self._in_flight.append(flight)
-
-        def on_sent(outcome: Acknowledged | TidebookError) -> None:
-            self._on_sent(flight, outcome)
-
-        self._topics.log.send(self._topics.outgoing(value), on_sent)
 
     def _on_sent(self, flight: InFlightRecord, outcome: Acknowledged | TidebookError) -> None:
         """Fold and resolve a record acknowledged at the expected offset; start a repair for any other outcome."""
@@ -244,10 +332,10 @@ class GroupCommit:
             and self._in_flight[0] is flight
         ):
             verdict = fold(self.meta, outcome.offset, flight.size_bytes, flight.record)
-            if verdict is Verdict.VALID or not flight.calls:
+            if verdict is Verdict.VALID or not isinstance(flight.record, Write):
                 self._in_flight.popleft()
                 flight.resolve(outcome.offset)
-                self._metrics.count("wal_records", 1, **self._labels)
+                self._count("wal_records")
                 if self._pending:
                     self._send_pending()
                 self._changed.set()
@@ -259,16 +347,9 @@ class GroupCommit:
 
     # Repair
 
-    def _start_repair(self) -> None:
-        self._repairing = self._loop.create_task(self._repair(to_end=False))
-
-    async def _repair_now(self, *, to_end: bool) -> None:
-        while self._repairing is not None:
-            await asyncio.shield(self._repairing)
+    def _start_repair(self, *, to_end: bool = False) -> asyncio.Task[TidebookError | None]:
         self._repairing = self._loop.create_task(self._repair(to_end=to_end))
-        error = await asyncio.shield(self._repairing)
-        if error is not None:
-            raise error
+        return self._repairing
 
     async def _repair(self, *, to_end: bool) -> TidebookError | None:
         """Wait for all outcomes, read from the log which in-flight records are valid, then resume sending."""
@@ -291,36 +372,27 @@ class GroupCommit:
         """Scan the log for the in-flight records, claim a new term if one is absent, and resolve all of them."""
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
-        await self._check_incarnation()
-        scan = ScanResult(self._writer)
-        restored_at, incarnations = self.meta.restored_at, incarnations_of(self.meta, self._in_flight)
-        acked = [flight.outcome.offset for flight in self._in_flight if isinstance(flight.outcome, Acknowledged)]
-        stop = max(acked, default=-1) + 1
-        if to_end:
-            stop = max(stop, await self._topics.end())
-        await follow(self._topics, self.meta, stop=stop, on_record=scan)
-        absent = any(scan.offset_of(flight) is None for flight in self._in_flight)
-        if self._holds_claim() and (absent or self._must_claim):
-            # Only a new claim guarantees that a record which is absent now never becomes valid.
-            wanted = OwnerClaim(self._term + 1, self._writer)
-            await claim(self._topics, self.meta, wanted, attempts_max=self._settings.attempts_max, on_record=scan)
-            self._metrics.count("wal_claims", 1, **self._labels)
-            self._holds_claim()
-        unknown: Mapping[InFlightRecord, OutcomeUnknown] = {}
-        if self.meta.restored_at != restored_at:
-            scan.scanned_from = self.meta.restored_at
-            unknown = await look_up_outcomes(
-                self._topics, self.meta, self._in_flight, scan, incarnations=incarnations, writer=self._writer
-            )
-        self._must_claim = False
-        self._resolve_in_flight(scan, unknown)
-
-    async def _check_incarnation(self) -> None:
         try:
             await self._topics.check_incarnation()
         except NotFound as error:
             self.fenced = Fenced(str(error))
             raise self.fenced from error
+        scan = OutcomeScan(self._topics, self.meta, self._writer, self._in_flight)
+        acked = [flight.outcome.offset for flight in self._in_flight if isinstance(flight.outcome, Acknowledged)]
+        stop = max(acked, default=-1) + 1
+        if to_end:
+            stop = max(stop, await self._topics.end())
+        await self._topics.follow(self.meta, stop=stop, on_record=scan)
+        absent = any(scan.offset_of(flight) is None for flight in self._in_flight)
+        if self._holds_claim() and (absent or self._must_claim):
+            # Only a new claim guarantees that a record which is absent now never becomes valid.
+            claim = OwnerClaim(self._term + 1, self._writer)
+            await self._topics.append_claim(self.meta, claim, on_record=scan)
+            self._count("wal_claims")
+            self._holds_claim()
+        unknown = await scan.look_up_truncated()
+        self._must_claim = False
+        self._resolve_in_flight(scan, unknown)
 
     def _holds_claim(self) -> bool:
         """Return whether this writer's claim is in force; if not, set `fenced`."""
@@ -332,63 +404,51 @@ class GroupCommit:
                 f"{self._topics.data}: another writer has claimed term {self.meta.term}, this one held term "
                 f"{self._term}: its writes are no longer valid; open the region again to take it back"
             )
-            self._metrics.count("wal_fenced", 1, **self._labels)
+            self._count("wal_fenced")
         return False
 
-    def _resolve_in_flight(self, scan: ScanResult, unknown: Mapping[InFlightRecord, OutcomeUnknown]) -> None:
+    def _resolve_in_flight(self, scan: OutcomeScan, unknown: Mapping[InFlightRecord, OutcomeUnknown]) -> None:
         """Resolve the valid records, retry the writes of absent ones in their order, and fail the rest."""
-        in_flight, self._in_flight = self._in_flight, deque()
-        self._next_seqs = {}
-        to_retry: list[PendingWrite | PendingMultiWrite] = []
-        for flight in in_flight:
-            offset = scan.offset_of(flight)
+        to_retry: list[PendingWrite] = []
+        for flight in self._take_in_flight():
+            offset, outcome = scan.offset_of(flight), flight.outcome
+            assert outcome is not None
             if offset is not None:
                 flight.resolve(offset)
             elif flight in unknown:
                 flight.fail(unknown[flight])
             elif self.fenced is not None:
                 flight.fail(Fenced(str(self.fenced)))
-            elif isinstance(flight.outcome, Acknowledged):
+            elif isinstance(flight.record, Write) and isinstance(outcome, Acknowledged | Unavailable | OutcomeUnknown):
                 to_retry += flight.calls
-                if flight.future is not None:
-                    flight.fail(self._unverified(flight.outcome, "the log no longer holds it"))
-            elif isinstance(flight.outcome, Unavailable | OutcomeUnknown):
-                to_retry += flight.calls
-                if flight.future is not None:
-                    flight.fail(flight.outcome)
+            elif isinstance(outcome, Acknowledged):
+                flight.fail(self._unverified(outcome, "the log no longer holds it"))
             else:
-                assert isinstance(flight.outcome, TidebookError)
-                flight.fail(flight.outcome)
+                flight.fail(outcome)
         for call in reversed(to_retry):
-            self._retry(call)
+            call.attempts += 1
+            if call.attempts < self._settings.attempts_max:
+                self._pending.appendleft(call)
+                self._pending_bytes += call.size_bytes
+            else:
+                message = f"{self._topics.data}: the log did not take the write in {call.attempts} attempts"
+                resolve_future(call.future, Unavailable(message))
         if self.fenced is not None:
             self._refuse_pending(self.fenced)
 
-    def _retry(self, call: PendingWrite | PendingMultiWrite) -> None:
-        call.attempts += 1
-        if call.attempts < self._settings.attempts_max:
-            self._pending.appendleft(call)
-            self._pending_bytes += call.size_bytes
-        elif not call.future.done():
-            call.future.set_exception(
-                Unavailable(f"{self._topics.data}: the log did not take the write in {call.attempts} attempts")
-            )
+    def _take_in_flight(self) -> deque[InFlightRecord]:
+        in_flight, self._in_flight, self._next_seqs = self._in_flight, deque(), {}
+        return in_flight
 
     def _fail_in_flight(self, error: TidebookError) -> None:
         """Fail all in-flight and pending writes: the log cannot be read. The next write starts another repair."""
-        in_flight, self._in_flight = self._in_flight, deque()
-        self._next_seqs = {}
         self._must_claim = True
-        for flight in in_flight:
-            match flight.outcome:
-                case Acknowledged() if isinstance(error, Fenced):
-                    flight.fail(error)
-                case Acknowledged() as sent:
-                    flight.fail(self._unverified(sent, f"not verified: {error}"))
-                case TidebookError() as failure:
-                    flight.fail(failure)
-                case None:
-                    raise AssertionError("every in-flight record has an outcome")
+        for flight in self._take_in_flight():
+            outcome = flight.outcome
+            assert outcome is not None
+            if isinstance(outcome, Acknowledged):
+                outcome = error if isinstance(error, Fenced) else self._unverified(outcome, f"not verified: {error}")
+            flight.fail(outcome)
         self._refuse_pending(self.fenced or Unavailable(f"{self._topics.data}: {error}"))
 
     def _unverified(self, sent: Acknowledged, why: str) -> OutcomeUnknown:
@@ -397,11 +457,8 @@ class GroupCommit:
 
     def _refuse_pending(self, error: TidebookError) -> None:
         pending, self._pending, self._pending_bytes = self._pending, deque(), 0
-        for each in pending:
-            if isinstance(each, InFlightRecord):
-                each.fail(error)
-            elif not each.future.done():
-                each.future.set_exception(error)
+        for call in pending:
+            resolve_future(call.future, error)
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()

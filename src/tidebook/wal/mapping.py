@@ -12,21 +12,20 @@ from typing import Final
 
 import msgspec
 
-from tidebook.core.bounds import Counter, PositiveCounter
+from tidebook.core.bounds import PositiveCounter
 from tidebook.core.errors import Corrupt
+from tidebook.wal.record import array_from_bytes, array_to_bytes
 
-#: Numbers and offsets are stored as deltas from a base, in 4 bytes each until one needs 8.
+#: Numbers and offsets are stored in 4 bytes each until one needs 8.
 _NARROW: Final = "I"
 _WIDE: Final = "q"
 _NARROW_MAX: Final = 2**32 - 1
 
 
 class PackedMapping(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A mapping as serialized for snapshots and Spark tasks: deltas of 4 or 8 bytes each, little-endian."""
+    """A mapping as serialized for snapshots and Spark tasks: 4 or 8 bytes for each number, little-endian."""
 
     stop: PositiveCounter
-    first_base: PositiveCounter
-    offset_base: Counter
     wide: bool
     firsts: bytes
     offsets: bytes
@@ -44,20 +43,18 @@ class SeqOffsets(Mapping[int, int]):
     {2: 16, 3: 16, 4: 31}
     """
 
-    __slots__ = ("_batches", "_first_base", "_firsts", "_offset_base", "_offsets", "_stop")
+    __slots__ = ("_batches", "_firsts", "_offsets", "_stop")
 
     def __init__(self, start: int = 1) -> None:
         self._firsts = array(_NARROW)
         self._offsets = array(_NARROW)
-        self._first_base = start
-        self._offset_base = 0
         self._batches = 0
         self._stop = start
 
     @property
     def start(self) -> int:
         """The first mapped number; equal to `stop` if the mapping is empty."""
-        return self._firsts[0] + self._first_base if self._batches else self._stop
+        return self._firsts[0] if self._batches else self._stop
 
     @property
     def stop(self) -> int:
@@ -67,25 +64,20 @@ class SeqOffsets(Mapping[int, int]):
     @property
     def first_offset(self) -> int | None:
         """The offset of the oldest mapped record; None if the mapping is empty."""
-        return self._offsets[0] + self._offset_base if self._batches else None
+        return self._offsets[0] if self._batches else None
 
     @property
     def last_offset(self) -> int | None:
         """The offset of the newest mapped record; None if the mapping is empty."""
-        return self._offsets[self._batches - 1] + self._offset_base if self._batches else None
+        return self._offsets[self._batches - 1] if self._batches else None
 
     def append(self, count: int, *, offset: int) -> None:
         """Map the next `count` numbers to the record at `offset`."""
-        if not self._batches:
-            self._first_base, self._offset_base = self._stop, offset
-            self._firsts, self._offsets = array(_NARROW, (0,)), array(_NARROW, (0,))
-            self._batches = 1
-        elif self._offsets[-1] != (at := offset - self._offset_base):
-            first = self._stop - self._first_base
-            if (first > _NARROW_MAX or at > _NARROW_MAX) and self._firsts.typecode == _NARROW:
+        if not self._batches or self._offsets[-1] != offset:
+            if (self._stop > _NARROW_MAX or offset > _NARROW_MAX) and self._firsts.typecode == _NARROW:
                 self._firsts, self._offsets = array(_WIDE, self._firsts), array(_WIDE, self._offsets)
-            self._firsts.append(first)
-            self._offsets.append(at)
+            self._firsts.append(self._stop)
+            self._offsets.append(offset)
             self._batches += 1
         self._stop += count
 
@@ -97,20 +89,20 @@ class SeqOffsets(Mapping[int, int]):
         self._firsts, self._offsets = self._firsts[first : self._batches], self._offsets[first : self._batches]
         self._batches = len(self._firsts)
         if self._batches:
-            self._firsts[0] = max(self._firsts[0], seq - self._first_base)
+            self._firsts[0] = max(self._firsts[0], seq)
 
     def frozen(self) -> SeqOffsets:
         """Return a view of the current state that later changes do not affect; the arrays are shared."""
-        return self._copy(self._firsts, self._offsets, self._batches, self._stop)
+        return _mapping(self._firsts, self._offsets, self._batches, self._stop)
 
     def within(self, *, seqs: range | None = None, offsets: range | None = None) -> SeqOffsets:
         """Return a copy restricted to these ranges of numbers and of offsets."""
         first, stop = 0, self._batches
         if offsets is not None:
-            first = bisect_left(self._offsets, offsets.start - self._offset_base, 0, stop)
-            stop = bisect_left(self._offsets, offsets.stop - self._offset_base, 0, stop)
-        end = self._firsts[stop] + self._first_base if stop < self._batches else self._stop
-        part = self._copy(self._firsts[first:stop], self._offsets[first:stop], max(0, stop - first), end)
+            first = bisect_left(self._offsets, offsets.start, 0, stop)
+            stop = bisect_left(self._offsets, offsets.stop, 0, stop)
+        end = self._firsts[stop] if stop < self._batches else self._stop
+        part = _mapping(self._firsts[first:stop], self._offsets[first:stop], max(0, stop - first), end)
         if seqs is not None:
             part.remove_below(min(seqs.start, part._stop))
             part._remove_from(max(seqs.stop, part.start))
@@ -118,26 +110,15 @@ class SeqOffsets(Mapping[int, int]):
 
     def _remove_from(self, seq: int) -> None:
         if seq < self._stop:
-            count = bisect_left(self._firsts, seq - self._first_base, 0, self._batches)
+            count = bisect_left(self._firsts, seq, 0, self._batches)
             self._firsts, self._offsets = self._firsts[:count], self._offsets[:count]
             self._batches, self._stop = count, seq
 
-    def _copy(self, firsts: array[int], offsets: array[int], batches: int, stop: int) -> SeqOffsets:
-        copy = SeqOffsets.__new__(SeqOffsets)
-        copy._firsts, copy._offsets, copy._batches, copy._stop = firsts, offsets, batches, stop
-        copy._first_base, copy._offset_base = self._first_base, self._offset_base
-        return copy
-
     def batches(self) -> Iterator[tuple[int, int, int]]:
         """Yield (first, stop, offset) of each batch, in order."""
-        first_base, offset_base = self._first_base, self._offset_base
-        first = self.start
-        for index in range(1, self._batches):
-            stop = self._firsts[index] + first_base
-            yield first, stop, self._offsets[index - 1] + offset_base
-            first = stop
-        if self._batches:
-            yield first, self._stop, self._offsets[self._batches - 1] + offset_base
+        for index in range(self._batches):
+            stop = self._firsts[index + 1] if index + 1 < self._batches else self._stop
+            yield self._firsts[index], stop, self._offsets[index]
 
     @property
     def batch_count(self) -> int:
@@ -152,7 +133,7 @@ class SeqOffsets(Mapping[int, int]):
     def __getitem__(self, seq: int) -> int:
         if type(seq) is not int or not self.start <= seq < self._stop:
             raise KeyError(seq)
-        return self._offsets[self._index(seq)] + self._offset_base
+        return self._offsets[self._index(seq)]
 
     def __len__(self) -> int:
         return self._stop - self.start
@@ -164,49 +145,34 @@ class SeqOffsets(Mapping[int, int]):
         return f"SeqOffsets({self.start}..{self._stop - 1} in {self._batches} batches)"
 
     def _index(self, seq: int) -> int:
-        return bisect_right(self._firsts, seq - self._first_base, 0, self._batches) - 1
+        return bisect_right(self._firsts, seq, 0, self._batches) - 1
 
     def packed(self) -> PackedMapping:
         """Return the mapping in serializable form."""
-        return PackedMapping(
-            self._stop,
-            self._first_base,
-            self._offset_base,
-            self._firsts.typecode == _WIDE,
-            _bytes(self._firsts[: self._batches]),
-            _bytes(self._offsets[: self._batches]),
-        )
+        firsts, offsets = self._firsts[: self._batches], self._offsets[: self._batches]
+        is_wide = firsts.typecode == _WIDE
+        return PackedMapping(self._stop, is_wide, array_to_bytes(firsts), array_to_bytes(offsets))
 
     @classmethod
     def unpacked(cls, packed: PackedMapping) -> SeqOffsets:
         """Return the mapping that `packed` serialized; raise `Corrupt` if it is inconsistent."""
         code = _WIDE if packed.wide else _NARROW
-        mapping = cls(packed.stop)
-        mapping._first_base, mapping._offset_base = packed.first_base, packed.offset_base
         if len(packed.firsts) != len(packed.offsets) or len(packed.firsts) % array(code).itemsize:
             raise Corrupt("a table's mapping has a different number of offsets and sequence numbers")
-        mapping._firsts, mapping._offsets = _array(code, packed.firsts), _array(code, packed.offsets)
-        mapping._batches = len(mapping._firsts)
-        if mapping._batches and mapping._firsts[-1] + packed.first_base >= packed.stop:
+        firsts, offsets = array_from_bytes(code, packed.firsts), array_from_bytes(code, packed.offsets)
+        if firsts and firsts[-1] >= packed.stop:
             raise Corrupt("a table's mapping reaches past its next sequence number")
-        if not _is_ascending(mapping._firsts) or not _is_ascending(mapping._offsets):
+        if not _is_ascending(firsts, 1) or not _is_ascending(offsets, 0):
             raise Corrupt("a table's mapping is out of order")
-        return mapping
+        return _mapping(firsts, offsets, len(firsts), packed.stop)
 
 
-def _is_ascending(values: array[int]) -> bool:
-    """Return whether the values are strictly ascending and not negative."""
-    return not values or (values[0] >= 0 and all(map(lt, values, islice(values, 1, None))))
+def _mapping(firsts: array[int], offsets: array[int], batches: int, stop: int) -> SeqOffsets:
+    mapping = SeqOffsets(stop)
+    mapping._firsts, mapping._offsets, mapping._batches = firsts, offsets, batches
+    return mapping
 
 
-def _bytes(values: array[int]) -> bytes:
-    if sys.byteorder != "little":
-        values.byteswap()
-    return values.tobytes()
-
-
-def _array(code: str, data: bytes) -> array[int]:
-    values = array(code, data)
-    if sys.byteorder != "little":
-        values.byteswap()
-    return values
+def _is_ascending(values: array[int], least: int) -> bool:
+    """Return whether the values are strictly ascending from `least` or more."""
+    return not values or (values[0] >= least and all(map(lt, values, islice(values, 1, None))))

@@ -5,75 +5,91 @@ The fold is deterministic: owner, readers, recovery and cleaner derive the same 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import Enum
-from typing import assert_never
+from typing import Final, assert_never
 
-from tidebook.wal.byte_index import ByteIndex
+import msgspec
+from msgspec.structs import replace
+
+from tidebook.core.bounds import Counter, PositiveCounter
 from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.record import DamagedWalRecord, DataRecord, DropTable, MarkDeleted, OwnerClaim, Write
 
-NO_WRITER = bytes(16)
+NO_WRITER: Final = bytes(16)
+SAMPLES_MAX: Final = 128
 
 
-class TableMeta:
+class ByteIndex(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Estimates how many bytes of a log follow an offset, from samples of the total bytes before records.
+
+    At `SAMPLES_MAX` every second sample is dropped and the step between samples doubles.
+    """
+
+    total_bytes: Counter = 0
+    step_bytes: PositiveCounter = 1024
+    offsets: list[Counter] = []
+    totals: list[Counter] = []
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) != len(self.totals):
+            raise ValueError("a byte index has a different number of offsets and totals")
+
+    def add(self, offset: int, size_bytes: int) -> None:
+        """Add the size of the record at `offset`."""
+        if not self.totals or self.total_bytes - self.totals[-1] >= self.step_bytes:
+            self.offsets.append(offset)
+            self.totals.append(self.total_bytes)
+            if len(self.offsets) > SAMPLES_MAX:
+                self.offsets, self.totals = self.offsets[::2], self.totals[::2]
+                self.step_bytes *= 2
+        self.total_bytes += size_bytes
+
+    def bytes_from(self, offset: int) -> int:
+        """Return the bytes of the records from `offset` on: an upper bound, too high by less than two steps."""
+        if not self.offsets:
+            return 0
+        return self.total_bytes - self.totals[max(0, bisect_right(self.offsets, offset) - 1)]
+
+    def from_offset(self, offset: int) -> ByteIndex:
+        """Return a copy without the samples that no query from `offset` on needs."""
+        index = max(0, bisect_right(self.offsets, offset) - 1)
+        return replace(self, offsets=self.offsets[index:], totals=self.totals[index:])
+
+
+class TableMeta(msgspec.Struct):
     """The state of one table of a region."""
 
-    __slots__ = ("current_high_watermark", "incarnation", "latest_marked_deleted", "mapping")
-
-    def __init__(
-        self,
-        incarnation: int,
-        *,
-        mapping: SeqOffsets | None = None,
-        latest_marked_deleted: int = 0,
-        current_high_watermark: int = 0,
-    ) -> None:
-        #: The offset of the record that created the table: it distinguishes tables created again with the same id.
-        self.incarnation = incarnation
-        #: Sequence number → offset, of the entries that are not marked deleted.
-        self.mapping = SeqOffsets() if mapping is None else mapping
-        #: Entries below this sequence number are marked deleted.
-        self.latest_marked_deleted = latest_marked_deleted
-        #: The offset after the table's last write.
-        self.current_high_watermark = current_high_watermark
+    #: The offset of the record that created the table: it distinguishes tables created again with the same id.
+    incarnation: int
+    #: Sequence number → offset, of the entries that are not marked deleted.
+    mapping: SeqOffsets = msgspec.field(default_factory=SeqOffsets)
+    #: Entries below this sequence number are marked deleted.
+    latest_marked_deleted: int = 0
+    #: The offset after the table's last write.
+    current_high_watermark: int = 0
 
     @property
     def next_seq_num(self) -> int:
         """The sequence number of the next entry."""
         return self.mapping.stop
 
-    def frozen(self) -> TableMeta:
-        """Return a view of the current state that later changes do not affect."""
-        return TableMeta(
-            self.incarnation,
-            mapping=self.mapping.frozen(),
-            latest_marked_deleted=self.latest_marked_deleted,
-            current_high_watermark=self.current_high_watermark,
-        )
 
-    def __repr__(self) -> str:
-        return (
-            f"TableMeta(next_seq_num={self.next_seq_num}, latest_marked_deleted={self.latest_marked_deleted}, "
-            f"current_high_watermark={self.current_high_watermark}, mapping={self.mapping!r})"
-        )
-
-
-class RegionMeta:
+class RegionMeta(msgspec.Struct):
     """The state of a region: the fold of its records below `next_offset`."""
 
-    def __init__(self) -> None:
-        self.tables: dict[int, TableMeta] = {}
-        #: The term and the writer of the claim in force; term 0 before the first claim.
-        self.term = 0
-        self.writer = NO_WRITER
-        self.next_offset = 0
-        #: Records below this offset are not needed and may be truncated already.
-        self.truncated_to = 0
-        #: When the snapshot that this state was restored from was taken; None after a full scan.
-        self.snapshot_ms: int | None = None
-        #: The `data_offset` of that snapshot: records below it were not folded by this process.
-        self.restored_at = 0
-        self.meter = ByteIndex()
+    tables: dict[int, TableMeta] = {}
+    #: The term and the writer of the claim in force; term 0 before the first claim.
+    term: int = 0
+    writer: bytes = NO_WRITER
+    next_offset: int = 0
+    #: Records below this offset are not needed and may be truncated already.
+    truncated_to: int = 0
+    #: When the newest snapshot was taken that this process wrote or restored; None if there was none.
+    snapshot_ms: int | None = None
+    #: The `data_offset` of that snapshot: records below it were not folded by this process.
+    restored_at: int = 0
+    meter: ByteIndex = msgspec.field(default_factory=ByteIndex)
 
     @property
     def first_offset(self) -> int:
@@ -86,19 +102,34 @@ class RegionMeta:
         """How many bytes of the data topic the tables still need (an upper bound)."""
         return self.meter.bytes_from(self.first_offset) if self.first_offset < self.next_offset else 0
 
+    def pinned_tables(self) -> list[Pinned]:
+        """Return the tables with entries, oldest entry first: the first one pins the log."""
+        pinned = [
+            Pinned(table, table_meta.mapping.start, offset, self.meter.bytes_from(offset))
+            for table, table_meta in self.tables.items()
+            if (offset := table_meta.mapping.first_offset) is not None
+        ]
+        return sorted(pinned, key=lambda each: (each.offset, each.table))
+
     def frozen(self) -> RegionMeta:
         """Return a view of the current state that later changes do not affect; cheap, because mappings are shared."""
-        copy = RegionMeta()
-        copy.tables = {table: meta.frozen() for table, meta in self.tables.items()}
-        copy.term, copy.writer = self.term, self.writer
-        copy.next_offset, copy.truncated_to = self.next_offset, self.truncated_to
-        copy.snapshot_ms, copy.restored_at = self.snapshot_ms, self.restored_at
-        copy.meter = self.meter.copy()
-        return copy
+        tables = {table: replace(meta, mapping=meta.mapping.frozen()) for table, meta in self.tables.items()}
+        return replace(self, tables=tables, meter=self.meter.from_offset(0))
 
     def replace_with(self, fresh: RegionMeta) -> None:
         """Replace the contents by another fold of the same log, in place: other components hold this object."""
-        vars(self).update(vars(fresh))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(fresh, name))
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    """A table with entries; its oldest entry keeps the log from being truncated beyond `offset`."""
+
+    table: int
+    first_seq: int
+    offset: int
+    #: The bytes of all tables from that entry on.
+    held_bytes: int
 
 
 class Verdict(Enum):
@@ -128,13 +159,18 @@ def fold(meta: RegionMeta, offset: int, size_bytes: int, record: DataRecord | Da
                 return Verdict.FENCED
             meta.term, meta.writer = record.term, record.writer
             return Verdict.VALID
-        case MarkDeleted():
-            return _mark_deleted(meta, record)
-        case DropTable():
+        case MarkDeleted() | DropTable():
             table = meta.tables.get(record.table)
             if table is None or table.incarnation != record.incarnation:
                 return Verdict.NO_EFFECT
-            del meta.tables[record.table]
+            if isinstance(record, DropTable):
+                del meta.tables[record.table]
+                return Verdict.VALID
+            seq = min(record.seq, table.next_seq_num)  # a mark never covers entries that are not written yet
+            if seq <= table.latest_marked_deleted:
+                return Verdict.NO_EFFECT
+            table.latest_marked_deleted = seq
+            table.mapping.remove_below(seq)
             return Verdict.VALID
         case DamagedWalRecord():
             return Verdict.DAMAGED
@@ -161,16 +197,4 @@ def _write(meta: RegionMeta, offset: int, write: Write) -> Verdict:
             table = tables[part.table] = TableMeta(offset)
         table.mapping.append(part.count, offset=offset)
         table.current_high_watermark = offset + 1
-    return Verdict.VALID
-
-
-def _mark_deleted(meta: RegionMeta, mark: MarkDeleted) -> Verdict:
-    table = meta.tables.get(mark.table)
-    if table is None or table.incarnation != mark.incarnation:
-        return Verdict.NO_EFFECT
-    seq = min(mark.seq, table.next_seq_num)  # a mark never covers entries that are not written yet
-    if seq <= table.latest_marked_deleted:
-        return Verdict.NO_EFFECT
-    table.latest_marked_deleted = seq
-    table.mapping.remove_below(seq)
     return Verdict.VALID

@@ -21,8 +21,9 @@ from tidebook.core.bounds import STRICT_DECODE_ERRORS, Counter, Identity, Number
 from tidebook.core.errors import Corrupt, InvalidInput, UnknownVersion
 from tidebook.core.frame import HEADER_BYTES, Frame
 from tidebook.core.payload import BYTES, decode_payload, encode_payload
-from tidebook.wal.names import table_id
 
+#: The largest id of a region or a table: the largest integer that every JSON parser represents exactly.
+ID_MAX: Final = 2**53 - 1
 FRAME: Final = Frame(0x7C, 1, "a write-ahead log record")
 #: The position of the head in a record's value.
 _HEAD_AT: Final = HEADER_BYTES + 4
@@ -34,9 +35,25 @@ _ONE_PAYLOAD: Final = (bytes, bytearray, memoryview, str, Mapping, Set)
 _HEAD_BYTES_MAX: Final = 64
 _PART_BYTES_MAX: Final = 48
 
-
 #: Payloads by table, in the order in which they are written.
 Writes = Iterable[tuple[int, Sequence[Any]]] | Mapping[int, Sequence[Any]]
+
+
+class WalEntry(msgspec.Struct, frozen=True, gc=False):
+    """One payload of a table, with its sequence number and the offset of its record."""
+
+    table: int
+    seq: int
+    payload: Any
+    offset: int
+
+
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """The result of a write: the first and last sequence number, and the offset of the record."""
+
+    first: int
+    last: int
+    offset: int
 
 
 class TableWrites(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -109,24 +126,33 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int
 
 
-def pack_payloads(table: int, payloads: Sequence[object]) -> Payloads:
-    """Validate, encode and measure payloads; raise `InvalidInput` if they are no list, empty or not encodable.
+def whole_number(value: object, what: str) -> int:
+    """Return an integer from 0 to `ID_MAX`, else raise `InvalidInput`; `what` names the argument."""
+    if type(value) is not int:
+        raise InvalidInput(f"{what} is a whole number, not {type(value).__name__}")
+    if not 0 <= value <= ID_MAX:
+        raise InvalidInput(f"{what} must be from 0 to {ID_MAX}, not {value}")
+    return value
 
-    Payloads that are all bytes take a fast path without encoding.
-    """
+
+def table_id(value: object) -> int:
+    """Return a valid table id, else raise `InvalidInput`."""
+    return whole_number(value, "a table's id")
+
+
+def pack_payloads(table: int, payloads: Sequence[Any]) -> Payloads:
+    """Validate, encode and measure payloads; raise `InvalidInput` if they are no list, empty or not encodable."""
     if type(payloads) is not list and not _is_ordered(payloads):
         raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
-    values: tuple[Any, ...] = tuple(payloads)
-    if len(values) == 1 and type(values[0]) is bytes:
-        return Payloads(table, values, b"", len(values[0]) + _SIZE_BYTES + _PART_BYTES_MAX)
-    if set(map(type, values)) == _ALL_BYTES:
-        return Payloads(table, values, b"", sum(map(len, values)) + _SIZE_BYTES * len(values) + _PART_BYTES_MAX)
-    pairs = [encode_payload(payload) for payload in values]
-    if not pairs:
-        raise InvalidInput("payloads is empty: a write holds at least one")
-    values = tuple([data for _, data in pairs])
-    kinds = bytes([kind for kind, _ in pairs])
-    size_bytes = sum(map(len, values)) + (_SIZE_BYTES + 1) * len(values) + _PART_BYTES_MAX
+    values, kinds = tuple(payloads), b""
+    if len(values) == 1 and type(values[0]) is bytes:  # one short payload is the most frequent write
+        return Payloads(table, values, kinds, len(values[0]) + _SIZE_BYTES + _PART_BYTES_MAX)
+    if set(map(type, values)) != _ALL_BYTES:
+        pairs = [encode_payload(payload) for payload in values]
+        if not pairs:
+            raise InvalidInput("payloads is empty: a write holds at least one")
+        values, kinds = tuple([data for _, data in pairs]), bytes([kind for kind, _ in pairs])
+    size_bytes = sum(map(len, values)) + _SIZE_BYTES * len(values) + len(kinds) + _PART_BYTES_MAX
     return Payloads(table, values, kinds, size_bytes)
 
 
@@ -204,7 +230,7 @@ def payloads_of(write: Write, value: bytes) -> Iterator[tuple[TableWrites, Seque
     """Yield each part of a record with its decoded payloads."""
     at = _HEAD_AT + int.from_bytes(value[HEADER_BYTES:_HEAD_AT], "big")
     for part in write.parts:
-        sizes = _unpack_sizes(part.sizes)
+        sizes = array_from_bytes("I", part.sizes)
         payloads: Sequence[Any]
         if sizes.count(sizes[0]) == len(sizes):  # equal sizes: one struct call is much faster than slicing
             payloads = unpack_from(f"{sizes[0]}s" * len(sizes), value, at)
@@ -233,7 +259,7 @@ def _check_parts(write: Write, body_bytes: int) -> None:
             raise Corrupt("a part of a write-ahead log record contradicts itself")
         if part.kinds and (len(part.kinds) != part.count or max(part.kinds) > BYTES):
             raise Corrupt("a part of a write-ahead log record has other types than payloads")
-        total_bytes += sum(_unpack_sizes(part.sizes))
+        total_bytes += sum(array_from_bytes("I", part.sizes))
     if not write.parts or total_bytes != body_bytes:
         raise Corrupt("a write-ahead log record has other payloads than its head says")
 
@@ -241,14 +267,19 @@ def _check_parts(write: Write, body_bytes: int) -> None:
 def _pack_sizes(values: Sequence[bytes]) -> bytes:
     if len(values) == 1:
         return len(values[0]).to_bytes(_SIZE_BYTES, "little")
-    packed = array("I", map(len, values))
-    if sys.byteorder != "little":
-        packed.byteswap()
-    return packed.tobytes()
+    return array_to_bytes(array("I", map(len, values)))
 
 
-def _unpack_sizes(sizes: bytes) -> array[int]:
-    unpacked = array("I", sizes)
+def array_to_bytes(values: array[int]) -> bytes:
+    """Return the values as little-endian bytes; on a big-endian machine the array itself is swapped."""
     if sys.byteorder != "little":
-        unpacked.byteswap()
-    return unpacked
+        values.byteswap()
+    return values.tobytes()
+
+
+def array_from_bytes(code: str, data: bytes) -> array[int]:
+    """Undo `array_to_bytes` for an array with this type code."""
+    values = array(code, data)
+    if sys.byteorder != "little":
+        values.byteswap()
+    return values

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from inspect import isawaitable
 from typing import Any
 
 import msgspec
 
-from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, TooLarge, Truncated, Unavailable
+from tidebook.core.errors import Fenced, InvalidInput, NotFound, OutcomeUnknown, Truncated
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal import reading
-from tidebook.wal.claiming import RECOVERY_ATTEMPTS_MAX, claim_region, follow, recover
-from tidebook.wal.cleaner import Cleaned, Cleaner, OnPinned
-from tidebook.wal.cleaning import Pinned, pinned_tables
-from tidebook.wal.entry import WalEntry, Written
 from tidebook.wal.group_commit import GroupCommit
-from tidebook.wal.meta import RegionMeta, TableMeta
-from tidebook.wal.names import ID_MAX, RegionId, table_id, whole_number
-from tidebook.wal.reading import EntryPage
-from tidebook.wal.record import DropTable, MarkDeleted, Writes, pack_payloads, pack_writes, record_bytes_max
-from tidebook.wal.recovery import lost_entries
-from tidebook.wal.replay import Handler, OnProgress, Replay
-from tidebook.wal.settings import WalSettings
-from tidebook.wal.snapshot import RegionSnapshot
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.meta import Pinned, RegionMeta, TableMeta
+from tidebook.wal.reading import EntryPage, Handler, OnProgress, Replay, Run, read_region, read_table
+from tidebook.wal.record import (
+    DropTable,
+    MarkDeleted,
+    WalEntry,
+    Writes,
+    Written,
+    pack_payloads,
+    pack_writes,
+    table_id,
+    whole_number,
+)
+from tidebook.wal.snapshot import RegionSnapshot, check_complete, copies_needed, plan_truncation, take_snapshot
+from tidebook.wal.topics import RECOVERY_ATTEMPTS_MAX, RegionTopics
+
+#: Called with a table that retains more than `force_flush_bytes`: flush it, then call `mark_deleted`.
+OnPinned = Callable[[Pinned], Awaitable[None] | None]
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """The result of a cleaning."""
+
+    #: The first offset of the data topic after the cleaning.
+    truncated_to: int
+    #: How many offsets were removed.
+    removed: int
+    #: The table that keeps the log from being truncated further; None if no table has entries.
+    pinned_by: int | None
+    #: How many bytes of the log the tables still need.
+    held_bytes: int
 
 
 class RegionStatus(msgspec.Struct, frozen=True):
@@ -60,89 +77,56 @@ class Region:
     """
 
     def __init__(
-        self,
-        topics: RegionTopics,
-        *,
-        id: RegionId,
-        meta: RegionMeta,
-        group_commit: GroupCommit | None,
-        cleaner: Cleaner,
-        settings: WalSettings,
-        metrics: Metrics,
-        labels: dict[str, object],
-        recovery_s: float,
+        self, topics: RegionTopics, *, clock: Clock, ids: Ids, metrics: Metrics, on_pinned: OnPinned | None = None
     ) -> None:
-        self.id = id
-        self.recovery_s = recovery_s
+        self.id = topics.region
+        #: How long the recovery took when the region was opened.
+        self.recovery_s = 0.0
         self._topics = topics
-        self._meta = meta
-        self._group_commit = group_commit
-        self._cleaner = cleaner
-        self._settings = settings
+        self._meta = RegionMeta()
+        self._group_commit: GroupCommit | None = None
+        self._settings = topics.settings
+        self._clock = clock
+        self._ids = ids
         self._metrics = metrics
-        self._labels = labels
-        self._payloads_bytes_max = settings.limit_bytes - record_bytes_max(0)
+        self._labels: dict[str, object] = {"namespace": topics.namespace, "region": topics.region}
+        self._on_pinned = on_pinned
+        self._is_offering = False
         self._exclusive = asyncio.Lock()
+        self._snapshot_bytes = 0
         self._cleaner_task: asyncio.Task[None] | None = None
         self._cleaner_error: Exception | None = None
 
-    @classmethod
-    async def open(
-        cls,
-        topics: RegionTopics,
-        *,
-        id: RegionId,
-        writable: bool,
-        settings: WalSettings,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
-        labels: dict[str, object],
-        on_pinned: OnPinned | None = None,
-    ) -> Region:
-        """Recover a region and, if `writable`, claim it and start its periodic cleaning; use `Wal.open_region`."""
+    async def open(self, *, writable: bool) -> None:
+        """Recover the state and, if `writable`, claim the region and start cleaning it; use `Wal.open_region`."""
         began = time.monotonic()
-        meta = await recover(topics)
-        group_commit = None
+        self._meta = meta = await self._topics.recover()
         if writable:
-            await claim_region(topics, meta, ids.new(), attempts_max=settings.attempts_max)
-            group_commit = GroupCommit(topics, meta, settings=settings, metrics=metrics, labels=labels)
-        recovery_s = time.monotonic() - began
-        metrics.time("wal_recovery", recovery_s, **labels)
-        region = cls(
-            topics,
-            id=id,
-            meta=meta,
-            group_commit=group_commit,
-            cleaner=Cleaner(
-                topics,
-                meta,
-                settings=settings,
-                clock=clock,
-                ids=ids,
-                metrics=metrics,
-                labels=labels,
-                on_pinned=on_pinned,
-            ),
-            settings=settings,
-            metrics=metrics,
-            labels=labels,
-            recovery_s=recovery_s,
-        )
-        if writable and settings.clean_every_s:
-            region._cleaner_task = asyncio.create_task(region._clean_periodically())
-        return region
+            await self._topics.claim_region(meta, self._ids.new())
+            self._group_commit = GroupCommit(self._topics, meta, self._count)
+        self._snapshot_bytes = meta.meter.total_bytes
+        self.recovery_s = time.monotonic() - began
+        self._metrics.time("wal_recovery", self.recovery_s, **self._labels)
+        if writable and self._settings.clean_every_s:
+            self._cleaner_task = asyncio.create_task(self._clean_periodically())
+
+    def _count(self, name: str, n: int = 1) -> None:
+        self._metrics.count(name, n, **self._labels)
 
     async def reopen(self, on_pinned: OnPinned | None) -> None:
         """Prepare an open region for another caller: refresh a reader, and replace the flush callback if given."""
-        if on_pinned is not None:
-            self._cleaner.on_pinned = on_pinned
+        self._on_pinned = on_pinned or self._on_pinned
         if self._group_commit is None:
             await self.refresh()
 
     async def exists(self) -> bool:
         """Return whether the region still exists and was not deleted and created again."""
-        return await self._topics.is_same()
+        return await self._topics.find_id() == self.topic_id
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the data topic, which changes when the region is deleted and created again."""
+        return self._topics.topic_id
 
     @property
     def meta(self) -> RegionMeta:
@@ -166,32 +150,21 @@ class Region:
         >>> async def example(region):
         ...     return await region.write(table=1, payloads=[b"a", b"b"])   # Written(first=1, last=2, offset=1)
         """
-        group_commit = self._group_commit
-        if type(table) is not int or not 0 <= table <= ID_MAX:
-            table_id(table)  # raises
-        packed = pack_payloads(table, payloads)
-        if group_commit is None or packed.size_bytes > self._payloads_bytes_max or not group_commit.has_room:
-            group_commit = await self._with_room(packed.size_bytes)
-        return await group_commit.write(packed)
+        packed = pack_payloads(table_id(table), payloads)
+        [written] = await self._owner().write([packed])
+        return written
 
     async def write_many(self, writes: Writes) -> list[Written]:
         """Write to several tables atomically, in the order given; return one `Written` for each pair.
 
-        `writes` is a sequence of (table, payloads) pairs, or a mapping from table to payloads. Errors are those of
-        `write`.
+        `writes` is a sequence of (table, payloads) pairs, or a mapping from table to payloads. Raise as `write`.
         """
         packed = pack_writes(writes)
-        group_commit = await self._with_room(sum(each.size_bytes for each in packed))
-        return await group_commit.write_many(packed)
+        return await self._owner().write(packed)
 
-    async def _with_room(self, payloads_bytes: int) -> GroupCommit:
-        """Return the group commit when it has room; raise if the region is read-only or the payloads are too large."""
+    def _owner(self) -> GroupCommit:
         if self._group_commit is None:
             raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
-        if payloads_bytes > self._payloads_bytes_max:
-            size_bytes = record_bytes_max(payloads_bytes)
-            raise TooLarge("the write", size_bytes=size_bytes, limit_bytes=self._settings.limit_bytes)
-        await self._group_commit.wait_for_room()
         return self._group_commit
 
     # Reading
@@ -203,7 +176,7 @@ class Region:
         entries that are still needed are missing.
         """
         start = whole_number(from_offset, "from_offset")
-        pages = self._pages(lambda meta: reading.read_region(self._topics, meta, from_offset=start))
+        pages = self._pages(lambda meta: read_region(self._topics, meta, from_offset=start))
         async with aclosing(pages):  # release the fetch at once if the caller stops early, not at garbage collection
             async for page in pages:
                 for run in page.runs:
@@ -213,7 +186,7 @@ class Region:
     async def read_table(self, table: int, *, start: int = 1) -> AsyncGenerator[WalEntry, None]:
         """Yield one table's entries from sequence number `start` on, without those marked deleted; raise as `read`."""
         id, first = table_id(table), whole_number(start, "start")
-        pages = self._pages(lambda meta: reading.read_table(self._topics, meta, table=id, start=first))
+        pages = self._pages(lambda meta: read_table(self._topics, meta, table=id, start=first))
         async with aclosing(pages):
             async for page in pages:
                 for run in page.runs:
@@ -221,11 +194,7 @@ class Region:
                         yield entry
 
     async def replay(
-        self,
-        handlers: Mapping[int, Handler],
-        *,
-        other: Handler | None = None,
-        progress: OnProgress | None = None,
+        self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
     ) -> dict[int, int]:
         """Read the region once, pass each entry to the handler of its table, and return the entry count by table.
 
@@ -244,7 +213,7 @@ class Region:
     async def replay_pages(self) -> AsyncIterator[EntryPage]:
         """Yield the pages that a replay reads; a last, empty page reports that all offsets are done."""
         total = 0
-        async with aclosing(self._pages(lambda meta: reading.read_region(self._topics, meta))) as pages:
+        async with aclosing(self._pages(lambda meta: read_region(self._topics, meta))) as pages:
             async for page in pages:
                 total = page.total
                 yield page
@@ -255,7 +224,7 @@ class Region:
 
         A reader sees the owner's latest writes after this; an owner sees marks and drops by other processes.
         """
-        if self._group_commit is not None and self._group_commit.fenced is None:
+        if self._group_commit is not None and self.writable:
             await self._group_commit.rescan()
         else:
             await self._follow()
@@ -264,20 +233,19 @@ class Region:
         async with self._exclusive:
             if not stop:
                 await self._topics.check_incarnation()
-            await follow(self._topics, self._meta, stop=stop or await self._topics.end())
+            await self._topics.follow(self._meta, stop=stop or await self._topics.end())
 
     async def _catch_up(self) -> None:
         """Bring `meta` up to date while writes continue; an owner that lost its claim follows the log as a reader."""
-        if self._group_commit is not None and self._group_commit.fenced is None:
+        if self._group_commit is not None and self.writable:
             try:
-                await self._group_commit.catch_up()
-                return
+                return await self._group_commit.catch_up()
             except Fenced:
                 pass
         await self._follow()
 
     async def _pages(
-        self, read: Callable[[RegionMeta], AsyncGenerator[list[reading.Run], None]]
+        self, read: Callable[[RegionMeta], AsyncGenerator[list[Run], None]]
     ) -> AsyncGenerator[EntryPage, None]:
         """Read as of now, and restart if a cleaner truncates the log before the first page; raise if data is lost."""
         for _ in range(RECOVERY_ATTEMPTS_MAX):
@@ -295,12 +263,8 @@ class Region:
                     raise
                 start = await self._topics.start()
                 await self._catch_up()
-                missing = lost_entries(self._meta, start)
-                if missing is not None:
-                    raise self._topics.lost_error(missing) from None
-        raise Unavailable(
-            f"{self._topics.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was read: read again"
-        )
+                check_complete(self._topics.data, self._meta, start)
+        raise self._topics.cleaned_too_often("read: read again")
 
     # Deleting
 
@@ -314,35 +278,17 @@ class Region:
         table = table_id(table)
         if type(seq) is not int:
             raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
-        for attempt in range(1, self._settings.attempts_max + 1):
-            current = await self._current_table(table, seq)
-            if incarnation is None:
-                incarnation = current.incarnation  # a retry must not mark a table created again meanwhile
-            elif current.incarnation != incarnation:
-                raise NotFound(f"region {self.id}: table {table} was dropped and made again")
-            if seq > current.next_seq_num:
-                raise InvalidInput(
-                    f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num}, which is all"
-                )
-            if seq == current.latest_marked_deleted:
-                return
-            if seq < current.latest_marked_deleted:
-                if attempt > 1:
-                    return
-                raise InvalidInput(
-                    f"table {table}: already marked to {current.latest_marked_deleted}, not back to {seq}"
-                )
-            try:
-                await self._append_control(MarkDeleted(table, current.incarnation, seq))
-                return
-            except OutcomeUnknown:
-                if attempt == self._settings.attempts_max:
-                    raise
-
-    @property
-    def topic_id(self) -> str:
-        """The id of the data topic, which changes when the region is deleted and created again."""
-        return self._topics.topic_id
+        current = await self._current_table(table, seq)
+        if incarnation is not None and current.incarnation != incarnation:
+            raise NotFound(f"region {self.id}: table {table} was dropped and made again")
+        if seq > current.next_seq_num:
+            raise InvalidInput(
+                f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num}, which is all"
+            )
+        if seq < current.latest_marked_deleted:
+            raise InvalidInput(f"table {table}: already marked to {current.latest_marked_deleted}, not back to {seq}")
+        if seq > current.latest_marked_deleted:
+            await self._append_control(MarkDeleted(table, current.incarnation, seq))
 
     async def drop_table(self, table: int) -> None:
         """Drop a table; its next write starts again at sequence number 1. Raise `NotFound` if there is no such table.
@@ -352,14 +298,8 @@ class Region:
         table = table_id(table)
         if self._group_commit is not None:
             await self._group_commit.wait_resolved()
-        incarnation = (await self._current_table(table)).incarnation
-        for attempt in range(1, self._settings.attempts_max + 1):
-            try:
-                await self._append_control(DropTable(table, incarnation))
-                break
-            except OutcomeUnknown:  # the record names the incarnation, so a duplicate has no effect
-                if attempt == self._settings.attempts_max:
-                    raise
+        drop = DropTable(table, (await self._current_table(table)).incarnation)
+        await self._append_control(drop)
         await self.snapshot()
 
     async def _current_table(self, table: int, seq: int | None = None) -> TableMeta:
@@ -381,46 +321,98 @@ class Region:
         return found
 
     async def _append_control(self, record: MarkDeleted | DropTable) -> None:
+        """Append a mark or drop. It names the table's incarnation, so an unknown outcome is safe to retry."""
         if self._group_commit is not None:
-            await self._group_commit.append_control(record)
-            return
-        sent = await self._topics.append(record)
-        await self._follow(sent.offset + 1)
+            owner = self._group_commit
+            await self._topics.retry(lambda: owner.write(control=record), OutcomeUnknown)
+        else:
+            sent = await self._topics.retry(lambda: self._topics.append(record), OutcomeUnknown)
+            await self._follow(sent.offset + 1)
 
     # Snapshots and cleaning
 
     async def snapshot(self) -> RegionSnapshot:
         """Write a snapshot of `meta` to the meta topic and return it; the snapshot is durable when this returns."""
         async with self._exclusive:
-            return await self._cleaner.snapshot()
+            return await self._put_snapshots()
+
+    async def _put_snapshots(self, *, truncated_to: int = 0, copies: int = 1) -> RegionSnapshot:
+        total_bytes = self._meta.meter.total_bytes
+        snapshot = take_snapshot(
+            self._meta, topic_id=self.topic_id, truncated_to=truncated_to, taken_ms=self._clock.now_ms()
+        )
+        for _ in range(copies):
+            await self._topics.put_snapshot(snapshot, snapshot_id=self._ids.new())
+        self._meta.snapshot_ms, self._snapshot_bytes = snapshot.taken_ms, total_bytes
+        self._count("wal_snapshots", copies)
+        return snapshot
 
     async def clean(self) -> Cleaned:
         """Truncate the part of the log that no table needs any more, after writing snapshots that replace it.
 
-        Tables that retain more than `force_flush_bytes` are passed to the `on_pinned` callback first.
+        Tables that retain more than `force_flush_bytes` are passed to the `on_pinned` callback first. A crash between
+        any two steps leaves a region that recovers to the same state: the data topic is truncated only below what two
+        snapshots, read back from the meta topic, still need.
         """
         await self.refresh()
-        await self._cleaner.offer_pinned()
+        await self._offer_pinned()
         async with self._exclusive:
-            return await self._cleaner.clean()
+            start = await self._topics.start()
+            wanted = self._meta.first_offset
+            if wanted > start:
+                copies = copies_needed(await self._topics.snapshots(), topic_id=self.topic_id, wanted=wanted)
+                await self._put_snapshots(truncated_to=wanted, copies=copies)
+            # Decide from the snapshots read back from the meta topic: one that is unreadable must not count.
+            truncation = plan_truncation(await self._topics.snapshots(), topic_id=self.topic_id, wanted=wanted)
+            new_start = start
+            if truncation is not None:
+                await self._topics.truncate(data_before=truncation.data_before, meta_before=truncation.meta_before)
+                self._meta.truncated_to = max(self._meta.truncated_to, truncation.data_before)
+                self._meta.meter = self._meta.meter.from_offset(truncation.data_before)
+                new_start = max(start, truncation.data_before)
+            pinned, held_bytes = self.pinned(), self._meta.held_bytes
+        self._metrics.gauge("wal_held_bytes", held_bytes, **self._labels)
+        self._metrics.gauge("wal_tables", len(self._meta.tables), **self._labels)
+        self._metrics.gauge("wal_pinned_by_table", pinned[0].table if pinned else -1, **self._labels)
+        if (age_ms := self._snapshot_age_ms()) is not None:
+            self._metrics.gauge("wal_snapshot_age_seconds", age_ms / 1000, **self._labels)
+        return Cleaned(new_start, new_start - start, pinned[0].table if pinned else None, held_bytes)
+
+    async def _offer_pinned(self) -> None:
+        """Call the flush callback for each table that retains more than `force_flush_bytes`, oldest first."""
+        if self._on_pinned is None or not self._settings.force_flush_bytes or self._is_offering:
+            return
+        self._is_offering = True  # a callback that calls `clean` must not be called again for the same table
+        try:
+            for pinned in self.pinned():
+                if pinned.held_bytes <= self._settings.force_flush_bytes:
+                    break
+                self._count("wal_forced_flushes")
+                result = self._on_pinned(pinned)
+                if result is not None and isawaitable(result):
+                    await result
+        finally:
+            self._is_offering = False
+
+    def _snapshot_age_ms(self) -> int | None:
+        return None if self._meta.snapshot_ms is None else self._clock.now_ms() - self._meta.snapshot_ms
 
     def pinned(self) -> list[Pinned]:
         """Return the tables with entries, oldest entry first: the first one keeps the log from being truncated."""
-        return pinned_tables(self._meta)
+        return self._meta.pinned_tables()
 
     async def status(self) -> RegionStatus:
         """Return the region's size, owner term, snapshot age and the last error of the cleaner."""
-        bounds = await self._topics.bounds()
         pinned = self.pinned()
         return RegionStatus(
             region=self.id,
             term=self._meta.term,
             tables=len(self._meta.tables),
-            log_start=bounds.start,
-            log_end=bounds.end,
+            log_start=await self._topics.start(),
+            log_end=await self._topics.end(),
             held_bytes=self._meta.held_bytes,
             pinned_by=pinned[0].table if pinned else None,
-            snapshot_age_ms=self._cleaner.snapshot_age_ms,
+            snapshot_age_ms=self._snapshot_age_ms(),
             recovery_s=self.recovery_s,
             cleaner_error=None if self._cleaner_error is None else str(self._cleaner_error),
         )
@@ -430,12 +422,12 @@ class Region:
             await asyncio.sleep(self._settings.clean_every_s)
             try:
                 await self.clean()
-                if self._cleaner.is_snapshot_due:
+                if self._meta.meter.total_bytes - self._snapshot_bytes >= self._settings.snapshot_every_bytes:
                     await self.snapshot()
                 self._cleaner_error = None
             except Exception as error:  # from a callback too; reported by status and metrics, retried next round
                 self._cleaner_error = error
-                self._metrics.count("wal_cleaner_failures", 1, **self._labels)
+                self._count("wal_cleaner_failures")
                 if isinstance(error, Fenced):
                     return
 

@@ -1,4 +1,8 @@
-"""Snapshots of a region's state: taken, restored, and stored in the meta topic as chunks with one checksum."""
+"""Snapshots of a region's state: their chunks in the meta topic, and what they decide.
+
+A recovery starts at the snapshot that reaches furthest; the log is truncated only below what two snapshots need. Such a
+decision never becomes invalid: records that a fold of acknowledged records does not need, no later fold needs.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from zlib import crc32
 import msgspec
 
 from tidebook.core.bounds import STRICT_DECODE_ERRORS, Counter, Identity, Number, TimeMs
-from tidebook.core.errors import Corrupt, UnknownVersion
+from tidebook.core.errors import Corrupt, LogLost, UnknownVersion
 from tidebook.core.frame import Frame
-from tidebook.wal.byte_index import ByteIndex, ByteIndexState
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
-from tidebook.wal.meta import RegionMeta, TableMeta
+from tidebook.wal.meta import ByteIndex, RegionMeta, TableMeta
 
 FRAME: Final = Frame(0x7D, 1, "a region's snapshot")
+#: How many usable snapshots are retained. The data topic keeps every record after the oldest of them.
+SNAPSHOTS_KEPT: Final = 2
 #: An upper bound of the size of a chunk's record without its data.
 CHUNK_OVERHEAD_BYTES: Final = 64
 
@@ -42,16 +47,15 @@ class RegionSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     #: The claim in force. Older claims are not needed: the mappings show which earlier records are valid.
     term: Counter
     writer: Identity
-    meter: ByteIndexState
+    meter: ByteIndex
     tables: tuple[TableSnapshot, ...]
 
 
 class StoredSnapshotChunks(msgspec.Struct, frozen=True):
-    """A snapshot and the offsets of its chunks in the meta topic."""
+    """A snapshot and the offset of its first chunk in the meta topic."""
 
     snapshot: RegionSnapshot
     first_offset: int
-    last_offset: int
 
 
 class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -80,28 +84,29 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
         for table, table_meta in sorted(meta.tables.items())
     )
     truncated_to = max(truncated_to, meta.truncated_to)
-    meter = meta.meter.copy()
-    meter.remove_below(truncated_to)
-    return RegionSnapshot(
-        topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter=meter.state, tables=tables
-    )
+    meter = meta.meter.from_offset(truncated_to)
+    return RegionSnapshot(topic_id, meta.next_offset, truncated_to, taken_ms, meta.term, meta.writer, meter, tables)
 
 
 def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
     """Return the state that a snapshot was taken of; raise `Corrupt` if the snapshot is inconsistent."""
-    meta = RegionMeta()
-    meta.term, meta.writer = snapshot.term, snapshot.writer
-    meta.next_offset, meta.truncated_to = snapshot.data_offset, snapshot.truncated_to
-    meta.snapshot_ms, meta.restored_at = snapshot.taken_ms, snapshot.data_offset
-    meta.meter = ByteIndex(snapshot.meter)
+    meta = RegionMeta(
+        term=snapshot.term,
+        writer=snapshot.writer,
+        next_offset=snapshot.data_offset,
+        truncated_to=snapshot.truncated_to,
+        snapshot_ms=snapshot.taken_ms,
+        restored_at=snapshot.data_offset,
+        meter=snapshot.meter.from_offset(0),
+    )
     for stored in snapshot.tables:
         if max(stored.incarnation, stored.current_high_watermark - 1) >= snapshot.data_offset:
             raise Corrupt("a table of a region's snapshot reaches past the snapshot")
         meta.tables[stored.table] = TableMeta(
             stored.incarnation,
-            mapping=SeqOffsets.unpacked(stored.mapping),
-            latest_marked_deleted=stored.latest_marked_deleted,
-            current_high_watermark=stored.current_high_watermark,
+            SeqOffsets.unpacked(stored.mapping),
+            stored.latest_marked_deleted,
+            stored.current_high_watermark,
         )
     return meta
 
@@ -118,37 +123,27 @@ def encode_snapshot(snapshot: RegionSnapshot, *, snapshot_id: bytes, limit_bytes
     ]
 
 
-class CollectedSnapshots(msgspec.Struct, frozen=True):
-    """The complete snapshots of a meta topic, in order of completion, and the number of unused records."""
-
-    stored: tuple[StoredSnapshotChunks, ...]
-    wasted: int
-
-
-def collect_snapshots(records: Iterable[tuple[int, bytes | None]]) -> CollectedSnapshots:
-    """Assemble chunks into snapshots; skip damaged and incomplete ones.
+def collect_snapshots(records: Iterable[tuple[int, bytes | None]]) -> list[StoredSnapshotChunks]:
+    """Assemble chunks into snapshots, in order of completion; skip damaged and incomplete ones.
 
     Raise `UnknownVersion` for a chunk of a newer Tidebook: skipping it could restore an outdated state.
     """
-    partial: dict[bytes, list[tuple[int, _Chunk]]] = {}
+    partial: dict[bytes, dict[int, tuple[int, _Chunk]]] = {}
     stored: list[StoredSnapshotChunks] = []
-    seen = used = 0
     for offset, value in records:
-        seen += 1
         chunk = _read_chunk(value)
         if chunk is None:
             continue
-        chunks = partial.setdefault(chunk.snapshot_id, [])
-        if any(known.index == chunk.index for _, known in chunks):
+        chunks = partial.setdefault(chunk.snapshot_id, {})
+        if chunk.index in chunks:
             continue
-        chunks.append((offset, chunk))
+        chunks[chunk.index] = (offset, chunk)
         if len(chunks) == chunk.count:
-            snapshot = _assemble([each for _, each in sorted(chunks, key=lambda pair: pair[1].index)])
-            if snapshot is not None:
-                stored.append(StoredSnapshotChunks(snapshot, min(at for at, _ in chunks), max(at for at, _ in chunks)))
-                used += len(chunks)
             del partial[chunk.snapshot_id]
-    return CollectedSnapshots(tuple(stored), wasted=seen - used)
+            snapshot = _assemble([each for _, (_, each) in sorted(chunks.items())])
+            if snapshot is not None:
+                stored.append(StoredSnapshotChunks(snapshot, min(at for at, _ in chunks.values())))
+    return stored
 
 
 def _read_chunk(value: bytes | None) -> _Chunk | None:
@@ -173,3 +168,70 @@ def _assemble(chunks: Sequence[_Chunk]) -> RegionSnapshot | None:
     except (Corrupt, *STRICT_DECODE_ERRORS):
         return None
     return snapshot
+
+
+def plan_recovery(
+    stored: Sequence[StoredSnapshotChunks], *, topic: str, topic_id: str, log_start: int, log_end: int
+) -> RegionSnapshot | None:
+    """Return the snapshot that reaches furthest, None to scan the whole log; raise `LogLost` if records are missing."""
+    if not stored:
+        if log_start > 0:
+            remedy = "there is no usable snapshot, so the whole log is needed: restore the meta topic"
+            raise _lost(topic, 0, log_start - 1, remedy)
+        return None
+    best = max((each.snapshot for each in stored if each.snapshot.topic_id == topic_id), key=_reach, default=None)
+    if best is None:
+        other = max((each.snapshot for each in stored), key=_reach)
+        remedy = "the data topic was made again under the same name: restore it, or delete the region's meta topic too"
+        raise _lost(topic, other.truncated_to, max(other.truncated_to, other.data_offset - 1), remedy)
+    if log_end < best.data_offset:
+        raise _lost(topic, log_end, best.data_offset - 1, "the data topic ends before its snapshot: restore it")
+    if log_start > best.data_offset:
+        remedy = "only the cleaner may remove records: restore the data topic"
+        raise _lost(topic, best.data_offset, log_start - 1, remedy)
+    return best
+
+
+def check_complete(topic: str, meta: RegionMeta, log_start: int) -> None:
+    """Raise `LogLost` if the log no longer has records that tables still need."""
+    if meta.first_offset < min(log_start, meta.next_offset):
+        remedy = "entries that are not marked deleted were in it: restore the topic"
+        raise _lost(topic, meta.first_offset, log_start - 1, remedy)
+
+
+def _reach(snapshot: RegionSnapshot) -> tuple[int, int]:
+    return snapshot.data_offset, snapshot.truncated_to
+
+
+def _lost(topic: str, first: int, last: int, remedy: str) -> LogLost:
+    when = "while they were needed"
+    return LogLost(topic=topic, partition=0, first=first, last=last, remedy=remedy, when=when)
+
+
+class Truncation(msgspec.Struct, frozen=True):
+    """The offsets below which the data topic and the meta topic may be truncated."""
+
+    data_before: int
+    meta_before: int
+
+
+def copies_needed(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wanted: int) -> int:
+    """Return how many snapshots must be written before the data topic may be truncated at `wanted`."""
+    good = sum(1 for each in stored if each.snapshot.topic_id == topic_id and each.snapshot.data_offset >= wanted)
+    return max(1, SNAPSHOTS_KEPT - good)
+
+
+def plan_truncation(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wanted: int) -> Truncation | None:
+    """Return where to truncate: at `wanted`, but not beyond the second-newest snapshot; None with fewer than two.
+
+    Snapshots are ordered by the offset they cover, not by their position in the meta topic, so that a late snapshot of
+    a fenced owner never displaces a newer one.
+    """
+    ours = sorted(
+        (each for each in stored if each.snapshot.topic_id == topic_id),
+        key=lambda each: (each.snapshot.data_offset, each.first_offset),
+    )
+    kept = ours[-SNAPSHOTS_KEPT:]
+    if len(kept) < SNAPSHOTS_KEPT:
+        return None
+    return Truncation(min(wanted, kept[0].snapshot.data_offset), min(each.first_offset for each in kept))

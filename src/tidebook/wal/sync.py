@@ -8,13 +8,10 @@ from inspect import isawaitable
 from typing import Any
 
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.wal.cleaner import Cleaned, OnPinned
-from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import WalEntry, Written
-from tidebook.wal.meta import RegionMeta
-from tidebook.wal.record import Writes
-from tidebook.wal.region import Region, RegionStatus
-from tidebook.wal.replay import Handler, OnProgress, Replay
+from tidebook.wal.meta import Pinned, RegionMeta
+from tidebook.wal.reading import Handler, OnProgress, Replay
+from tidebook.wal.record import WalEntry, Writes, Written
+from tidebook.wal.region import Cleaned, OnPinned, Region, RegionStatus
 from tidebook.wal.snapshot import RegionSnapshot
 from tidebook.wal.wal import Wal
 

@@ -1,16 +1,15 @@
-"""Access to the data topic and the meta topic of a region."""
+"""The data topic and the meta topic of a region: recover its state from them, follow them, and claim the region."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, NewType, TypeVar
 
-import msgspec
-
-from tidebook.core.errors import InvalidInput, LogLost, NotFound
-from tidebook.log.port import Acknowledged, Log, Outgoing, Record, TopicState
-from tidebook.runtime.process import generation, refuse_fork
+from tidebook.core.errors import Fenced, InvalidInput, LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.log.port import Acknowledged, Log, Outgoing, RecordPage
 from tidebook.wal.meta import RegionMeta, Verdict, fold
-from tidebook.wal.names import RegionId, data_topic, meta_topic
 from tidebook.wal.record import (
     DamagedWalRecord,
     DataRecord,
@@ -19,145 +18,211 @@ from tidebook.wal.record import (
     OwnerClaim,
     encode_control,
     read_record,
+    whole_number,
 )
-from tidebook.wal.recovery import EntriesLost
-from tidebook.wal.snapshot import CollectedSnapshots, RegionSnapshot, collect_snapshots, encode_snapshot
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.snapshot import (
+    RegionSnapshot,
+    StoredSnapshotChunks,
+    check_complete,
+    collect_snapshots,
+    encode_snapshot,
+    plan_recovery,
+    restore_meta,
+)
 
 #: Called with each record that a scan folds: offset, record, verdict.
 OnRecord = Callable[[int, DataRecord | DamagedWalRecord, Verdict], None]
 
-_PARTITION = 0
+#: Each topic of a region has one partition.
+PARTITION: Final = 0
+#: How often a recovery or a read restarts because a cleaner truncated the log meanwhile.
+RECOVERY_ATTEMPTS_MAX = 100
+
+NAMESPACE_LENGTH_MAX: Final = 150
+_NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{NAMESPACE_LENGTH_MAX}}}")
+_DATA_TOPIC = re.compile(r"wal\.(?P<namespace>.+)\.(?P<region>0|[1-9][0-9]*)\.data")
+
+RegionId = NewType("RegionId", int)
+T = TypeVar("T")
 
 
-class TopicBounds(msgspec.Struct, frozen=True):
-    """The first retained offset of the data topic, and the offset of its next record."""
+def namespace_name(value: object) -> str:
+    """Return a valid namespace, else raise `InvalidInput`; every log allows these characters in a topic name."""
+    if type(value) is not str:
+        raise InvalidInput(f"a namespace is text, not {type(value).__name__}")
+    if not _NAMESPACE.fullmatch(value):
+        raise InvalidInput(
+            f"namespace {value[:80]!r} must be 1 to {NAMESPACE_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
+        )
+    return value
 
-    start: int
-    end: int
+
+def region_id(value: object) -> RegionId:
+    """Return a valid region id, else raise `InvalidInput`."""
+    return RegionId(whole_number(value, "a region's id"))
+
+
+def region_of(topic: str, namespace: str) -> RegionId | None:
+    """Return the region whose data topic this is; None if it is not a data topic of the namespace."""
+    found = _DATA_TOPIC.fullmatch(topic)
+    if found is None or found["namespace"] != namespace:
+        return None
+    return RegionId(int(found["region"]))
 
 
 class RegionTopics:
     """The data topic (records) and the meta topic (snapshots) of a region, with one partition each."""
 
-    def __init__(self, log: Log, namespace: str, region: RegionId, *, limit_bytes: int) -> None:
+    def __init__(self, log: Log, namespace: str, region: RegionId, settings: WalSettings) -> None:
         self.log = log
-        self.limit_bytes = limit_bytes
-        self._generation = generation()
-        self.data = data_topic(namespace, region)
-        self.meta = meta_topic(namespace, region)
-        #: The id of the data topic, set by `find` and `create`; a topic created again has another id.
+        self.settings = settings
+        self.namespace = namespace
+        self.region = region
+        self.data = f"wal.{namespace}.{region}.data"
+        self.meta = f"wal.{namespace}.{region}.meta"
+        #: The id of the data topic, set when the region is opened; a topic created again has another id.
         self.topic_id = ""
 
-    def refuse_fork(self) -> None:
-        """Raise `InvalidInput` in a forked child of the process that opened the region."""
-        refuse_fork(self._generation, self.data)
-
-    async def find(self) -> bool:
-        """Return whether the region exists, and remember the id of its data topic."""
+    async def find_id(self) -> str | None:
+        """Return the current id of the data topic; None if the region does not exist."""
         state = await self.log.topic(self.data)
-        if state is None:
-            return False
-        self.topic_id = state.topic_id
-        return True
-
-    async def is_same(self) -> bool:
-        """Return whether the data topic still exists with the same id; offsets of another one mean nothing here."""
-        state = await self.log.topic(self.data)
-        return state is not None and state.topic_id == self.topic_id
+        return None if state is None else state.topic_id
 
     async def check_incarnation(self) -> None:
         """Raise `NotFound` if the data topic was deleted and created again: its offsets would be mistaken for ours."""
-        state = await self.log.topic(self.data)
-        if state is not None and state.topic_id != self.topic_id:
+        if await self.find_id() not in (None, self.topic_id):
             raise NotFound(f"{self.data}: the region was deleted and made again: open it again")
 
     async def create(self) -> None:
         """Create both topics, or check them if they exist. The data topic is last: the region exists when it does."""
-        await self._create(self.meta)
-        self.topic_id = (await self._create(self.data)).topic_id
-
-    async def _create(self, topic: str) -> TopicState:
-        made = await self.log.create_topic(topic, 1, limit_bytes=self.limit_bytes, keep_forever=True)
-        if made.partitions != 1:
-            raise InvalidInput(f"topic {topic} has {made.partitions} partitions: a region's topics have one each")
-        return made
-
-    async def bounds(self) -> TopicBounds:
-        """Return the current bounds of the data topic."""
-        return TopicBounds(await self.start(), await self.end())
+        for topic in (self.meta, self.data):
+            made = await self.log.create_topic(topic, 1, limit_bytes=self.settings.limit_bytes, keep_forever=True)
+            if made.partitions != 1:
+                raise InvalidInput(f"topic {topic} has {made.partitions} partitions: a region's topics have one each")
+            self.topic_id = made.topic_id
 
     async def start(self) -> int:
         """Return the first retained offset of the data topic."""
-        return await self.log.start(self.data, _PARTITION)
+        return await self.log.start(self.data, PARTITION)
 
     async def end(self) -> int:
         """Return the offset of the data topic's next record."""
-        return await self.log.end(self.data, _PARTITION)
+        return await self.log.end(self.data, PARTITION)
 
-    async def read(self, *, start: int, stop: int, limit: int = 1000) -> tuple[tuple[Record, ...], int]:
+    async def read(self, *, start: int, stop: int, limit: int = 1000) -> RecordPage:
         """Return up to `limit` records of the data topic, and the offset to continue from."""
-        batch = await self.log.read(self.data, _PARTITION, start=start, stop=stop, limit=limit)
-        return batch.records, batch.next_offset
+        return await self.log.read(self.data, PARTITION, start=start, stop=stop, limit=limit)
 
     async def scan(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
         """Fold the records from `meta.next_offset` up to `stop` into `meta`; raise `LogLost` if they were truncated."""
         while meta.next_offset < stop:
-            records, next_offset = await self.read(start=meta.next_offset, stop=stop)
-            for stored in records:
+            page = await self.read(start=meta.next_offset, stop=stop)
+            for stored in page.records:
                 record = read_record(stored.value)
                 verdict = fold(meta, stored.offset, len(stored.value or b""), record)
                 if on_record is not None:
                     on_record(stored.offset, record, verdict)
-            if next_offset <= meta.next_offset and not records:
+            if page.next_offset <= meta.next_offset and not page.records:
                 return  # the log ends before `stop`
-            meta.next_offset = max(meta.next_offset, next_offset)
-
-    def outgoing(self, value: bytes) -> Outgoing:
-        """Return a record for the data topic, to be sent."""
-        return Outgoing(self.data, _PARTITION, None, value)
+            meta.next_offset = max(meta.next_offset, page.next_offset)
 
     async def append(self, record: OwnerClaim | MarkDeleted | DropTable) -> Acknowledged:
         """Append a control record to the data topic."""
-        return await self.log.append(self.outgoing(encode_control(record)))
+        return await self.log.append(Outgoing(self.data, PARTITION, None, encode_control(record)))
 
-    async def snapshots(self) -> CollectedSnapshots:
+    async def snapshots(self) -> list[StoredSnapshotChunks]:
         """Return the complete snapshots of the meta topic."""
         try:
-            start = await self.log.start(self.meta, _PARTITION)
-            end = await self.log.end(self.meta, _PARTITION)
+            start = await self.log.start(self.meta, PARTITION)
+            end = await self.log.end(self.meta, PARTITION)
         except NotFound:  # an operator deleted it: the same as an empty topic
-            return CollectedSnapshots((), 0)
+            return []
         records: list[tuple[int, bytes | None]] = []
         while start < end:
             try:
-                batch = await self.log.read(self.meta, _PARTITION, start=start, stop=end)
+                batch = await self.log.read(self.meta, PARTITION, start=start, stop=end)
             except LogLost:  # a cleaner truncated it; the snapshots it relies on may be after the old end
-                start = max(start + 1, await self.log.start(self.meta, _PARTITION))
-                end = await self.log.end(self.meta, _PARTITION)
+                start = max(start + 1, await self.log.start(self.meta, PARTITION))
+                end = await self.log.end(self.meta, PARTITION)
                 continue
             records += [(record.offset, record.value) for record in batch.records]
             start = batch.next_offset
         return collect_snapshots(records)
 
-    async def put_snapshot(self, snapshot: RegionSnapshot, *, snapshot_id: bytes) -> int:
-        """Write a snapshot to the meta topic and return its size in bytes, once acknowledged."""
-        values = encode_snapshot(snapshot, snapshot_id=snapshot_id, limit_bytes=self.limit_bytes)
-        for value in values:
-            await self.log.append(Outgoing(self.meta, _PARTITION, None, value))
-        return sum(map(len, values))
+    async def put_snapshot(self, snapshot: RegionSnapshot, *, snapshot_id: bytes) -> None:
+        """Write a snapshot to the meta topic; return once it is acknowledged."""
+        for value in encode_snapshot(snapshot, snapshot_id=snapshot_id, limit_bytes=self.settings.limit_bytes):
+            await self.log.append(Outgoing(self.meta, PARTITION, None, value))
 
     async def truncate(self, *, data_before: int, meta_before: int) -> None:
         """Truncate the data topic, then the meta topic."""
-        await self.log.truncate(self.data, _PARTITION, before=data_before)
-        await self.log.truncate(self.meta, _PARTITION, before=meta_before)
+        await self.log.truncate(self.data, PARTITION, before=data_before)
+        await self.log.truncate(self.meta, PARTITION, before=meta_before)
 
-    def lost_error(self, lost: EntriesLost) -> LogLost:
-        """Return the loss as an error."""
-        return LogLost(
-            topic=self.data,
-            partition=_PARTITION,
-            first=lost.first,
-            last=lost.last,
-            remedy=lost.remedy,
-            when="while they were needed",
+    async def recover(self, *, on_record: OnRecord | None = None) -> RegionMeta:
+        """Restore the newest snapshot and scan the records after it; raise `LogLost` with the range that is missing.
+
+        A cleaner writes its snapshots before it truncates. Therefore the start of the log is read first: the snapshots
+        read after it cover all that was truncated before it, and a gap between them is a loss.
+        """
+        for _ in range(RECOVERY_ATTEMPTS_MAX):
+            start = await self.start()
+            stored = await self.snapshots()
+            end = await self.end()
+            best = plan_recovery(stored, topic=self.data, topic_id=self.topic_id, log_start=start, log_end=end)
+            meta = RegionMeta() if best is None else restore_meta(best)
+            try:
+                await self.scan(meta, stop=end, on_record=on_record)
+            except LogLost:
+                continue  # it was truncated during the scan
+            check_complete(self.data, meta, start)
+            return meta
+        raise self.cleaned_too_often("recovered: open it again")
+
+    async def follow(self, meta: RegionMeta, *, stop: int, on_record: OnRecord | None = None) -> None:
+        """Fold the records from `meta.next_offset` up to `stop`; if a cleaner has truncated them, recover.
+
+        A recovery changes `meta.restored_at`: `on_record` then saw every record from that offset on, but may have
+        missed earlier ones.
+        """
+        for _ in range(RECOVERY_ATTEMPTS_MAX):
+            try:
+                return await self.scan(meta, stop=stop, on_record=on_record)
+            except LogLost as error:
+                fresh = await self.recover(on_record=on_record)
+                if fresh.next_offset <= meta.next_offset:
+                    raise error
+                meta.replace_with(fresh)
+        raise self.cleaned_too_often("read: try again")
+
+    def cleaned_too_often(self, what: str) -> Unavailable:
+        """Return the error of a read that never finds the log as it was."""
+        return Unavailable(f"{self.data}: cleaned {RECOVERY_ATTEMPTS_MAX} times in a row while it was {what}")
+
+    async def claim_region(self, meta: RegionMeta, writer: bytes) -> None:
+        """Claim the next term for a writer and fold up to the claim; raise `Fenced` if other writers won every attempt.
+
+        The state before the claim only selects the term; the state to write on is the one as of the claim.
+        """
+        for _ in range(self.settings.attempts_max):
+            claim = OwnerClaim(meta.term + 1, writer)
+            await self.append_claim(meta, claim)
+            if (meta.term, meta.writer) == (claim.term, writer):
+                return
+        raise Fenced(
+            f"{self.data}: {self.settings.attempts_max} claims in a row lost against another writer's: "
+            "is it opened over and over?"
         )
+
+    async def append_claim(self, meta: RegionMeta, claim: OwnerClaim, *, on_record: OnRecord | None = None) -> None:
+        """Append a claim and fold up to it. A duplicate is the same claim, so an unknown outcome is safe to retry."""
+        sent = await self.retry(lambda: self.append(claim), Unavailable, OutcomeUnknown)
+        await self.follow(meta, stop=sent.offset + 1, on_record=on_record)
+
+    async def retry(self, call: Callable[[], Awaitable[T]], *errors: type[TidebookError]) -> T:
+        """Return the result of the call, which is repeated at once after one of these errors."""
+        for _ in range(self.settings.attempts_max - 1):
+            with suppress(*errors):
+                return await call()
+        return await call()

@@ -9,11 +9,9 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.cleaner import OnPinned
-from tidebook.wal.names import RegionId, namespace_name, region_id, region_of
-from tidebook.wal.region import Region
+from tidebook.wal.region import OnPinned, Region
 from tidebook.wal.settings import WalSettings
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.topics import RegionId, RegionTopics, namespace_name, region_id, region_of
 
 
 class Wal:
@@ -63,31 +61,22 @@ class Wal:
             if known is not None and (not writable or known.writable) and await known.exists():
                 await known.reopen(on_pinned)
                 return known
-            opened = await self._open_region(region, create=create, writable=writable, on_pinned=on_pinned)
+            topics = self._topics(region)
+            found = await topics.find_id()
+            if found is None and not create:
+                raise NotFound(f"namespace {self.namespace!r} has no region {region}: open it with create=True")
+            topics.topic_id = found or ""
+            if writable or create:
+                await topics.create()  # existing topics too: one with time-based retention is rejected
+            opened = Region(topics, clock=self._clock, ids=self._ids, metrics=self._metrics, on_pinned=on_pinned)
+            await opened.open(writable=writable)
             if known is not None:
                 await known.close()
             self._open[region, writable] = opened
             return opened
 
-    async def _open_region(
-        self, region: RegionId, *, create: bool, writable: bool, on_pinned: OnPinned | None
-    ) -> Region:
-        topics = RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
-        if not await topics.find() and not create:
-            raise NotFound(f"namespace {self.namespace!r} has no region {region}: open it with create=True")
-        if writable or create:
-            await topics.create()  # existing topics too: one with time-based retention is rejected
-        return await Region.open(
-            topics,
-            id=region,
-            writable=writable,
-            settings=self._settings,
-            clock=self._clock,
-            ids=self._ids,
-            metrics=self._metrics,
-            labels={"namespace": self.namespace, "region": region},
-            on_pinned=on_pinned,
-        )
+    def _topics(self, region: RegionId) -> RegionTopics:
+        return RegionTopics(self._log, self.namespace, region, self._settings)
 
     async def regions(self) -> list[int]:
         """Return the ids of the regions in this namespace, sorted."""
@@ -97,9 +86,9 @@ class Wal:
     async def delete_region(self, id: int) -> None:
         """Delete a region and all its entries permanently; raise `NotFound` if it does not exist."""
         region = region_id(id)
-        topics = RegionTopics(self._log, self.namespace, region, limit_bytes=self._settings.limit_bytes)
+        topics = self._topics(region)
         async with self._open_locks[region]:
-            if not await topics.find():
+            if await topics.find_id() is None:
                 raise NotFound(f"namespace {self.namespace!r} has no region {region}")
             for writable in (True, False):
                 known = self._open.pop((region, writable), None)

@@ -20,13 +20,10 @@ from tidebook.queue.port import Step
 from tidebook.queue.queue import Queue
 from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.group_assignment import SHARES, share_of
-from tidebook.tags.offset import decode_offset
-from tidebook.tags.stall import HorizonStatus
-from tidebook.tags.subscription import Subscription
+from tidebook.tags.event import TaggedEvent, check_tag, check_topics, decode_offset
+from tidebook.tags.horizon import HorizonStatus
+from tidebook.tags.subscription import SHARES, Subscription, share_of
 from tidebook.tags.tags import Tags
-from tidebook.tags.validation import check_tag, check_topics
 
 BATCH_MAX: Final = 500
 #: The most events that are read ahead of the queue.

@@ -22,7 +22,7 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import CassandraSettings, CassandraStore, open_cassandra_store
 from tidebook.store.cassandra.mutations import Batch
 from tidebook.store.port import StoredSnapshot
-from tidebook.tags.bucket_size import change_size
+from tidebook.tags.tags import Tags
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config
 from tidebook.testing.conformance.store_suite import assert_shows
 from tidebook.testing.servers import Cassandra
@@ -211,7 +211,8 @@ async def test_a_page_of_a_tag_is_asked_of_a_frozen_node_once_and_comes_when_it_
     server: Cassandra, opened: Callable[..., Awaitable[CassandraStore]], topic: str
 ) -> None:
     store = await opened()
-    await change_size(store, SystemClock(), "minute")  # so all that is past is fixed, and asked for without a look
+    # All that is past is fixed then, and asked for without a look.
+    await Tags(store=store, clock=SystemClock()).set_bucket_size("minute")
     store = await opened(read_timeout_s=1.0)
 
     async def page() -> Sequence[TagRow]:

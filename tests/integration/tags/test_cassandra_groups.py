@@ -15,9 +15,8 @@ import pytest_asyncio
 from tidebook import Event, Fenced
 from tidebook.core.segments import head_segment
 from tidebook.replication.ticks import tick
-from tidebook.tags.group_assignment import SHARES
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
-from tidebook.tags.subscription import Subscription
+from tidebook.tags.subscription import SHARES, Subscription
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings

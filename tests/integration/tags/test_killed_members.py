@@ -16,8 +16,8 @@ import pytest
 import tidebook
 from tidebook import Event
 from tidebook.replication.ticks import tick
-from tidebook.tags.group_assignment import SHARES
 from tidebook.tags.sql_offsets import TABLE
+from tidebook.tags.subscription import SHARES
 from tidebook.testing.replicating import replicate
 
 pytestmark = pytest.mark.postgres

@@ -13,8 +13,8 @@ import pytest_asyncio
 from tidebook.log.port import Log, Record, read_all
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.entry import WalEntry
 from tidebook.wal.meta import RegionMeta
+from tidebook.wal.record import WalEntry
 from tidebook.wal.region import Region
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.wal import Wal

@@ -12,8 +12,8 @@ from tests.integration.wal.base import RegionBase, contents, entries, held_recor
 from tests.integration.wal.overtaken_cases import OvertakenCases
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, LogLost, NotFound, TooLarge, Truncated
 from tidebook.log.port import Log, Outgoing
-from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import WalEntry
+from tidebook.wal.meta import Pinned
+from tidebook.wal.record import WalEntry
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 

@@ -15,8 +15,8 @@ from tidebook.core.errors import Fenced, InvalidInput
 from tidebook.log.sqlite import SqliteLog
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import Written
+from tidebook.wal.meta import Pinned
+from tidebook.wal.record import Written
 from tidebook.wal.region import Region
 from tidebook.wal.settings import WalSettings
 from tidebook.wal.wal import Wal

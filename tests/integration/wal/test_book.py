@@ -9,8 +9,8 @@ import pytest
 
 import tidebook
 from tidebook.core.errors import InvalidInput
-from tidebook.wal.cleaning import Pinned
-from tidebook.wal.entry import WalEntry
+from tidebook.wal.meta import Pinned
+from tidebook.wal.record import WalEntry
 
 
 async def test_the_book_opens_regions(tmp_path: Path) -> None:

@@ -13,8 +13,16 @@ import pytest_asyncio
 from tests.integration.wal.base import contents, make_wal
 from tidebook.core.errors import Conflict
 from tidebook.log.sqlite import SqliteLog
-from tidebook.wal.flush import Range, TableIncarnation, flush_region, plan_flush
-from tidebook.wal.manifest import Commit, FolderManifest, Move, next_commit
+from tidebook.wal.flush import (
+    Commit,
+    FolderManifest,
+    Move,
+    Range,
+    TableIncarnation,
+    flush_region,
+    next_commit,
+    plan_flush,
+)
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 

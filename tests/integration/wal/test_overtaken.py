@@ -15,8 +15,7 @@ from tests.integration.wal.faulty import FaultyLog
 from tests.integration.wal.overtaken_cases import overtake
 from tidebook.core.errors import Fenced, OutcomeUnknown
 from tidebook.log.sqlite import SqliteLog
-from tidebook.wal.entry import Written
-from tidebook.wal.record import DropTable, MarkDeleted, Write, read_record
+from tidebook.wal.record import DropTable, MarkDeleted, Write, Written, read_record
 from tidebook.wal.region import Region
 from tidebook.wal.wal import Wal
 

@@ -26,7 +26,7 @@ from tidebook.replication.ticks import (
 )
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import Metrics
-from tidebook.tags.following import Following
+from tidebook.tags.horizon import renew_followed
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate
@@ -102,7 +102,7 @@ async def test_ticks_come_often_while_somebody_follows_and_seldom_after(book: Bo
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     assert await ticker.step() == LOOK_EVERY_S
     await book.journal("orders").create()
-    await Following(book.store, book.clock).renew()
+    await renew_followed(book.store, book.clock)
     clock.now_s += 1
     assert await ticker.step() == FOLLOWED_EVERY_S
     clock.now_s += 11
@@ -115,7 +115,7 @@ async def test_a_followed_ticker_ticks_right_behind_what_was_replicated_and_not_
     clock = Seconds()
     ticker = Ticker(book.log, book.store, monotonic_s=clock)
     await book.journal("orders").create()
-    await Following(book.store, book.clock).renew()
+    await renew_followed(book.store, book.clock)
     await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
     await ticker.step()
@@ -146,7 +146,7 @@ async def test_a_followed_ticker_ticks_right_behind_what_was_replicated_and_not_
 async def test_ticks_right_behind_what_was_replicated_wait_for_no_micro_batch(book: Book) -> None:
     ticker = Ticker(book.log, book.store)
     await book.journal("orders").create()
-    await Following(book.store, book.clock).renew()
+    await renew_followed(book.store, book.clock)
     await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
     await replicate(book.log, book.store, "orders")
     await ticker.step()
@@ -165,7 +165,7 @@ async def test_a_tick_with_a_record_before_it_is_left_to_the_job(book: Book) -> 
     done = await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     ticker = Ticker(book.log, book.store)
     await book.journal("orders").create()
-    await Following(book.store, book.clock).renew()
+    await renew_followed(book.store, book.clock)
     await ticker.step()
     busy = ("orders", done.partition)
     assert busy not in ticker.alone

@@ -308,7 +308,7 @@ async def test_a_stream_of_some_topics_continues_after_rows_of_others(world: Wor
 async def test_a_stream_from_the_end_of_a_long_journal_does_not_read_it(
     world: World, monkeypatch: pytest.MonkeyPatch, deleted: int
 ) -> None:
-    monkeypatch.setattr("tidebook.tags.gap_search.NEAR_EVENTS", 4)
+    monkeypatch.setattr("tidebook.tags.delayed_stream.NEAR_EVENTS", 4)
     for first in range(0, 400, 100):
         await world.book.journal("t").append("a", [Event(n, tags={"paid"}) for n in range(first, first + 100)])
         world.clock.advance(HOUR_MS)

@@ -11,8 +11,7 @@ from tidebook.core.event import Event, encode_event
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow, TagPosition, tag_row
-from tidebook.tags.event import TaggedEvent
-from tidebook.tags.offset import decode_offset, encode_offset
+from tidebook.tags.event import TaggedEvent, decode_offset, encode_offset
 
 numbers = st.integers(0, 2**47)
 places = st.builds(TagPosition, st.just("paid"), numbers, st.text(max_size=20), numbers, numbers, numbers, numbers)

@@ -11,9 +11,10 @@ import pytest
 
 from tidebook import Event, Unavailable
 from tidebook.replication.ticks import tick
-from tidebook.tags import stall
+from tidebook.tags import horizon
+from tidebook.tags.horizon import STALL_MS, HorizonStatus
 from tidebook.tags.settings import TagSettings
-from tidebook.tags.stall import STALL_MS, HorizonStatus
+from tidebook.tags.subscription import Subscription
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
@@ -55,6 +56,10 @@ def clock(book: Book) -> ManualClock:
 
 def streams(book: Book, clock: ManualClock, settings: TagSettings = SOON) -> Tags:
     return Tags(store=book.store, clock=clock, settings=settings, log=book.log)
+
+
+def is_waiting(member: Subscription) -> bool:
+    return member.waiting is not None
 
 
 async def passes(clock: ManualClock, tags: Tags, ms: int) -> None:
@@ -149,15 +154,14 @@ async def test_a_horizon_that_moves_again_ends_the_report_and_the_next_stall_is_
         first = asyncio.ensure_future(anext(aiter(member)))
         await passes(clock, tags, 10_000)
         status = await reports.next()
-        assert member.waiting is not None
+        assert is_waiting(member)
         assert (status.lag, status.remedy is not None) == (1, True)
         await replicate(book.log, book.store, "orders")
         await book.journal("orders").append("o-2", [Event(3)])
         await replicate(book.log, book.store, "orders")
         await passes(clock, tags, 4_000)
         assert len(reports.seen) == 1
-        assert member._watch_stall is not None
-        assert member._watch_stall.waiting is None
+        assert not is_waiting(member)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 
@@ -167,7 +171,7 @@ async def test_without_a_callback_a_warning_is_logged(
 ) -> None:
     await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     tags, logged = streams(book, clock), asyncio.Queue[str]()
-    monkeypatch.setattr(stall.LOGGER, "warning", lambda text, *config: logged.put_nowait(text % config))
+    monkeypatch.setattr(horizon.LOGGER, "warning", lambda text, *config: logged.put_nowait(text % config))
     first = asyncio.ensure_future(anext(tags.read("paid", follow=True)))
     await passes(clock, tags, 7_000)
     async with asyncio.timeout(30):

@@ -19,10 +19,9 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.replication_plan import TagRow
 from tidebook.replication.ticks import tick
 from tidebook.runtime.clock import RandomIds
-from tidebook.tags.following import FOLLOWED_SETTING
-from tidebook.tags.group_assignment import SHARES, decode_group
+from tidebook.tags.horizon import FOLLOWED_SETTING
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets
-from tidebook.tags.subscription import Subscription
+from tidebook.tags.subscription import SHARES, Subscription, decode_group
 from tidebook.tags.tags import Tags
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate

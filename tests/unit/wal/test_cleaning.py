@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.wal.fold_model import A, Held, folded, histories, part, write
-from tidebook.wal.cleaning import copies_needed, pinned_tables, plan_truncation
 from tidebook.wal.meta import RegionMeta, fold
 from tidebook.wal.record import MarkDeleted, OwnerClaim
-from tidebook.wal.snapshot import StoredSnapshotChunks, restore_meta, take_snapshot
+from tidebook.wal.snapshot import StoredSnapshotChunks, copies_needed, plan_truncation, restore_meta, take_snapshot
 
 
 def stored(reach: int, at: int, *, topic_id: str = "t") -> StoredSnapshotChunks:
     meta = RegionMeta()
     meta.next_offset = reach
-    return StoredSnapshotChunks(take_snapshot(meta, topic_id=topic_id, truncated_to=0, taken_ms=0), at, at)
+    return StoredSnapshotChunks(take_snapshot(meta, topic_id=topic_id, truncated_to=0, taken_ms=0), at)
 
 
 SNAPSHOTS = st.lists(st.integers(0, 50), max_size=6).map(
@@ -88,9 +87,9 @@ def test_a_region_truncated_at_any_decision_recovers_from_each_later_snapshot(
 
 def test_the_table_with_the_oldest_entry_pins_the_log() -> None:
     meta = folded([(0, OwnerClaim(1, A)), (1, write(1, A, part(5, 1))), (2, write(1, A, part(3, 1, 2)))])
-    assert [(p.table, p.first_seq, p.offset) for p in pinned_tables(meta)] == [(5, 1, 1), (3, 1, 2)]
+    assert [(p.table, p.first_seq, p.offset) for p in meta.pinned_tables()] == [(5, 1, 1), (3, 1, 2)]
     fold(meta, 3, 100, MarkDeleted(5, 1, 2))
-    assert [p.table for p in pinned_tables(meta)] == [3]
+    assert [p.table for p in meta.pinned_tables()] == [3]
     assert meta.first_offset == 2
 
 

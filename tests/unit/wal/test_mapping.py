@@ -47,7 +47,7 @@ def test_batches_contain_each_number_once(steps: list[tuple[str, int, int]]) -> 
     assert {seq: at for first, stop, at in mapping.batches() for seq in range(first, stop)} == model
 
 
-def test_deltas_above_four_bytes_are_stored() -> None:
+def test_numbers_above_four_bytes_are_stored() -> None:
     mapping = SeqOffsets()
     mapping.append(1, offset=5)
     view = mapping.frozen()
@@ -104,9 +104,9 @@ def test_a_thousand_records_in_batches_of_a_hundred_take_at_most_100_bytes() -> 
 
 def test_arrays_of_different_lengths_are_corrupt() -> None:
     with pytest.raises(Corrupt):
-        SeqOffsets.unpacked(PackedMapping(5, 1, 0, False, bytes(4), bytes(8)))
+        SeqOffsets.unpacked(PackedMapping(5, False, bytes(4), bytes(8)))
 
 
 def test_a_mapping_past_the_next_number_is_corrupt() -> None:
     with pytest.raises(Corrupt):
-        SeqOffsets.unpacked(PackedMapping(5, 5, 0, True, bytes(8), bytes(8)))
+        SeqOffsets.unpacked(PackedMapping(5, True, (5).to_bytes(8, "little"), bytes(8)))

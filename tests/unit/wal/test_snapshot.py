@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.wal.fold_model import A, Held, folded, histories, part, state_of, write
-from tidebook.core.errors import UnknownVersion
+from tidebook.core.errors import LogLost, UnknownVersion
 from tidebook.core.frame import Frame
 from tidebook.wal.mapping import SeqOffsets
 from tidebook.wal.meta import RegionMeta, TableMeta, fold
 from tidebook.wal.record import MarkDeleted, OwnerClaim
-from tidebook.wal.recovery import EntriesLost, FullScan, Resume, lost_entries, plan_recovery
 from tidebook.wal.snapshot import (
     FRAME,
     RegionSnapshot,
     StoredSnapshotChunks,
+    check_complete,
     collect_snapshots,
     encode_snapshot,
+    plan_recovery,
     restore_meta,
     take_snapshot,
 )
@@ -34,13 +35,11 @@ def chunks(snapshot: RegionSnapshot, number: int, limit_bytes: int = 200) -> lis
 
 
 def stored(*snapshots: RegionSnapshot) -> list[StoredSnapshotChunks]:
-    return [StoredSnapshotChunks(each, index, index) for index, each in enumerate(snapshots)]
+    return [StoredSnapshotChunks(each, index) for index, each in enumerate(snapshots)]
 
 
-def plan(
-    *snapshots: RegionSnapshot, start: int = 0, end: int = 10**6, topic_id: str = "t"
-) -> Resume | FullScan | EntriesLost:
-    return plan_recovery(stored(*snapshots), topic_id=topic_id, log_start=start, log_end=end)
+def plan(*snapshots: RegionSnapshot, start: int = 0, end: int = 10**6, topic_id: str = "t") -> RegionSnapshot | None:
+    return plan_recovery(stored(*snapshots), topic="d", topic_id=topic_id, log_start=start, log_end=end)
 
 
 def test_the_worked_example_of_the_design_recovers_number_for_number() -> None:
@@ -52,11 +51,11 @@ def test_the_worked_example_of_the_design_recovers_number_for_number() -> None:
     meta.tables[1] = TableMeta(0, mapping=mapping, latest_marked_deleted=2, current_high_watermark=32)
     assert dict(mapping) == {2: 16, 3: 16, 4: 31}
 
-    found = collect_snapshots(enumerate(chunks(taken(meta), 1))).stored
-    begin = plan_recovery(found, topic_id="t", log_start=0, log_end=101)
-    assert isinstance(begin, Resume)
-    assert begin.snapshot.data_offset == 64
-    recovered = restore_meta(begin.snapshot)
+    found = collect_snapshots(enumerate(chunks(taken(meta), 1)))
+    begin = plan_recovery(found, topic="d", topic_id="t", log_start=0, log_end=101)
+    assert begin is not None
+    assert begin.data_offset == 64
+    recovered = restore_meta(begin)
     others = 1
     for offset in range(64, 101):
         if offset in (72, 81, 90):
@@ -78,7 +77,7 @@ def test_a_snapshot_at_any_offset_and_the_records_after_it_give_the_same_meta(
 ) -> None:
     at = data.draw(st.integers(0, len(history)))
     snapshot = taken(folded(history[:at]))
-    found = collect_snapshots(enumerate(chunks(snapshot, 1, limit_bytes))).stored
+    found = collect_snapshots(enumerate(chunks(snapshot, 1, limit_bytes)))
     assert state_of(folded(history, restore_meta(found[0].snapshot))) == state_of(folded(history))
 
 
@@ -89,8 +88,7 @@ def test_chunks_stay_within_the_limit_and_survive_interleaving(history: list[Hel
     assert all(len(value) <= 200 for _, value in records)
     mixed = data.draw(st.permutations(records))
     found = collect_snapshots(enumerate(value for _, value in mixed))
-    assert sorted(each.snapshot.data_offset for each in found.stored) == sorted([one.data_offset, two.data_offset])
-    assert found.wasted == 0
+    assert sorted(each.snapshot.data_offset for each in found) == sorted([one.data_offset, two.data_offset])
 
 
 @given(histories(), st.data())
@@ -104,8 +102,7 @@ def test_a_damaged_or_torn_snapshot_is_skipped(history: list[Held], data: st.Dat
         bent[data.draw(st.integers(0, len(bent) - 1))] ^= 0x40
         bad[at] = bytes(bent)
     found = collect_snapshots(enumerate(good + bad))
-    assert [each.snapshot.data_offset for each in found.stored] == [0]
-    assert found.wasted == len(bad)
+    assert [(each.snapshot.data_offset, each.first_offset) for each in found] == [(0, 0)]
 
 
 def test_a_newer_snapshot_version_stops_the_recovery() -> None:
@@ -116,44 +113,44 @@ def test_a_newer_snapshot_version_stops_the_recovery() -> None:
 
 def test_recovery_uses_the_snapshot_that_covers_most_wherever_it_is_stored() -> None:
     far = taken(folded([(9, OwnerClaim(1, A))]))
-    assert plan(far, taken(folded([(3, OwnerClaim(1, A))]))) == Resume(far)
+    assert plan(far, taken(folded([(3, OwnerClaim(1, A))]))) == far
 
 
 def test_without_a_snapshot_the_whole_log_is_scanned() -> None:
-    assert plan() == FullScan()
+    assert plan() is None
 
 
 def test_without_a_snapshot_a_truncated_log_is_lost() -> None:
-    lost = plan(start=5)
-    assert isinstance(lost, EntriesLost)
-    assert (lost.first, lost.last) == (0, 4)
+    with pytest.raises(LogLost) as lost:
+        plan(start=5)
+    assert (lost.value.first, lost.value.last) == (0, 4)
 
 
 def test_a_log_start_past_the_snapshot_is_lost() -> None:
-    lost = plan(taken(folded([(9, OwnerClaim(1, A))])), start=15)
-    assert isinstance(lost, EntriesLost)
-    assert (lost.first, lost.last) == (10, 14)
+    with pytest.raises(LogLost) as lost:
+        plan(taken(folded([(9, OwnerClaim(1, A))])), start=15)
+    assert (lost.value.first, lost.value.last) == (10, 14)
 
 
 def test_a_log_end_before_the_snapshot_is_lost() -> None:
-    lost = plan(taken(folded([(9, OwnerClaim(1, A))])), end=4)
-    assert isinstance(lost, EntriesLost)
-    assert (lost.first, lost.last) == (4, 9)
+    with pytest.raises(LogLost) as lost:
+        plan(taken(folded([(9, OwnerClaim(1, A))])), end=4)
+    assert (lost.value.first, lost.value.last) == (4, 9)
 
 
 def test_a_data_topic_created_again_is_lost() -> None:
-    lost = plan(taken(folded([(9, OwnerClaim(1, A))])), topic_id="another")
-    assert isinstance(lost, EntriesLost)
-    assert (lost.first, lost.last) == (0, 9)
+    with pytest.raises(LogLost) as lost:
+        plan(taken(folded([(9, OwnerClaim(1, A))])), topic_id="another")
+    assert (lost.value.first, lost.value.last) == (0, 9)
 
 
 def test_entries_that_a_table_needs_and_the_log_lacks_are_lost() -> None:
     meta = folded([(0, OwnerClaim(1, A)), (1, write(1, A, part(1, 1, 3))), (2, write(1, A, part(2, 1)))])
-    lost = lost_entries(meta, 2)
-    assert lost is not None
-    assert (lost.first, lost.last) == (1, 1)
+    with pytest.raises(LogLost) as lost:
+        check_complete("d", meta, 2)
+    assert (lost.value.topic, lost.value.first, lost.value.last) == ("d", 1, 1)
     fold(meta, 3, 0, MarkDeleted(1, 1, 4))
-    assert lost_entries(meta, 2) is None
+    check_complete("d", meta, 2)
 
 
 def test_a_snapshot_is_a_plain_value() -> None:

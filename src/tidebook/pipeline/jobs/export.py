@@ -32,7 +32,7 @@ from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
 from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.wal.manifest import VERSION, FolderManifest, Manifest, Move
+from tidebook.wal.flush import VERSION, FolderManifest, Manifest, Move
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json
 

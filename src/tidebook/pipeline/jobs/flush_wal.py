@@ -24,8 +24,18 @@ from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
 from tidebook.pipeline.worker import Batches
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.wal.flush import Flushed, Range, TableIncarnation, flush_region
-from tidebook.wal.manifest import VERSION, Commit, FolderManifest, M, Move, next_commit
+from tidebook.wal.flush import (
+    VERSION,
+    Commit,
+    Flushed,
+    FolderManifest,
+    M,
+    Move,
+    Range,
+    TableIncarnation,
+    flush_region,
+    next_commit,
+)
 from tidebook.wal.region import Region
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import settings_to_json

@@ -21,12 +21,12 @@ from tidebook.pipeline.source.options import WAL, Options, one_line_errors
 from tidebook.pipeline.worker import SparkWorker, arrow_schema
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
-from tidebook.wal.entry import WalEntry
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
 from tidebook.wal.meta import RegionMeta
-from tidebook.wal.names import RegionId, namespace_name, region_id
 from tidebook.wal.reading import Run, read_mapped
-from tidebook.wal.topics import RegionTopics
+from tidebook.wal.record import WalEntry
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.topics import RegionId, RegionTopics, namespace_name, region_id
 from tidebook.wal.wal import Wal
 
 SCHEMA = "region long, table long, seq long, payload binary, payload_type string, offset long"
@@ -88,7 +88,7 @@ def to_arrow(region: int, entries: Sequence[WalEntry]) -> pa.RecordBatch:
 
 
 async def _pages(worker: SparkWorker, namespace: str, wanted: RegionSlice) -> AsyncIterator[list[Run]]:
-    topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), limit_bytes=0)
+    topics = RegionTopics(await worker.log(), namespace, RegionId(wanted.region), WalSettings())
     mappings = {table: SeqOffsets.unpacked(packed) for table, packed in wanted.mappings.items()}
     async for runs in read_mapped(topics, mappings, [(wanted.start, wanted.stop)]):
         yield runs
