@@ -19,7 +19,7 @@ from tidebook.queue.entry import DATA_BYTES_MAX, Entry
 from tidebook.queue.port import Step
 from tidebook.queue.queue import Queue
 from tidebook.queue.task_cancellation import cancel_and_wait
-from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded
 from tidebook.tags.event import TaggedEvent
 from tidebook.tags.group_assignment import SHARES, share_of
 from tidebook.tags.offset import decode_offset
@@ -153,21 +153,11 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class SyncFeed:
+class SyncFeed(BlockingFacade[Feed]):
     """The blocking form of `Feed`."""
 
-    def __init__(self, portal: BlockingPortal, feed: Feed) -> None:
-        self._portal = portal
-        self._feed = feed
-
-    @property
-    def waiting(self) -> HorizonStatus | None:
-        """What replication the feed waits for; None while it makes progress or has nothing to wait for."""
-        return self._feed.waiting
-
-    def run(self, *, follow: bool = True) -> int:
-        """Put events until interrupted; with `follow=False`, put those that exist now and return how many entries."""
-        return self._portal.run(self._feed.run(follow=follow))
+    waiting = forwarded(Feed.waiting)
+    run = blocking(Feed.run)
 
 
 async def _next_batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:

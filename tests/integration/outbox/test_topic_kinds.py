@@ -41,7 +41,7 @@ def test_messages_to_a_journal_topic_wait_and_the_reason_names_the_remedy(book: 
 
 def test_a_journal_topic_whose_log_was_emptied_is_one_still(book: SyncBook) -> None:
     done = book.journal("orders").append("o-1", [Event(1)])
-    book._portal_open().run(book._book.log.truncate("orders", done.partition, before=done.offset + 1))
+    book._portal.run(book.log.truncate("orders", done.partition, before=done.offset + 1))
     book.outbox.publish_alone([Message("orders", b"paid")])
     assert book.outbox.relay(once=True) == 0
     assert "holds journals" in only_error(book)
