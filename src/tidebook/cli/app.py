@@ -8,29 +8,21 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import tidebook
-from tidebook.cli import bench, doctor, flush_wal, journal, outbox, output, pipeline, queue, tags, topics, up, wal
-from tidebook.cli.help import Group
-from tidebook.cli.signals import INTERRUPTED
-from tidebook.core.errors import (
-    Conflict,
-    Corrupt,
-    Fenced,
-    InvalidInput,
-    LeaseLost,
-    LogLost,
-    NotFound,
-    OutcomeUnknown,
-    TidebookError,
-    Unavailable,
-)
+from tidebook.cli import doctor, journal, outbox, output, pipeline, queue, tags, topics, up, wal
+from tidebook.cli.command import INTERRUPTED, Group
+from tidebook.cli.options import argument
+from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
 
 #: If this environment variable is set, an unexpected error prints its traceback.
 TRACEBACK_VARIABLE = "TIDEBOOK_TRACEBACK"
+#: The root of the checkout that this package was imported from; an installed wheel has no benchmarks there.
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 app = Group(
     name="tidebook",
@@ -43,16 +35,39 @@ app = Group(
 )
 
 app.command()(up.up)
-app.add_typer(journal.app, name="journal")
-app.add_typer(tags.app, name="tags")
-app.add_typer(topics.app, name="topics")
-app.add_typer(wal.app, name="wal")
-app.add_typer(pipeline.app, name="pipeline")
-pipeline.app.command("flush-wal")(flush_wal.flush_wal)
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(queue.app, name="queue")
-app.command(context_settings=bench.ANY_ARGUMENTS)(bench.bench)
-app.command()(doctor.doctor)
+for name, group in {
+    "journal": journal.app,
+    "tags": tags.app,
+    "topics": topics.app,
+    "wal": wal.app,
+    "pipeline": pipeline.app,
+    "outbox": outbox.app,
+    "queue": queue.app,
+}.items():
+    app.add_typer(group, name=name)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context, name: Annotated[str, argument("NAME", "The benchmark, for example: journal")]
+) -> None:
+    """Run one benchmark and compare it with its reference.
+
+    Further arguments go to the benchmark. Its last line of output is a JSON object with the ratios by name.
+    """
+    if not (CHECKOUT / "bench" / "__main__.py").exists():
+        raise NotFound("benchmarks are not in the installed package: run ./dev bench NAME in a source checkout")
+    sys.path.insert(0, str(CHECKOUT))
+    from bench.__main__ import main
+
+    try:
+        code = main([name, *context.args])
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"bench {name} needs {error.name}, which is not installed: run ./dev setup") from error
+    raise typer.Exit(code)
+
+
+app.command(check=True)(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -79,9 +94,7 @@ def exit_code(error: TidebookError) -> int:
             return 3
         case NotFound():
             return 4
-        case Unavailable() | OutcomeUnknown() | Corrupt() | LogLost():
-            return 5
-        case _:
+        case _:  # unavailable, damaged, lost, or of unknown outcome
             return 5
 
 

@@ -119,7 +119,17 @@ def format_value(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
+        return format_time(value)
     if isinstance(value, str) and value.isprintable():
         return value
     return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def payload_as_json(payload: Any) -> Any:
+    """Return a payload as a JSON value; bytes become base64."""
+    return {"base64": base64.b64encode(payload).decode()} if isinstance(payload, bytes) else payload
+
+
+def format_time(time: datetime) -> str:
+    """Return a time in ISO 8601 with milliseconds."""
+    return time.isoformat(timespec="milliseconds")
