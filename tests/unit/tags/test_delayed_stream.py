@@ -92,7 +92,7 @@ class World:
         return [event.payload async for event in self.tags(**settings).read("paid", after=after)]
 
     def count(self, name: str) -> float:
-        return sum(sample.value for sample in self.metrics.samples() if sample.name == name)
+        return self.metrics.counted(name)
 
 
 @pytest_asyncio.fixture
