@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+import prometheus_client.samples
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 Labels = tuple[tuple[str, str], ...]
@@ -122,7 +124,7 @@ class Sample(NamedTuple):
     value: float
 
 
-class Timing(NamedTuple):
+class Timing(msgspec.Struct, frozen=True):
     """The number of the durations of one operation, and their sum."""
 
     count: int = 0
@@ -170,7 +172,7 @@ class Metrics:
                 if not sample.name.endswith("_created"):
                     yield Sample(sample.name.removeprefix("tidebook_"), tuple(sample.labels.items()), sample.value)
 
-    def _exported(self, name: str) -> list[Any]:
+    def _exported(self, name: str) -> list[prometheus_client.samples.Sample]:
         families = self._metrics[name].collect() if name in self._metrics else ()
         return [sample for family in families for sample in family.samples]
 

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -122,7 +123,7 @@ def test_the_registry_is_exported_by_the_client_library() -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, {"queue": "a"}, {"topic": "a", "queue": "b"}])
-def test_other_labels_than_declared_are_refused(labels: dict[str, str]) -> None:
+def test_other_labels_than_declared_are_refused(labels: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="label"):
         Metrics().count("outbox_sent", **labels)
 
