@@ -9,7 +9,7 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -48,9 +48,7 @@ for name, group in {
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def bench(
-    context: typer.Context, name: Annotated[str, argument("NAME", "The benchmark, for example: journal")]
-) -> None:
+def bench(context: typer.Context, name: str = argument("NAME", "The benchmark, for example: journal")) -> None:
     """Run one benchmark and compare it with its reference.
 
     Further arguments go to the benchmark. Its last line of output is a JSON object with the ratios by name.
@@ -78,9 +76,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
 ) -> None:
     """Keep durable journals: event journals, tags, write-ahead logs, outboxes and work queues."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
 
 import tidebook
 from tidebook.cli import output
@@ -71,16 +70,12 @@ async def append(
     book: BookOption,
     topic: TopicArgument,
     id: IdArgument,
-    payloads: Annotated[list[str], argument("JSON", "One JSON value per event.")],
-    tag: Annotated[list[str] | None, option("TAG", "Add this tag to every event; may be repeated.")] = None,
-    expected: Annotated[
-        int | None, number("Append only if the last sequence number is N; 0: no journal yet.", 0)
-    ] = None,
-    at: Annotated[int | None, number("Give the first event number N; numbers may be skipped.", FIRST)] = None,
-    metadata: Annotated[str | None, option("JSON", "Add this JSON object to every event.")] = None,
-    expire_after_s: Annotated[
-        float | None, seconds("Let the journal expire this long after its last append; 0: never.")
-    ] = None,
+    payloads: list[str] = argument("JSON", "One JSON value per event."),
+    tag: list[str] | None = option("TAG", "Add this tag to every event; may be repeated."),
+    expected: int | None = number("Append only if the last sequence number is N; 0: no journal yet.", 0),
+    at: int | None = number("Give the first event number N; numbers may be skipped.", FIRST),
+    metadata: str | None = option("JSON", "Add this JSON object to every event."),
+    expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
 ) -> None:
     """Append events to a journal, atomically."""
     if expected is not None and at is not None:
@@ -102,7 +97,7 @@ async def read(
     topic: TopicArgument,
     id: IdArgument,
     start: StartOption = FIRST,
-    end: Annotated[int, number("Stop after this sequence number.", show_default="the last")] = LAST,
+    end: int = number("Stop after this sequence number.", show_default="the last", default=LAST),
 ) -> None:
     """Print a journal's events."""
     journal = await _existing(book, topic)
@@ -138,7 +133,7 @@ async def delete(
     book: Book,
     topic: TopicArgument,
     id: IdArgument,
-    to: Annotated[int, number("Delete the events up to and including number N.", FIRST)],
+    to: int = number("Delete the events up to and including number N.", FIRST, default=...),
 ) -> None:
     """Delete a journal's events up to a number."""
     await (await _existing(book, topic)).delete(id, to=to)
@@ -164,10 +159,8 @@ async def snapshot(
     book: Book,
     topic: TopicArgument,
     id: IdArgument,
-    save: Annotated[str | None, option("JSON", "Save this state as a snapshot.")] = None,
-    seq_nr: Annotated[
-        int | None, number("The last sequence number in the state.", FIRST, show_default="the last")
-    ] = None,
+    save: str | None = option("JSON", "Save this state as a snapshot."),
+    seq_nr: int | None = number("The last sequence number in the state.", FIRST, show_default="the last"),
 ) -> None:
     """Print a journal's newest snapshot, or save one."""
     journal = await _existing(book, topic)

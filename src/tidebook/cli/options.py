@@ -14,7 +14,7 @@ import typer
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import journal_id, topic_name
 from tidebook.core.payload import decode_json
-from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.core.seq_nr import LAST
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Settings, read_settings
 
@@ -26,17 +26,17 @@ DEFAULT_BOOK = "./tidebook-data"
 BOOK_FILES = {"log.db": "log", "store.db": "store", "queue.db": "sql", "outbox.db": "sql"}
 
 
-def option(metavar: str, help: str, **how: Any) -> Any:
-    """Return an option with a value."""
-    return typer.Option(metavar=metavar, help=help, **how)
+def option(metavar: str, help: str, default: Any = None, **how: Any) -> Any:
+    """Return an option with a value, as the default of a parameter; it is required if its default is `...`."""
+    return typer.Option(default, metavar=metavar, help=help, **how)
 
 
-def number(help: str, least: int = 1, most: int | None = LAST, *, metavar: str = "N", **how: Any) -> Any:
+def number(help: str, least: int = 1, most: int | None = LAST, default: Any = None, **how: Any) -> Any:
     """Return an option that takes a whole number."""
-    return typer.Option(metavar=metavar, min=least, max=most, help=help, **how)
+    return option(how.pop("metavar", "N"), help, default, min=least, max=most, **how)
 
 
-def seconds(help: str, *, least: float = 0.0) -> Any:
+def seconds(help: str, default: Any = None, *, least: float = 0.0) -> Any:
     """Return an option that takes a time in seconds, from `least` to a hundred years."""
 
     def check(parameter: typer.CallbackParam, value: float | None) -> float | None:
@@ -45,17 +45,17 @@ def seconds(help: str, *, least: float = 0.0) -> Any:
             raise InvalidInput(f"{name} is a time in seconds, from {least:g} to a hundred years, not {value:g}")
         return value
 
-    return typer.Option(metavar="SECONDS", help=help, callback=check)
-
-
-def argument(metavar: str, help: str, **how: Any) -> Any:
-    """Return an argument."""
-    return typer.Argument(metavar=metavar, help=help, **how)
+    return option("SECONDS", help, default, callback=check)
 
 
 def flag(name: str, help: str) -> Any:
     """Return an option without a value."""
-    return typer.Option(name, help=help)
+    return typer.Option(False, name, help=help)
+
+
+def argument(metavar: str, help: str, default: Any = ..., **how: Any) -> Any:
+    """Return an argument, which is required if its default is `...`."""
+    return typer.Argument(default, metavar=metavar, help=help, **how)
 
 
 def _address(value: str | None) -> str | None:
@@ -81,15 +81,17 @@ BookOption = Annotated[
         "--book", envvar="TIDEBOOK", help="A folder or a tidebook.toml.", show_default=DEFAULT_BOOK, metavar="PATH"
     ),
 ]
-JsonOption = Annotated[bool, flag("--json", "Print one JSON object per line, also on a terminal.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, also on a terminal.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-LimitOption = Annotated[int, number("Print at most N.", 1, 10_000)]
-OnceOption = Annotated[bool, flag("--once", "Process what is pending now, then exit.")]
-StartOption = Annotated[int, number("Start at this sequence number.", FIRST)]
+LimitOption = Annotated[int, number("Print at most N.", 1, 10_000, ...)]
+OnceOption = Annotated[bool, typer.Option("--once", help="Process what is pending now, then exit.")]
+StartOption = Annotated[int, number("Start at this sequence number.", default=...)]
 MetricsOption = Annotated[
-    str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.", callback=_address)
+    str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.", ..., callback=_address)
 ]
-TopicsOption = Annotated[list[str] | None, option("TOPIC", "Use only this topic; may be repeated.", callback=_topics)]
+TopicsOption = Annotated[
+    list[str] | None, option("TOPIC", "Use only this topic; may be repeated.", ..., callback=_topics)
+]
 TopicArgument = Annotated[str, argument("TOPIC", "The topic, for example: orders", callback=topic_name)]
 IdArgument = Annotated[str, argument("ID", "The journal's id, for example: o-1", callback=journal_id)]
 TagArgument = Annotated[str, argument("TAG", "The tag, for example: paid", callback=_tag)]

@@ -55,10 +55,9 @@ def _topic(value: str | None) -> str | None:
 
 Topic = Annotated[str, argument("TOPIC", "The Kafka topic, for example: orders", callback=_topic)]
 Id = Annotated[
-    int | None,
-    argument("ID", "The message; use --all for every parked message of the topic.", min=1, max=LAST),
+    int | None, argument("ID", "The message; use --all for every parked message of the topic.", min=1, max=LAST)
 ]
-All = Annotated[bool, flag("--all", "Select every parked message of the topic.")]
+All = Annotated[bool, typer.Option("--all", help="Select every parked message of the topic.")]
 
 
 @contextmanager
@@ -83,15 +82,11 @@ def open_outbox(book: str | None, *, create: bool = False, reading: bool = False
 def publish(
     book: BookOption,
     topic: Topic,
-    payloads: Annotated[
-        list[str], argument("PAYLOAD", "One payload per message; - reads one per line from standard input.")
-    ],
-    key: Annotated[str | None, option("KEY", "Use this key for all messages.")] = None,
-    partition_key: Annotated[str | None, option("KEY", "Choose the partition by this key instead.")] = None,
-    header: Annotated[
-        list[str] | None, option("NAME=VALUE", "Add this header to all messages; may be repeated.")
-    ] = None,
-    ordered: Annotated[bool, flag("--ordered", "Wait for transactions that publish the same key.")] = False,
+    payloads: list[str] = argument("PAYLOAD", "One payload per message; - reads one per line from standard input."),
+    key: str | None = option("KEY", "Use this key for all messages."),
+    partition_key: str | None = option("KEY", "Choose the partition by this key instead."),
+    header: list[str] | None = option("NAME=VALUE", "Add this header to all messages; may be repeated."),
+    ordered: bool = flag("--ordered", "Wait for transactions that publish the same key."),
 ) -> None:
     """Publish messages in one separate transaction."""
     headers = dict(_header(each) for each in header or [])
@@ -116,9 +111,7 @@ def _header(text: str) -> tuple[str, str]:
 @app.command()
 def relay(
     book: BookOption,
-    threads: Annotated[
-        int | None, number("Relay N topics at a time.", 1, 10_000, show_default="[outbox] threads, 1")
-    ] = None,
+    threads: int | None = number("Relay N topics at a time.", 1, 10_000, show_default="[outbox] threads, 1"),
     once: OnceOption = False,
     metrics: MetricsOption = None,
 ) -> None:
@@ -192,7 +185,7 @@ def parked_default(context: typer.Context, book: BookOption = None, json: JsonOp
     """List messages that Kafka rejects permanently; retry or drop them."""
     if context.invoked_subcommand is None:
         output.choose(json=json)
-        parked_list(book)
+        parked_list(book, None, 1000)
         return
     for name in ("book", "json"):  # they would be ignored, and the command would act on another book
         source = context.get_parameter_source(name)
@@ -203,7 +196,7 @@ def parked_default(context: typer.Context, book: BookOption = None, json: JsonOp
 @parked.command("list")
 def parked_list(
     book: BookOption,
-    topic: Annotated[str | None, argument("TOPIC", "List only this topic.", callback=_topic)] = None,
+    topic: str | None = argument("TOPIC", "List only this topic.", None, callback=_topic),
     limit: LimitOption = 1000,
 ) -> None:
     """List parked messages, each with the reason."""
@@ -249,8 +242,8 @@ def migrate(book: BookOption) -> None:
 
 @app.command()
 def schema(
-    database: Annotated[str, argument("DATABASE", "postgresql, mysql (MariaDB too) or sqlite")] = "postgresql",
-    to: Annotated[Path | None, option("FILE", "Write the SQL to this file.")] = None,
+    database: str = argument("DATABASE", "postgresql, mysql (MariaDB too) or sqlite", "postgresql"),
+    to: Path | None = option("FILE", "Write the SQL to this file."),
 ) -> None:
     """Print the outbox's tables as plain SQL."""
     text = script(dialect(database))

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
@@ -136,8 +136,8 @@ def _cause(error: Exception) -> str:
 @app.command(check=True)
 def verify(
     book: BookOption,
-    topics: Annotated[list[str] | None, argument("TOPIC", "The topics; by default all topics.")] = None,
-    repair: Annotated[bool, flag("--repair", "Repair the store from the log.")] = False,
+    topics: list[str] | None = argument("TOPIC", "The topics; by default all topics.", None),
+    repair: bool = flag("--repair", "Repair the store from the log."),
     topic: TopicsOption = None,
 ) -> None:
     """Compare the store with the log.
@@ -156,7 +156,7 @@ def verify(
 def rebuild(
     book: BookOption,
     topic: TopicArgument,
-    tags: Annotated[bool, flag("--tags", "Rebuild only the tag views, from the journals in the store.")] = False,
+    tags: bool = flag("--tags", "Rebuild only the tag views, from the journals in the store."),
 ) -> None:
     """Rebuild a topic's store from its whole log.
 
@@ -197,11 +197,11 @@ def _finish_comparison(done: VerifyResult) -> None:
 @app.command()
 def export(
     book: BookOption,
-    to: Annotated[str, option("FOLDER", "A folder that all Spark workers can reach, or the folder of a Delta table.")],
-    delta: Annotated[bool, flag("--delta", "Write a Delta table instead of Parquet files.")] = False,
-    every_s: Annotated[
-        float | None, seconds("Repeat the export at this interval, until SIGINT or SIGTERM.", least=0.05)
-    ] = None,
+    to: str = option(
+        "FOLDER", "A folder that all Spark workers can reach, or the folder of a Delta table.", default=...
+    ),
+    delta: bool = flag("--delta", "Write a Delta table instead of Parquet files."),
+    every_s: float | None = seconds("Repeat the export at this interval, until SIGINT or SIGTERM.", least=0.05),
     topic: TopicsOption = None,
 ) -> None:
     """Export new events by topic and day, exactly once."""
@@ -246,10 +246,8 @@ def replicate(
     once: OnceOption = False,
     topic: TopicsOption = None,
     metrics: MetricsOption = None,
-    accept_loss: Annotated[
-        bool, flag("--accept-loss", "Skip records that the log has lost, and print their offsets.")
-    ] = False,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+    accept_loss: bool = flag("--accept-loss", "Skip records that the log has lost, and print their offsets."),
+    until_input_ends: bool = typer.Option(False, "--until-input-ends", hidden=True),
 ) -> None:
     """Replicate the log to the store, until Ctrl-C or SIGTERM.
 
@@ -389,12 +387,10 @@ def _show_job(job: JobStatus | None, parked_count: int, now_ms: int) -> None:
 @app.command()
 async def parked(
     book: BookOption,
-    replay: Annotated[
-        bool, flag("--replay", "Append the records' events to their journals, and remove the records.")
-    ] = False,
-    raw: Annotated[bool, flag("--raw", "With --replay: use a record's raw bytes as the payload of one event.")] = False,
-    id: Annotated[str | None, option("ID", "With --replay: the journal of records that name none.")] = None,
-    offset: Annotated[int | None, number("Use only the record at this offset; needs --topic.", 0, None)] = None,
+    replay: bool = flag("--replay", "Append the records' events to their journals, and remove the records."),
+    raw: bool = flag("--raw", "With --replay: use a record's raw bytes as the payload of one event."),
+    id: str | None = option("ID", "With --replay: the journal of records that name none."),
+    offset: int | None = number("Use only the record at this offset; needs --topic.", 0, None),
     topic: TopicsOption = None,
 ) -> None:
     """List records that cannot be read, or replay them."""
@@ -429,7 +425,7 @@ def _show_replayed(done: ReplayResult) -> None:
 @app.command("purge-expired")
 async def purge(
     book: Book,
-    dry_run: Annotated[bool, flag("--dry-run", "Only print which journals have expired.")] = False,
+    dry_run: bool = flag("--dry-run", "Only print which journals have expired."),
     topic: TopicsOption = None,
 ) -> None:
     """Purge the journals that have expired."""
@@ -445,10 +441,8 @@ async def purge(
 def flush_wal(
     book: BookOption,
     namespace: Namespace,
-    to: Annotated[str, option("FOLDER", "The folder for the Parquet files.")],
-    region: Annotated[
-        list[int] | None, number("Flush only this region; may be repeated.", 0, ID_MAX, metavar="REGION")
-    ] = None,
+    to: str = option("FOLDER", "The folder for the Parquet files.", default=...),
+    region: list[int] | None = number("Flush only this region; may be repeated.", 0, ID_MAX, metavar="REGION"),
 ) -> None:
     """Move the entries of regions to Parquet, exactly once."""
     with _open_job(book, "flush-wal") as (spark, opened, portal):

@@ -79,13 +79,11 @@ def _date(text: str | None, option: str) -> datetime | None:
 async def put(
     book: BookOption,
     queue: Name,
-    data: Annotated[list[str], argument("JSON", "One JSON value per entry.")],
-    key: Annotated[str | None, option("KEY", "Merge with the waiting entry of this key, if one exists.")] = None,
-    priority: Annotated[str, option("N", "0 (first) to 255 (last), or a name.")] = str(DEFAULT),
-    process_at: Annotated[
-        str | None, option("TIME", "Do not process it before this time, or +SECONDS from now.")
-    ] = None,
-    expires_at: Annotated[str | None, option("TIME", "Drop it after this time, or +SECONDS from now.")] = None,
+    data: list[str] = argument("JSON", "One JSON value per entry."),
+    key: str | None = option("KEY", "Merge with the waiting entry of this key, if one exists."),
+    priority: str = option("N", "0 (first) to 255 (last), or a name.", default=str(DEFAULT)),
+    process_at: str | None = option("TIME", "Do not process it before this time, or +SECONDS from now."),
+    expires_at: str | None = option("TIME", "Drop it after this time, or +SECONDS from now."),
 ) -> None:
     """Put entries into a queue."""
     entries = [
@@ -123,9 +121,7 @@ async def status(book: Book, queue: AnyName = None) -> None:
 
 
 @app.command()
-async def listen(
-    book: Book, queue: Name, limit: Annotated[int | None, number("Exit after N lines.", 1, None)] = None
-) -> None:
+async def listen(book: Book, queue: Name, limit: int | None = number("Exit after N lines.", 1, None)) -> None:
     """Print a line whenever work becomes due, until Ctrl-C."""
     printed = 0
     async for due in (await _existing(book, queue)).listen():
@@ -139,10 +135,10 @@ async def listen(
 async def flags(
     book: BookOption,
     queue: AnyName = None,
-    retry: Annotated[list[int] | None, option("FLAG", "Put this dead letter back; may be repeated.")] = None,
-    drop: Annotated[list[int] | None, option("FLAG", "Delete this dead letter; may be repeated.")] = None,
-    edit: Annotated[int | None, option("FLAG", "Replace this dead letter's data with --data.")] = None,
-    data: Annotated[str | None, option("JSON", "The new data for --edit.")] = None,
+    retry: list[int] | None = option("FLAG", "Put this dead letter back; may be repeated."),
+    drop: list[int] | None = option("FLAG", "Delete this dead letter; may be repeated."),
+    edit: int | None = option("FLAG", "Replace this dead letter's data with --data."),
+    data: str | None = option("JSON", "The new data for --edit."),
     limit: LimitOption = 100,
 ) -> None:
     """Print dead letters, or retry, edit or drop them."""
@@ -184,18 +180,14 @@ def _show(found: Any, text: str) -> None:
 @app.command()
 def work(
     book: BookOption,
-    work: Annotated[
-        list[str], argument("[QUEUE] MODULE:NAME", "The queue, and the handler, as in: mail shop.mail:send")
-    ],
-    concurrency: Annotated[int, number("Run N jobs at a time.", 1, 1_000)] = 10,
-    lease_s: Annotated[
-        float, seconds("Let another worker take a job after this time without a heartbeat.", least=0.001)
-    ] = 60.0,
-    retry_s: Annotated[
-        float, seconds("Wait this long after the first failure; each further failure doubles it.")
-    ] = 1.0,
-    retry_max_s: Annotated[float, seconds("Wait at most this long after a failure.")] = 3_600.0,
-    grace_s: Annotated[float, seconds("Give running jobs this long to finish after a signal.")] = 30.0,
+    work: list[str] = argument("[QUEUE] MODULE:NAME", "The queue, and the handler, as in: mail shop.mail:send"),
+    concurrency: int = number("Run N jobs at a time.", 1, 1_000, default=10),
+    lease_s: float = seconds(
+        "Let another worker take a job after this time without a heartbeat.", least=0.001, default=60.0
+    ),
+    retry_s: float = seconds("Wait this long after the first failure; each further failure doubles it.", default=1.0),
+    retry_max_s: float = seconds("Wait at most this long after a failure.", default=3_600.0),
+    grace_s: float = seconds("Give running jobs this long to finish after a signal.", default=30.0),
     once: OnceOption = False,
 ) -> None:
     """Run a handler on entries as they become due, with heartbeats.
@@ -229,9 +221,7 @@ def feed(
     book: BookOption,
     queue: Name,
     tag: TagArgument,
-    make: Annotated[
-        str | None, option("MODULE:NAME", "The function that turns an event into an Entry, or None to skip it.")
-    ] = None,
+    make: str | None = option("MODULE:NAME", "The function that turns an event into an Entry, or None to skip it."),
     topic: TopicsOption = None,
     once: OnceOption = False,
 ) -> None:

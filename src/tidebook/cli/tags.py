@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
@@ -34,14 +34,13 @@ class ConsistencyChoice(StrEnum):
 async def read(
     book: BookOption,
     tag: TagArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events until Ctrl-C.")] = False,
-    after: Annotated[str | None, option("OFFSET", "Resume after this tag_offset.")] = None,
-    since: Annotated[str | None, option("TIME", "Start at this time: 2030-01-31T12:00:00Z")] = None,
+    follow: bool = typer.Option(False, "--follow", "-f", help="Wait for new events until Ctrl-C."),
+    after: str | None = option("OFFSET", "Resume after this tag_offset."),
+    since: str | None = option("TIME", "Start at this time: 2030-01-31T12:00:00Z"),
     topic: TopicsOption = None,
-    consistency: Annotated[
-        ConsistencyChoice | None,
-        option("horizon|delay", "horizon: no event arrives late; delay: stay a fixed time behind the clock."),
-    ] = None,
+    consistency: ConsistencyChoice | None = option(
+        "horizon|delay", "horizon: no event arrives late; delay: stay a fixed time behind the clock."
+    ),
 ) -> None:
     """Print the replicated events of a tag, in order."""
     start = _start(tag, after, since)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from tidebook.cli import output
 from tidebook.cli.command import Group, run
 from tidebook.cli.options import BookOption, TopicArgument, YesOption, confirm, flag, open_book
@@ -22,9 +20,7 @@ async def checked_description(book: Book, topic: str) -> TopicDescription:
 @app.command("list")
 async def list_topics(
     book: Book,
-    all_: Annotated[
-        bool, flag("--all", "List every topic of the log, including write-ahead logs and messages.")
-    ] = False,
+    all_: bool = flag("--all", "List every topic of the log, including write-ahead logs and messages."),
 ) -> None:
     """List the topics that hold journals."""
     for name in sorted({*await book.topics(), *(await book.log.topics() if all_ else ())}):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
 from shutil import which
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.live import Live
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, BookOption, flag, open_book
+from tidebook.cli.options import DEFAULT_BOOK, BookOption, flag, open_book, option
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import TidebookError
 from tidebook.pipeline.jobs.purge import purge_expired
@@ -37,13 +37,11 @@ ERROR_CHARS_MAX = 300
 
 async def up(
     book: BookOption,
-    every_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.05, help="Refresh the status at this interval.")
-    ] = 1.0,
-    once: Annotated[bool, flag("--once", "Print the status once, then exit.")] = False,
-    replicate: Annotated[
-        bool, typer.Option(help="Replicate the log to the store on local Spark, and purge expired journals.")
-    ] = True,
+    every_s: float = option("SECONDS", "Refresh the status at this interval.", 1.0, min=0.05),
+    once: bool = flag("--once", "Print the status once, then exit."),
+    replicate: bool = typer.Option(
+        True, help="Replicate the log to the store on local Spark, and purge expired journals."
+    ),
 ) -> None:
     """Run a book: replicate it and show its status, until Ctrl-C."""
     async with open_book(book, create=True) as opened:

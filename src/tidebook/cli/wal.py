@@ -43,8 +43,8 @@ async def write(
     namespace: Namespace,
     region: RegionId,
     table: Table,
-    payloads: Annotated[list[str], argument("JSON", "One JSON value per entry.")],
-    create: Annotated[bool, flag("--create", "Create the region if it does not exist.")] = False,
+    payloads: list[str] = argument("JSON", "One JSON value per entry."),
+    create: bool = flag("--create", "Create the region if it does not exist."),
 ) -> None:
     """Write entries to a table, atomically.
 
@@ -61,10 +61,8 @@ async def read(
     book: BookOption,
     namespace: Namespace,
     region: RegionId,
-    table: Annotated[int | None, number("Read only this table.", 0, ID_MAX, metavar="TABLE")] = None,
-    start: Annotated[
-        int | None, number("With --table: the first sequence number.", 0, ID_MAX, show_default="1")
-    ] = None,
+    table: int | None = number("Read only this table.", 0, ID_MAX, metavar="TABLE"),
+    start: int | None = number("With --table: the first sequence number.", 0, ID_MAX, show_default="1"),
 ) -> None:
     """Print the entries of a region, or those of one table."""
     if start is not None and table is None:
@@ -100,7 +98,7 @@ async def recover(
     book: BookOption,
     namespace: Namespace,
     region: RegionId,
-    replay: Annotated[bool, flag("--replay", "Also read every entry, and count the entries by table.")] = False,
+    replay: bool = flag("--replay", "Also read every entry, and count the entries by table."),
 ) -> None:
     """Recover a region's state without claiming it; print its tables."""
     async with open_region(book, namespace, region) as opened:
@@ -134,7 +132,7 @@ async def mark(
     namespace: Namespace,
     region: RegionId,
     table: Table,
-    seq: Annotated[int, argument("SEQ", "Mark the entries before this sequence number.", min=0, max=ID_MAX)],
+    seq: int = argument("SEQ", "Mark the entries before this sequence number.", min=0, max=ID_MAX),
 ) -> None:
     """Mark a table's older entries as deleted."""
     async with open_region(book, namespace, region) as opened:
