@@ -101,6 +101,7 @@ class Book:
             settings = self.settings.options("journal", JournalSettings)
             found = Journal(topic, log=self.log, store=self.store, settings=settings, **self._shared())
             self._journals[topic] = found
+            self._stack.push_async_callback(found.close)
         return found
 
     @property
@@ -119,6 +120,7 @@ class Book:
         if found is None:
             settings = self.settings.options("wal", WalSettings)
             found = self._wals[namespace] = Wal(self.log, namespace, settings=settings, **self._shared())
+            self._stack.push_async_callback(found.close)
         return found
 
     @property
@@ -218,15 +220,7 @@ class Book:
         except BaseException:
             await self._stack.aclose()
             raise
-        self._stack.push_async_callback(self._close_features)
         return self
-
-    async def _close_features(self) -> None:
-        async with AsyncExitStack() as stack:  # each is closed even if another one fails
-            for close in [each.close for each in self._journals.values()] + [
-                each.close for each in self._wals.values()
-            ]:
-                stack.push_async_callback(close)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
