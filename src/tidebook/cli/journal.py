@@ -41,15 +41,7 @@ def _missing(topic: str, id: str) -> NotFound:
 
 
 def _show(event: ReadEvent) -> None:
-    row = {
-        "seq_nr": event.seq_nr,
-        "payload": output.payload_as_json(event.payload),
-        "tags": sorted(event.tags),
-        "metadata": event.metadata,
-        "timestamp": output.format_time(event.timestamp),
-        "partition": event.partition,
-        "offset": event.offset,
-    }
+    row = output.fields_of(event, "seq_nr", "payload", "tags", "metadata", "timestamp", "partition", "offset")
     tags = f"  [{', '.join(row['tags'])}]" if row["tags"] else ""
     output.emit(row, f"{event.seq_nr:>8}  {row['timestamp']}  {output.format_value(row['payload'])}{tags}")
 
@@ -87,7 +79,7 @@ async def append(
     expire_after = None if expire_after_s is None else _expiry(expire_after_s)
     async with open_book(book, create=True) as opened:
         done = await opened.journal(topic).append(id, events, expected=expected, at=at, expire_after=expire_after)
-    row = {"first": done.first, "last": done.last, "partition": done.partition, "offset": done.offset}
+    row = output.fields_of(done, "first", "last", "partition", "offset")
     output.emit(row, f"appended {done.first} to {done.last}" if done.first != done.last else f"appended {done.last}")
 
 
@@ -174,8 +166,7 @@ async def snapshot(
     found = await journal.load_snapshot(id, to=seq_nr if seq_nr is not None else LAST)
     if found is None:
         raise NotFound(f"{topic}/{id}: there is no snapshot")
-    payload = output.payload_as_json(found.payload)
-    output.emit({"seq_nr": found.seq_nr, "payload": payload, "timestamp": output.format_time(found.timestamp)})
+    output.emit(output.fields_of(found, "seq_nr", "payload", "timestamp"))
 
 
 @app.command()

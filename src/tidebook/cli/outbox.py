@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -157,7 +157,7 @@ def status(book: BookOption) -> None:
     """Print each topic's waiting messages, its relay, and errors."""
     with open_outbox(book, reading=True) as outbox:
         for each in outbox.status():
-            output.emit(msgspec.to_builtins(each), _sentence(each))
+            output.emit(each, _sentence(each))
 
 
 def _sentence(each: OutboxTopicStatus) -> str:
@@ -203,10 +203,10 @@ def parked_list(
     with open_outbox(book, reading=True) as outbox:
         for each in outbox.parked(topic, limit=limit):
             key = None if each.key is None else each.key.decode(errors="replace")
-            row: dict[str, Any] = msgspec.to_builtins(each, builtin_types=(bytes,))
             about = "no key" if key is None else f"key {key!r}"
             counts = f"{each.size_bytes:,} bytes, {each.tries} tries"
-            output.emit(row | {"key": key}, f"{each.topic} {each.id}: {each.state}, {about}, {counts}: {each.reason}")
+            text = f"{each.topic} {each.id}: {each.state}, {about}, {counts}: {each.reason}"
+            output.emit(each, text, key=key)
 
 
 @parked.command("retry")

@@ -178,7 +178,7 @@ def rebuild(
 def _show_difference(found: Difference) -> None:
     at = f"{found.topic}/{found.id}" + ("" if found.seq_nr is None else f" {found.seq_nr}")
     details = [f"expected {found.expected}" if found.expected else "", f"found {found.found}" if found.found else ""]
-    output.emit(msgspec.to_builtins(found), f"{at}: {found.what}; {', '.join(filter(None, details))}")
+    output.emit(found, f"{at}: {found.what}; {', '.join(filter(None, details))}")
 
 
 def _finish_comparison(done: VerifyResult) -> None:
@@ -189,7 +189,7 @@ def _finish_comparison(done: VerifyResult) -> None:
     if done.partial:
         topics = ", ".join(done.partial)
         text += f"; the log of {topics} no longer contains its first records: earlier events were not compared"
-    output.emit(msgspec.to_builtins(done), text)
+    output.emit(done, text)
     if done.left:
         raise typer.Exit(1)
 
@@ -217,7 +217,7 @@ def export(
         with stop_on_signals(stop.set):
             while True:
                 done = job(spark, opened, portal, to, topics=topic or (), table_format=table_format, tell=report)
-                output.emit(msgspec.to_builtins(done), f"{done.events:,} events exported to {to}")
+                output.emit(done, f"{done.events:,} events exported to {to}")
                 if every_s is None or stop.wait(every_s):
                     return
 
@@ -274,7 +274,7 @@ def replicate(
                 if accept_loss:
                     for lost in portal.run(accept_losses(opened, topic or ())):
                         text = f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
-                        output.emit(msgspec.to_builtins(lost), text)
+                        output.emit(lost, text)
                 job = Replication(spark, opened, portal, topics=topic or (), tell=reporter, stop=stop)
                 with serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext():
                     done = job.run(once=once)
@@ -324,17 +324,9 @@ class ProgressReporter:
             self._emit(progress, done=True)
 
     def _emit(self, progress: Replicated, *, done: bool) -> None:
-        row = {
-            "batches": progress.batches,
-            "records": progress.records,
-            "lag": progress.lag,
-            "parked": progress.parked,
-            "records_per_s": round(progress.records_per_s, 1),
-            "batch_s": progress.batch_s,
-            "stopped": progress.stopped,
-            "waiting": progress.waiting,
-            "partitions": [msgspec.to_builtins(each) for each in progress.partitions],
-        }
+        names = ("batches", "records", "lag", "parked", "batch_s", "stopped", "waiting", "partitions")
+        row = {name: getattr(progress, name) for name in names}
+        row["records_per_s"] = round(progress.records_per_s, 1)
         encoded = msgspec.json.encode(row)
         if encoded != self._last:  # print nothing while the pipeline is idle
             self._last = encoded
@@ -371,7 +363,7 @@ def _show_status(found: PartitionStatus, stopped: str | None) -> None:
         text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
     if stopped is not None:
         text += f"; stopped: {stopped}"
-    output.emit(msgspec.to_builtins(found) | {"stopped": stopped}, text)
+    output.emit(found, text, stopped=stopped)
 
 
 def _show_job(job: JobStatus | None, parked_count: int, now_ms: int) -> None:
@@ -381,7 +373,7 @@ def _show_job(job: JobStatus | None, parked_count: int, now_ms: int) -> None:
             f"; the job last reported {(now_ms - job.at_ms) / 1000:,.0f} s ago: {job.records:,} records, "
             f"the latest batch with {job.records_per_s:,.0f}/s in {job.batch_s:.2f} s"
         )
-    output.emit({"parked": parked_count, "job": None if job is None else msgspec.to_builtins(job)}, text)
+    output.emit({"parked": parked_count, "job": job}, text)
 
 
 @app.command()
@@ -410,8 +402,7 @@ async def parked(
                 _show_replayed(done)
                 continue
             at = f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}"
-            row = {**msgspec.to_builtins(found), "value_bytes": len(found.value)}
-            output.emit(row, f"{at}: {found.reason}; {len(found.value):,} bytes")
+            output.emit(found, f"{at}: {found.reason}; {len(found.value):,} bytes", value_bytes=len(found.value))
     if left:
         raise typer.Exit(1)
 
@@ -419,7 +410,7 @@ async def parked(
 def _show_replayed(done: ReplayResult) -> None:
     at = f"{done.topic}/{done.partition} offset {done.offset}"
     text = f"{at}: left, {done.error}" if done.error else f"{at}: replayed to {done.id}, {done.first} to {done.last}"
-    output.emit(msgspec.to_builtins(done), text)
+    output.emit(done, text)
 
 
 @app.command("purge-expired")
@@ -433,7 +424,7 @@ async def purge(
     async for found in purge_expired(book, topic or (), dry_run=dry_run):
         total, purged = total + 1, purged + found.purged
         state = "expired" if dry_run else "purged" if found.purged else "no longer expired"
-        output.emit(msgspec.to_builtins(found), f"{found.topic}/{found.id}: {state}")
+        output.emit(found, f"{found.topic}/{found.id}: {state}")
     output.emit({"expired": total, "purged": purged}, f"{total:,} expired, {purged:,} purged")
 
 
@@ -449,8 +440,7 @@ def flush_wal(
         from tidebook.pipeline.jobs.flush_wal import flush_wal as job
 
         def report(done: Flushed) -> None:
-            ranges = [msgspec.to_builtins(each) for each in done.ranges]
-            row = {"region": done.region, "entries": done.entries, "ranges": ranges}
-            output.emit(row, f"region {done.region}: {done.entries:,} entries of {len(ranges)} tables")
+            row = {"region": done.region, "entries": done.entries, "ranges": done.ranges}
+            output.emit(row, f"region {done.region}: {done.entries:,} entries of {len(done.ranges)} tables")
 
         job(spark, opened, portal, namespace=namespace, output=to, regions=region or (), tell=report)

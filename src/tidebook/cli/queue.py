@@ -9,8 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-
 from tidebook.cli import output
 from tidebook.cli.command import Group, run, stop_on_signals
 from tidebook.cli.options import (
@@ -117,7 +115,7 @@ async def status(book: Book, queue: AnyName = None) -> None:
     found = await book.queues.status() if queue is None else [await (await _existing(book, queue)).status()]
     for one in found:
         text = f"{one.queue}: {one.due} due, {one.later} later, {one.processing} processing, {one.dead} dead"
-        output.emit({**msgspec.to_builtins(one), "waiting": one.waiting}, text)
+        output.emit(one, text, waiting=one.waiting)
 
 
 @app.command()
@@ -173,8 +171,7 @@ def _show_flags(flags: list[DeadLetter]) -> None:
 def _show(found: Any, text: str) -> None:
     """Print an entry or a dead letter, with its data at the end of the text."""
     data = output.payload_as_json(found.data)
-    row = {**msgspec.to_builtins(found, builtin_types=(bytes,)), "data": data}
-    output.emit(row, f"{text}  {output.format_value(data)}")
+    output.emit(found, f"{text}  {output.format_value(data)}", data=data)
 
 
 @app.command()

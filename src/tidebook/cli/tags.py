@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-import msgspec
 import typer
 
 from tidebook.cli import output
@@ -75,19 +74,8 @@ def _start(tag: str, after: str | None, since: str | None) -> str | datetime | N
 
 
 def _show(event: TaggedEvent) -> None:
-    row = {
-        "topic": event.topic,
-        "id": event.id,
-        "seq_nr": event.seq_nr,
-        "tag_seq_nr": event.tag_seq_nr,
-        "payload": output.payload_as_json(event.payload),
-        "tags": sorted(event.tags),
-        "metadata": event.metadata,
-        "timestamp": output.format_time(event.timestamp),
-        "partition": event.partition,
-        "offset": event.offset,
-        "tag_offset": event.tag_offset,
-    }
+    row = output.fields_of(event, "topic", "id", "seq_nr", "tag_seq_nr", "payload", "tags", "metadata", "timestamp")
+    row |= output.fields_of(event, "partition", "offset", "tag_offset")
     payload = output.format_value(row["payload"])
     output.emit(row, f"{row['timestamp']}  {event.topic}/{event.id}  {event.seq_nr}  {payload}")
 
@@ -109,7 +97,7 @@ async def rebuild(book: Book, tag: TagArgument, topic: TopicsOption = None) -> N
     """Rebuild a tag's rows from the journals in the store."""
     done = await book.tags.rebuild(tag, topics=topic or None)
     text = f"{tag}: {done.written:,} rows of {done.journals:,} journals written, {done.removed:,} removed"
-    output.emit(msgspec.to_builtins(done), text)
+    output.emit(done, text)
 
 
 @app.command()

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
-import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tidebook.cli import output
@@ -53,7 +52,7 @@ async def write(
     values = [parse_payload(each) for each in payloads]
     async with open_region(book, namespace, region, create=create, writable=True) as opened:
         done = await opened.write(table, values)
-    output.emit(msgspec.to_builtins(done), f"wrote {done.first} to {done.last} at offset {done.offset}")
+    output.emit(done, f"wrote {done.first} to {done.last} at offset {done.offset}")
 
 
 @app.command()
@@ -73,9 +72,8 @@ async def read(
         reading = opened.read() if table is None else opened.read_table(table, start=1 if start is None else start)
         async with aclosing(reading):  # a closed pipe ends the loop early
             async for entry in reading:
-                payload = output.payload_as_json(entry.payload)
-                row = {"table": entry.table, "seq": entry.seq, "payload": payload, "offset": entry.offset}
-                text = f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.format_value(payload)}"
+                row = output.fields_of(entry, "table", "seq", "payload", "offset")
+                text = f"{entry.offset:>10}  {entry.table:>6}  {entry.seq:>8}  {output.format_value(row['payload'])}"
                 output.emit(row, text)
 
 
@@ -87,7 +85,7 @@ async def regions(book: Book, namespace: Namespace) -> None:
         status = await (await wal.open_region(id, writable=False)).status()
         pinned = "" if status.pinned_by is None else f", pinned by table {status.pinned_by}"
         output.emit(
-            msgspec.to_builtins(status),
+            status,
             f"region {id}: {status.tables} tables, {status.held_bytes:,} bytes held{pinned}, "
             f"offsets {status.log_start} to {status.log_end}, term {status.term}",
         )
@@ -165,7 +163,7 @@ async def clean(book: BookOption, namespace: Namespace, region: RegionId) -> Non
         done = await opened.clean()
     pinned = "" if done.pinned_by is None else f"; table {done.pinned_by} pins the rest"
     text = f"removed {done.removed:,} offsets, {done.held_bytes:,} bytes are held{pinned}"
-    output.emit(msgspec.to_builtins(done), text)
+    output.emit(done, text)
 
 
 @app.command()

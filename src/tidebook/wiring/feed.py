@@ -99,7 +99,8 @@ class Feed:
                     async for event in member:
                         await events.put(event)
             finally:
-                if not _is_cancelled():  # when cancelled, no consumer remains and a full queue would block
+                task = asyncio.current_task()
+                if task is None or not task.cancelling():  # when cancelled, nothing consumes a full queue
                     await events.put(None)
 
         reading = asyncio.create_task(read())
@@ -146,11 +147,6 @@ class Feed:
     def _is_new(self, event: TaggedEvent) -> bool:
         mark = self._marks.get(share_of(event.topic, event.id))
         return mark is None or event.place > decode_offset(self._tag, mark)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class SyncFeed(BlockingFacade[Feed]):
