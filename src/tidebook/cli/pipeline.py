@@ -33,15 +33,15 @@ from tidebook.cli.tags import describe_horizon
 from tidebook.cli.wal import Namespace
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Unavailable
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars
-from tidebook.pipeline.job_status import JobStatus, read_job_status
+from tidebook.pipeline.job_status import read_job_status
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.open_book import open_with_retries
-from tidebook.pipeline.parked import ReplayResult, replay_parked
+from tidebook.pipeline.parked import replay_parked
 from tidebook.pipeline.prerequisites import missing_for_spark
 from tidebook.pipeline.prometheus_text import serve_metrics
 from tidebook.pipeline.retention_gaps import accept_losses
 from tidebook.pipeline.settings import pipeline_settings
-from tidebook.pipeline.status import PartitionStatus, partition_statuses, topic_configs
+from tidebook.pipeline.status import partition_statuses, topic_configs
 from tidebook.pipeline.submit import job as submitted_job
 from tidebook.replication.ticks import has_tags
 from tidebook.runtime.blocking_portal import BlockingPortal
@@ -347,26 +347,18 @@ async def status(book: Book, topic: TopicsOption = None) -> None:
             raise NotFound(f"topic {name}: there is no such topic in the store")
     job = await read_job_status(book)
     for found in await partition_statuses(book, configs):
-        stopped = None if job is None else job.stopped.get(f"{found.topic}/{found.partition}")
-        _show_status(found, stopped if found.lag else None)
+        text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
+        stopped = None if job is None or not found.lag else job.stopped.get(f"{found.topic}/{found.partition}")
+        if found.lag:
+            text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
+        if stopped is not None:
+            text += f"; stopped: {stopped}"
+        output.emit(found, text, stopped=stopped)
     now_ms = book.clock.now_ms()
     if await has_tags(book.store):
         row, text = describe_horizon(await book.tags.horizon(configs), now_ms)
         output.emit({"tags": row}, text)
     parked_count = sum([1 for name in configs async for _ in book.store.parked(name)])
-    _show_job(job, parked_count, now_ms)
-
-
-def _show_status(found: PartitionStatus, stopped: str | None) -> None:
-    text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
-    if found.lag:
-        text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
-    if stopped is not None:
-        text += f"; stopped: {stopped}"
-    output.emit(found, text, stopped=stopped)
-
-
-def _show_job(job: JobStatus | None, parked_count: int, now_ms: int) -> None:
     text = f"{parked_count:,} records are parked"
     if job is not None:
         text += (
@@ -399,18 +391,13 @@ async def parked(
             if replay:
                 done = await replay_parked(opened, found, raw=raw, id=id)
                 left += done.error is not None
-                _show_replayed(done)
+                result = f"left, {done.error}" if done.error else f"replayed to {done.id}, {done.first} to {done.last}"
+                output.emit(done, f"{done.topic}/{done.partition} offset {done.offset}: {result}")
                 continue
             at = f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}"
             output.emit(found, f"{at}: {found.reason}; {len(found.value):,} bytes", value_bytes=len(found.value))
     if left:
         raise typer.Exit(1)
-
-
-def _show_replayed(done: ReplayResult) -> None:
-    at = f"{done.topic}/{done.partition} offset {done.offset}"
-    text = f"{at}: left, {done.error}" if done.error else f"{at}: replayed to {done.id}, {done.first} to {done.last}"
-    output.emit(done, text)
 
 
 @app.command("purge-expired")

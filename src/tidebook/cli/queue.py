@@ -199,7 +199,10 @@ def work(
 
     async def go() -> None:
         async with open_book(book) as opened:
-            queue = work[0] if len(work) == 2 else await _only_queue(opened)
+            names = [work[0]] if len(work) == 2 else await opened.queues.names()
+            if len(names) != 1:
+                raise InvalidInput(f"name the queue: the book has {', '.join(names[:10]) or 'none yet'}")
+            queue = names[0]
             worker = Worker(
                 opened.queue(queue), handler, concurrency=concurrency, lease_s=lease_s, retry=retry, grace_s=grace_s
             )
@@ -247,13 +250,6 @@ async def _existing(book: Book, name: str) -> Queue:
     if name not in await book.queues.names():
         raise NotFound(f"there is no queue {name!r}: the first put creates it")
     return found
-
-
-async def _only_queue(book: Book) -> str:
-    names = await book.queues.names()
-    if len(names) != 1:
-        raise InvalidInput(f"name the queue: the book has {', '.join(names[:10]) or 'none yet'}")
-    return names[0]
 
 
 def _load_handler(text: str) -> Handler:
