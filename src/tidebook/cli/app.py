@@ -35,16 +35,8 @@ app = Group(
 )
 
 app.command()(up.up)
-for name, group in {
-    "journal": journal.app,
-    "tags": tags.app,
-    "topics": topics.app,
-    "wal": wal.app,
-    "pipeline": pipeline.app,
-    "outbox": outbox.app,
-    "queue": queue.app,
-}.items():
-    app.add_typer(group, name=name)
+for noun in (journal, tags, topics, wal, pipeline, outbox, queue):
+    app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
