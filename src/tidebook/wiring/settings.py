@@ -68,12 +68,6 @@ class Settings(msgspec.Struct, frozen=True):
         """Return the options of a section as an instance of the struct `type_`; see `options_as`."""
         return options_as(self.section(name), name, type_)
 
-    @property
-    def missing_folder(self) -> Path | None:
-        """The book's folder if an embedded part needs it and it does not exist; else None."""
-        embedded = any(self.section(name).embedded for name in ("log", "store", "sql"))
-        return self.folder if embedded and not self.folder.expanduser().exists() else None
-
 
 def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of a folder or of a `.toml` file; raise `InvalidInput` if the file is not valid.

@@ -106,10 +106,7 @@ async def test_inspecting_an_unused_outbox_creates_nothing(missing: Path) -> Non
         assert await book.outbox.status() == []
         assert await book.outbox.parked() == []
         assert await book.outbox.parked_retry("mail") == await book.outbox.parked_drop("mail") == 0
-        assert book.settings.missing_folder == missing
     assert not missing.parent.exists()
-    missing.mkdir(parents=True)
-    assert book.settings.missing_folder is None
 
 
 async def test_inspecting_queues_creates_neither_the_file_nor_a_queue(missing: Path) -> None:
