@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tidebook
-from tidebook import Event
+from tidebook.core.event import Event
 
 SECONDS_MAX = 60
 WORKERS = 3

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import tidebook
-from tidebook import Event
+from tidebook.core.event import Event
 
 FOLDER = os.environ["PRELOADED_FOLDER"]
 inherited = tidebook.open_sync(FOLDER).__enter__()

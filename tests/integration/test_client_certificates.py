@@ -20,7 +20,8 @@ from confluent_kafka.admin import AdminClient
 
 import tidebook
 from tests.integration.test_servers import connect, create_topic, first_value, produce
-from tidebook import Event, InvalidInput, Unavailable
+from tidebook.core.errors import InvalidInput, Unavailable
+from tidebook.core.event import Event
 from tidebook.store.cassandra.settings import PASSWORD_VARIABLE
 from tidebook.testing.replicating import replicate
 from tidebook.testing.servers import Cassandra, Credentials, Kafka, Security, make_security

@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 
 import tidebook
 from tests.conftest import status_file
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.testing.servers import Kafka, Postgres, ServerError
 
 ANSWER_S_MAX = 30.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tidebook
-from tidebook.cli.pipeline_export import DELTA
+from tidebook.cli.pipeline import DELTA
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars
 from tidebook.pipeline.session import PipelineSettings
 from tidebook.runtime.blocking_portal import BlockingPortal

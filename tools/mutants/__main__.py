@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "src" / "tidebook"
 #: The tests that need no server: a mutant that only a server could reveal is a missing unit test.
 TESTS = ("tests/unit", "tests/model", "tests/simulation", "tests/conformance")
-DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and not spark and not browser"
+DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and not spark"
 #: Slow tests are tried last, and no more than this many seconds of tests are run against one mutant.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400

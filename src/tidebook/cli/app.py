@@ -8,29 +8,21 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 
 import tidebook
-from tidebook.cli import bench, doctor, flush_wal, journal, outbox, output, pipeline, queue, tags, topics, up, wal
-from tidebook.cli.help import Group
-from tidebook.cli.signals import INTERRUPTED
-from tidebook.core.errors import (
-    Conflict,
-    Corrupt,
-    Fenced,
-    InvalidInput,
-    LeaseLost,
-    LogLost,
-    NotFound,
-    OutcomeUnknown,
-    TidebookError,
-    Unavailable,
-)
+from tidebook.cli import doctor, journal, outbox, output, pipeline, queue, tags, topics, up, wal
+from tidebook.cli.command import INTERRUPTED, Group
+from tidebook.cli.options import argument
+from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
 
 #: If this environment variable is set, an unexpected error prints its traceback.
 TRACEBACK_VARIABLE = "TIDEBOOK_TRACEBACK"
+#: The root of the checkout that this package was imported from; an installed wheel has no benchmarks there.
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 app = Group(
     name="tidebook",
@@ -43,16 +35,29 @@ app = Group(
 )
 
 app.command()(up.up)
-app.add_typer(journal.app, name="journal")
-app.add_typer(tags.app, name="tags")
-app.add_typer(topics.app, name="topics")
-app.add_typer(wal.app, name="wal")
-app.add_typer(pipeline.app, name="pipeline")
-pipeline.app.command("flush-wal")(flush_wal.flush_wal)
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(queue.app, name="queue")
-app.command(context_settings=bench.ANY_ARGUMENTS)(bench.bench)
-app.command()(doctor.doctor)
+for noun in (journal, tags, topics, wal, pipeline, outbox, queue):
+    app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context, name: str = argument("NAME", "The benchmark, for example: journal")) -> None:
+    """Run one benchmark and compare it with its reference.
+
+    Further arguments go to the benchmark. Its last line of output is a JSON object with the ratios by name.
+    """
+    if not (CHECKOUT / "bench" / "__main__.py").exists():
+        raise NotFound("benchmarks are not in the installed package: run ./dev bench NAME in a source checkout")
+    sys.path.insert(0, str(CHECKOUT))
+    from bench.__main__ import main
+
+    try:
+        code = main([name, *context.args])
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"bench {name} needs {error.name}, which is not installed: run ./dev setup") from error
+    raise typer.Exit(code)
+
+
+app.command(check=True)(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -63,9 +68,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
 ) -> None:
     """Keep durable journals: event journals, tags, write-ahead logs, outboxes and work queues."""
 
@@ -79,9 +84,7 @@ def exit_code(error: TidebookError) -> int:
             return 3
         case NotFound():
             return 4
-        case Unavailable() | OutcomeUnknown() | Corrupt() | LogLost():
-            return 5
-        case _:
+        case _:  # unavailable, damaged, lost, or of unknown outcome
             return 5
 
 

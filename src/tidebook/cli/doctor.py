@@ -8,14 +8,15 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import apsw
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.options import BOOK_FILES, BookOption, JsonOption, existing_settings, run
+from tidebook.cli.options import BOOK_FILES, BookOption, book_settings
+from tidebook.cli.topics import checked_description
 from tidebook.core.errors import NotFound, TidebookError
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Settings
-from tidebook.wiring.status import topic_status
 
 EXTRAS = {
     "kafka": "confluent_kafka",
@@ -43,33 +44,27 @@ class Findings:
         output.emit({"check": check, "ok": ok, "detail": detail}, f"{mark}{check}: {detail}")
 
 
-def doctor(book: BookOption = None, json: JsonOption = False) -> None:
+async def doctor(book: BookOption) -> None:
     """Check this installation and a book.
 
     Exit with code 1 if a check fails. Read every page of the book's files, and create nothing.
     """
     findings = Findings()
-
-    async def go() -> None:
-        _check_installation(findings)
-        try:
-            settings = existing_settings(book)
-        except NotFound as error:
-            if book is not None:
-                raise
-            findings.add("book", None, str(error))  # a new installation without a book is not an error
-            return
+    _check_installation(findings)
+    try:
+        settings = book_settings(book)
+    except NotFound as error:
+        if book is not None:
+            raise
+        findings.add("book", None, str(error))  # a new installation without a book is not an error
+    else:
         _check_files(findings, settings)
         await _check_topics(findings, settings)
-
-    run(go, json=json, check=True)
     if findings.bad:
         raise typer.Exit(1)
 
 
 def _check_installation(findings: Findings) -> None:
-    import apsw
-
     findings.add("python", sys.version_info >= (3, 11), platform.python_version())
     known = tuple(int(part) for part in apsw.sqlitelibversion().split("."))
     findings.add("sqlite", known >= (3, 51, 3), apsw.sqlitelibversion())
@@ -85,7 +80,7 @@ def _check_files(findings: Findings, settings: Settings) -> None:
     for file, section in BOOK_FILES.items():
         path = settings.folder.expanduser() / file
         if settings.section(section).embedded and path.exists():
-            damage = file_damage(path)
+            damage = _file_damage(path)
             detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "whole"
             findings.add(f"file {file}", not damage, " ".join(detail.split()))
 
@@ -96,7 +91,7 @@ async def _check_topics(findings: Findings, settings: Settings) -> None:
             findings.add("book", True, str(settings.folder.resolve()))
             for topic in await each.topics():
                 try:
-                    status = await topic_status(each, topic)
+                    status = await checked_description(each, topic)
                     detail = f"epoch {status.epoch}, {status.records:,} records, {status.lag:,} not replicated yet"
                     findings.add(f"topic {topic}", True, detail)
                 except TidebookError as error:
@@ -105,10 +100,8 @@ async def _check_topics(findings: Findings, settings: Settings) -> None:
         findings.add("book", False, str(error))
 
 
-def file_damage(path: Path) -> list[str]:
+def _file_damage(path: Path) -> list[str]:
     """Return the problems that SQLite finds in a file; the list is empty if there are none."""
-    import apsw
-
     in_use = path.with_name(f"{path.name}-wal").exists()
     try:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)

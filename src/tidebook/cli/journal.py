@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
-import base64
 from datetime import timedelta
-from typing import Annotated, Any
-
-import typer
 
 import tidebook
 from tidebook.cli import output
-from tidebook.cli.help import Group
+from tidebook.cli.command import Group
 from tidebook.cli.options import (
     BookOption,
     IdArgument,
-    JsonOption,
     StartOption,
     TopicArgument,
+    argument,
+    number,
     open_book,
-    require_topic,
-    run,
+    option,
+    parse_payload,
     seconds,
 )
 from tidebook.core.action import expiry_ms
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.event import Event, ReadEvent
-from tidebook.core.payload import decode_json
 from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.journal.journal import Journal
+from tidebook.wiring.book import Book
 
 app = Group(help="Append to event journals, read, follow, delete and purge them.", no_args_is_help=True)
 
 
-def parse_payload(text: str) -> Any:
-    """Parse a JSON value from the command line; raise `InvalidInput` if it is not valid."""
-    try:
-        return decode_json(text.encode())
-    except ValueError as error:
-        raise InvalidInput(f"{text[:60]!r} is no JSON value ({error}): quote text twice, as in '\"text\"'") from error
+async def _existing(book: Book, topic: str) -> Journal:
+    """Return the journals of a topic; raise `NotFound` if it does not exist, and do not create it."""
+    if topic not in await book.topics():
+        raise NotFound(f"topic {topic}: there is no such topic in this book; the first append creates it")
+    return book.journal(topic)
 
 
-def payload_as_json(payload: Any) -> Any:
-    """Return a payload as a JSON value; bytes become base64."""
-    return {"base64": base64.b64encode(payload).decode()} if isinstance(payload, bytes) else payload
+def _missing(topic: str, id: str) -> NotFound:
+    return NotFound(f"{topic}/{id}: there is no such journal")
 
 
-def event_row(event: ReadEvent) -> dict[str, Any]:
-    """Return an event as a JSON object."""
-    return {
-        "seq_nr": event.seq_nr,
-        "payload": payload_as_json(event.payload),
-        "tags": sorted(event.tags),
-        "metadata": event.metadata,
-        "timestamp": event.timestamp.isoformat(timespec="milliseconds"),
-        "partition": event.partition,
-        "offset": event.offset,
-    }
-
-
-def show_event(event: ReadEvent) -> None:
-    """Print an event."""
-    row = event_row(event)
+def _show(event: ReadEvent) -> None:
+    row = output.fields_of(event, "seq_nr", "payload", "tags", "metadata", "timestamp", "partition", "offset")
     tags = f"  [{', '.join(row['tags'])}]" if row["tags"] else ""
     output.emit(row, f"{event.seq_nr:>8}  {row['timestamp']}  {output.format_value(row['payload'])}{tags}")
 
@@ -76,34 +58,16 @@ def _expiry(after_s: float) -> timedelta | int:
 
 
 @app.command()
-def append(
+async def append(
+    book: BookOption,
     topic: TopicArgument,
     id: IdArgument,
-    payloads: Annotated[list[str], typer.Argument(metavar="JSON", help="One JSON value per event.")],
-    tag: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="Add this tag to every event; may be repeated.")
-    ] = None,
-    expected: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, max=LAST, help="Append only if the last sequence number is N; 0: no journal yet."
-        ),
-    ] = None,
-    at: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=FIRST, max=LAST, help="Give the first event number N; numbers may be skipped."),
-    ] = None,
-    metadata: Annotated[str | None, typer.Option(metavar="JSON", help="Add this JSON object to every event.")] = None,
-    expire_after_s: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Let the journal expire this long after its last append; 0: never.",
-            callback=seconds("--expire-after-s"),
-        ),
-    ] = None,
-    book: BookOption = None,
-    json: JsonOption = False,
+    payloads: list[str] = argument("JSON", "One JSON value per event."),
+    tag: list[str] | None = option("TAG", "Add this tag to every event; may be repeated."),
+    expected: int | None = number("Append only if the last sequence number is N; 0: no journal yet.", 0),
+    at: int | None = number("Give the first event number N; numbers may be skipped.", FIRST),
+    metadata: str | None = option("JSON", "Add this JSON object to every event."),
+    expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
 ) -> None:
     """Append events to a journal, atomically."""
     if expected is not None and at is not None:
@@ -113,178 +77,100 @@ def append(
         for each in payloads
     ]
     expire_after = None if expire_after_s is None else _expiry(expire_after_s)
-
-    async def go() -> None:
-        async with open_book(book, create=True) as each:
-            done = await each.journal(topic).append(id, events, expected=expected, at=at, expire_after=expire_after)
-        row = {"first": done.first, "last": done.last, "partition": done.partition, "offset": done.offset}
-        output.emit(
-            row, f"appended {done.first} to {done.last}" if done.first != done.last else f"appended {done.last}"
-        )
-
-    run(go, json=json)
+    async with open_book(book, create=True) as opened:
+        done = await opened.journal(topic).append(id, events, expected=expected, at=at, expire_after=expire_after)
+    row = output.fields_of(done, "first", "last", "partition", "offset")
+    output.emit(row, f"appended {done.first} to {done.last}" if done.first != done.last else f"appended {done.last}")
 
 
 @app.command()
-def read(
+async def read(
+    book: Book,
     topic: TopicArgument,
     id: IdArgument,
     start: StartOption = FIRST,
-    end: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=LAST, help="Stop after this sequence number.", show_default="the last"),
-    ] = LAST,
-    book: BookOption = None,
-    json: JsonOption = False,
+    end: int = number("Stop after this sequence number.", show_default="the last", default=LAST),
 ) -> None:
     """Print a journal's events."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            journal = each.journal(topic)
-            found = False
-            async for event in journal.read(id, start=start, end=end):
-                show_event(event)
-                found = True
-            if not found and await journal.pointer(id) is None:
-                raise NotFound(f"{topic}/{id}: there is no such journal")
-
-    run(go, json=json)
+    journal = await _existing(book, topic)
+    found = False
+    async for event in journal.read(id, start=start, end=end):
+        _show(event)
+        found = True
+    if not found and await journal.pointer(id) is None:
+        raise _missing(topic, id)
 
 
 @app.command()
-def tail(
-    topic: TopicArgument,
-    id: IdArgument,
-    start: StartOption = FIRST,
-    book: BookOption = None,
-    json: JsonOption = False,
-) -> None:
+async def tail(book: Book, topic: TopicArgument, id: IdArgument, start: StartOption = FIRST) -> None:
     """Print a journal's events, then new events until Ctrl-C.
 
     The topic must exist; the journal need not.
     """
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            async for event in each.journal(topic).tail(id, start=start):
-                show_event(event)
-
-    run(go, json=json)
+    async for event in (await _existing(book, topic)).tail(id, start=start):
+        _show(event)
 
 
 @app.command()
-def pointer(topic: TopicArgument, id: IdArgument, book: BookOption = None, json: JsonOption = False) -> None:
+async def pointer(book: Book, topic: TopicArgument, id: IdArgument) -> None:
     """Print a journal's last sequence number."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            last = await each.journal(topic).pointer(id)
-        if last is None:
-            raise NotFound(f"{topic}/{id}: there is no such journal")
-        output.emit({"seq_nr": last}, str(last))
-
-    run(go, json=json)
+    last = await (await _existing(book, topic)).pointer(id)
+    if last is None:
+        raise _missing(topic, id)
+    output.emit({"seq_nr": last}, str(last))
 
 
 @app.command()
-def delete(
+async def delete(
+    book: Book,
     topic: TopicArgument,
     id: IdArgument,
-    to: Annotated[
-        int, typer.Option(metavar="N", min=FIRST, max=LAST, help="Delete the events up to and including number N.")
-    ],
-    book: BookOption = None,
-    json: JsonOption = False,
+    to: int = number("Delete the events up to and including number N.", FIRST, default=...),
 ) -> None:
     """Delete a journal's events up to a number."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            await each.journal(topic).delete(id, to=to)
-        output.emit({"deleted_to": to}, f"deleted up to {to}")
-
-    run(go, json=json)
+    await (await _existing(book, topic)).delete(id, to=to)
+    output.emit({"deleted_to": to}, f"deleted up to {to}")
 
 
 @app.command()
-def purge(topic: TopicArgument, id: IdArgument, book: BookOption = None, json: JsonOption = False) -> None:
+async def purge(book: Book, topic: TopicArgument, id: IdArgument) -> None:
     """Remove a whole journal; the next append starts a new one."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            await each.journal(topic).purge(id)
-        output.emit({"purged": id}, f"purged {topic}/{id}")
-
-    run(go, json=json)
+    await (await _existing(book, topic)).purge(id)
+    output.emit({"purged": id}, f"purged {topic}/{id}")
 
 
 @app.command()
-def ids(topic: TopicArgument, book: BookOption = None, json: JsonOption = False) -> None:
+async def ids(book: Book, topic: TopicArgument) -> None:
     """Print the ids of a topic's journals."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            async for id in each.journal(topic).ids():
-                output.emit({"id": id}, id)
-
-    run(go, json=json)
+    async for id in (await _existing(book, topic)).ids():
+        output.emit({"id": id}, id)
 
 
 @app.command()
-def snapshot(
+async def snapshot(
+    book: Book,
     topic: TopicArgument,
     id: IdArgument,
-    save: Annotated[str | None, typer.Option(metavar="JSON", help="Save this state as a snapshot.")] = None,
-    seq_nr: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=FIRST, max=LAST, help="The last sequence number in the state.", show_default="the last"
-        ),
-    ] = None,
-    book: BookOption = None,
-    json: JsonOption = False,
+    save: str | None = option("JSON", "Save this state as a snapshot."),
+    seq_nr: int | None = number("The last sequence number in the state.", FIRST, show_default="the last"),
 ) -> None:
     """Print a journal's newest snapshot, or save one."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            journal = each.journal(topic)
-            if save is not None:
-                at = seq_nr if seq_nr is not None else await journal.pointer(id)
-                if at is None:
-                    raise NotFound(f"{topic}/{id}: there is no such journal")
-                await journal.save_snapshot(id, seq_nr=at, payload=parse_payload(save))
-                output.emit({"saved": at}, f"saved at {at}")
-                return
-            found = await journal.load_snapshot(id, to=seq_nr if seq_nr is not None else LAST)
-            if found is None:
-                raise NotFound(f"{topic}/{id}: there is no snapshot")
-            row = {
-                "seq_nr": found.seq_nr,
-                "payload": payload_as_json(found.payload),
-                "timestamp": found.timestamp.isoformat(timespec="milliseconds"),
-            }
-            output.emit(row)
-
-    run(go, json=json)
+    journal = await _existing(book, topic)
+    if save is not None:
+        at = seq_nr if seq_nr is not None else await journal.pointer(id)
+        if at is None:
+            raise _missing(topic, id)
+        await journal.save_snapshot(id, seq_nr=at, payload=parse_payload(save))
+        output.emit({"saved": at}, f"saved at {at}")
+        return
+    found = await journal.load_snapshot(id, to=seq_nr if seq_nr is not None else LAST)
+    if found is None:
+        raise NotFound(f"{topic}/{id}: there is no snapshot")
+    output.emit(output.fields_of(found, "seq_nr", "payload", "timestamp"))
 
 
 @app.command()
-def adopt(topic: TopicArgument, book: BookOption = None, json: JsonOption = False) -> None:
+async def adopt(book: Book, topic: TopicArgument) -> None:
     """Start a new epoch on a log that was recreated or restored."""
-
-    async def go() -> None:
-        async with open_book(book) as each:
-            await require_topic(each, topic)
-            config = await each.journal(topic).adopt()
-        output.emit({"topic": topic, "epoch": config.epoch}, f"{topic} is now in epoch {config.epoch}")
-
-    run(go, json=json)
+    config = await (await _existing(book, topic)).adopt()
+    output.emit({"topic": topic, "epoch": config.epoch}, f"{topic} is now in epoch {config.epoch}")

@@ -1,20 +1,20 @@
-"""Options and argument checks that commands share, and functions to open a book and run a command's coroutine."""
+"""Options and arguments that commands share, and functions to find and open the chosen book."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tidebook.cli import output
-from tidebook.core.errors import InvalidInput, NotFound, TidebookError
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import journal_id, topic_name
-from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.core.payload import decode_json
+from tidebook.core.seq_nr import LAST
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Settings, read_settings
 
@@ -25,16 +25,37 @@ DEFAULT_BOOK = "./tidebook-data"
 #: The files of a book's folder, each with the settings section that may replace it by a server.
 BOOK_FILES = {"log.db": "log", "store.db": "store", "queue.db": "sql", "outbox.db": "sql"}
 
-BookOption = Annotated[
-    str | None,
-    typer.Option(
-        "--book", envvar="TIDEBOOK", help="A folder or a tidebook.toml.", show_default=DEFAULT_BOOK, metavar="PATH"
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, also on a terminal.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="Print at most N.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="Process what is pending now, then exit.")]
+
+def option(metavar: str, help: str, default: Any = None, **how: Any) -> Any:
+    """Return an option with a value, as the default of a parameter; it is required if its default is `...`."""
+    return typer.Option(default, metavar=metavar, help=help, **how)
+
+
+def number(help: str, least: int = 1, most: int | None = LAST, default: Any = None, **how: Any) -> Any:
+    """Return an option that takes a whole number."""
+    return option(how.pop("metavar", "N"), help, default, min=least, max=most, **how)
+
+
+def seconds(help: str, default: Any = None, *, least: float = 0.0) -> Any:
+    """Return an option that takes a time in seconds, from `least` to a hundred years."""
+
+    def check(parameter: typer.CallbackParam, value: float | None) -> float | None:
+        if value is not None and not least <= value <= SECONDS_MAX:  # also rejects NaN
+            name = parameter.opts[0]
+            raise InvalidInput(f"{name} is a time in seconds, from {least:g} to a hundred years, not {value:g}")
+        return value
+
+    return option("SECONDS", help, default, callback=check)
+
+
+def flag(name: str, help: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(False, name, help=help)
+
+
+def argument(metavar: str, help: str, default: Any = ..., **how: Any) -> Any:
+    """Return an argument, which is required if its default is `...`."""
+    return typer.Argument(default, metavar=metavar, help=help, **how)
 
 
 def _address(value: str | None) -> str | None:
@@ -42,14 +63,6 @@ def _address(value: str | None) -> str | None:
     if value is not None and not (port.isascii() and port.isdecimal() and int(port) <= PORT_MAX):
         raise InvalidInput(f"--metrics is HOST:PORT, for example 127.0.0.1:9401, not {value!r}")
     return value
-
-
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics", metavar="HOST:PORT", help="Serve /metrics for Prometheus at this address.", callback=_address
-    ),
-]
 
 
 def _topics(values: list[str] | None) -> list[str] | None:
@@ -62,58 +75,63 @@ def _tag(value: str) -> str:
     return value
 
 
-TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="The topic, for example: orders", callback=topic_name)
+BookOption = Annotated[
+    str | None,
+    typer.Option(
+        "--book", envvar="TIDEBOOK", help="A folder or a tidebook.toml.", show_default=DEFAULT_BOOK, metavar="PATH"
+    ),
 ]
-IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="The journal's id, for example: o-1", callback=journal_id)
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, also on a terminal.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+LimitOption = Annotated[int, number("Print at most N.", 1, 10_000, ...)]
+OnceOption = Annotated[bool, typer.Option("--once", help="Process what is pending now, then exit.")]
+StartOption = Annotated[int, number("Start at this sequence number.", default=...)]
+MetricsOption = Annotated[
+    str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.", ..., callback=_address)
 ]
-TagArgument = Annotated[str, typer.Argument(metavar="TAG", help="The tag, for example: paid", callback=_tag)]
 TopicsOption = Annotated[
-    list[str] | None,
-    typer.Option("--topic", metavar="TOPIC", help="Use only this topic; may be repeated.", callback=_topics),
+    list[str] | None, option("TOPIC", "Use only this topic; may be repeated.", ..., callback=_topics)
 ]
-StartOption = Annotated[
-    int, typer.Option("--start", metavar="N", min=FIRST, max=LAST, help="Start at this sequence number.")
-]
+TopicArgument = Annotated[str, argument("TOPIC", "The topic, for example: orders", callback=topic_name)]
+IdArgument = Annotated[str, argument("ID", "The journal's id, for example: o-1", callback=journal_id)]
+TagArgument = Annotated[str, argument("TAG", "The tag, for example: paid", callback=_tag)]
 
 
-def seconds(option: str, *, least: float = 0.0) -> Callable[[float | None], float | None]:
-    """Return a callback that checks an option in seconds: from `least` to a hundred years."""
-
-    def check(value: float | None) -> float | None:
-        if value is not None and not least <= value <= SECONDS_MAX:  # also rejects NaN
-            raise InvalidInput(f"{option} is a time in seconds, from {least:g} to a hundred years, not {value:g}")
-        return value
-
-    return check
+def parse_payload(text: str) -> Any:
+    """Parse a JSON value from the command line; raise `InvalidInput` if it is not valid."""
+    try:
+        return decode_json(text.encode())
+    except ValueError as error:
+        raise InvalidInput(f"{text[:60]!r} is no JSON value ({error}): quote text twice, as in '\"text\"'") from error
 
 
-def book_path(book: str | None) -> str:
-    """Return the path of the chosen book, or the default path."""
-    return book if book is not None else DEFAULT_BOOK
+def parse_time(option: str, text: str) -> datetime:
+    """Parse an option's time in ISO 8601; raise `InvalidInput` if it has no time zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {text!r} is not a time such as 2030-01-31T12:00:00Z") from error
+    if found.tzinfo is None:
+        raise InvalidInput(f"{option}: {text!r} has no time zone: write {text}Z for UTC, or an offset such as +02:00")
+    return found
 
 
-def book_settings(book: str | None) -> Settings:
-    """Return the settings of the chosen book; raise `NotFound` if it is a settings file that does not exist."""
-    where = book_path(book)
+def book_settings(book: str | None, *, create: bool = False) -> Settings:
+    """Return the settings of the chosen book; raise `NotFound` if it does not exist, unless `create`.
+
+    A missing settings file is never created. A book with a part on a server is assumed to exist; the server is not
+    queried.
+    """
+    where = DEFAULT_BOOK if book is None else book
     if where.endswith(".toml") and "://" not in where and not Path(where).exists():
         raise NotFound(f"{where}: there is no such settings file")
-    return read_settings(where)
-
-
-def existing_settings(book: str | None) -> Settings:
-    """Return the settings of an existing book; raise `NotFound` if there is none, and create nothing.
-
-    A book with a part on a server is assumed to exist; the server is not queried.
-    """
-    settings = book_settings(book)
-    if not all(settings.section(name).embedded for name in BOOK_FILES.values()) or has_files(settings):
+    settings = read_settings(where)
+    if create or not all(settings.section(name).embedded for name in BOOK_FILES.values()) or _has_files(settings):
         return settings
     raise NotFound(f"there is no book at {settings.folder}: the first append, put or publish creates one")
 
 
-def has_files(settings: Settings) -> bool:
+def _has_files(settings: Settings) -> bool:
     """Return True if a book's folder has one of its files, or is itself a file, which is reported when it is opened."""
     folder = settings.folder.expanduser()
     return any(folder.glob("*.db-wal")) or any((folder / file).exists() for file in BOOK_FILES) or folder.is_file()
@@ -122,15 +140,8 @@ def has_files(settings: Settings) -> bool:
 @asynccontextmanager
 async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[Book]:
     """Open the chosen book. Without `create` it must exist; with it, the first write creates what is missing."""
-    settings = book_settings(book) if create else existing_settings(book)
-    async with Book(settings) as each:
-        yield each
-
-
-async def require_topic(book: Book, topic: str) -> None:
-    """Raise `NotFound` if the topic does not exist; do not create it."""
-    if topic not in await book.topics():
-        raise NotFound(f"topic {topic}: there is no such topic in this book; the first append creates it")
+    async with Book(book_settings(book, create=create)) as opened:
+        yield opened
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -148,26 +159,3 @@ def confirm(question: str, *, yes: bool) -> None:
         raise InvalidInput("there was no answer, and nothing was changed: use --yes to skip the question")
     if answer.strip().lower() not in {"y", "yes"}:
         raise InvalidInput("not confirmed, and nothing was changed")
-
-
-def run(body: Callable[[], Coroutine[Any, Any, None]], *, json: bool, check: bool = False) -> None:
-    """Run a command's coroutine; `main` turns its errors into one line and an exit code."""
-    output.choose(json=json, check=check)
-    try:
-        asyncio.run(body())
-    except BaseExceptionGroup as group:
-        raise _cause(group) from group
-
-
-def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the cause of a group's failure: an unexpected error first, otherwise the first error."""
-    leaves = list(_leaves(group))
-    return next((each for each in leaves if not isinstance(each, TidebookError)), leaves[0])
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for each in group.exceptions:
-        if isinstance(each, BaseExceptionGroup):
-            yield from _leaves(each)
-        else:
-            yield each

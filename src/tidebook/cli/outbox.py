@@ -9,29 +9,31 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.help import Group
+from tidebook.cli.command import Group, stop_on_signals
 from tidebook.cli.options import (
     BookOption,
     JsonOption,
     LimitOption,
     MetricsOption,
     OnceOption,
+    argument,
     book_settings,
-    existing_settings,
+    flag,
+    number,
+    option,
 )
-from tidebook.cli.signals import stop_on_signals
 from tidebook.core.errors import InvalidInput, TidebookError
 from tidebook.core.seq_nr import LAST
-from tidebook.outbox.message import Message, message
+from tidebook.outbox.message import message
 from tidebook.outbox.migrations.tables import script
 from tidebook.outbox.outbox import Outbox
-from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
+from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.outbox.sql import dialect
 from tidebook.pipeline.prometheus_text import serve_metrics
 from tidebook.wiring.book import Book
@@ -51,22 +53,20 @@ def _topic(value: str | None) -> str | None:
     return value
 
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The Kafka topic, for example: orders", callback=_topic)]
+Topic = Annotated[str, argument("TOPIC", "The Kafka topic, for example: orders", callback=_topic)]
 Id = Annotated[
-    int | None,
-    typer.Argument(metavar="ID", min=1, max=LAST, help="The message; use --all for every parked message of the topic."),
+    int | None, argument("ID", "The message; use --all for every parked message of the topic.", min=1, max=LAST)
 ]
 All = Annotated[bool, typer.Option("--all", help="Select every parked message of the topic.")]
 
 
 @contextmanager
-def open_outbox(book: str | None, *, json: bool, create: bool = False, reading: bool = False) -> Iterator[Outbox]:
+def open_outbox(book: str | None, *, create: bool = False, reading: bool = False) -> Iterator[Outbox]:
     """Open the outbox of the chosen book, without its log and store.
 
     Without `create` the book must exist; with `reading` no tables are created either.
     """
-    output.choose(json=json)
-    settings = book_settings(book) if create else existing_settings(book)
+    settings = book_settings(book, create=create)
     if reading:
         section = settings.section("outbox")
         section = msgspec.structs.replace(section, options={**section.options, "create_tables": False})
@@ -80,33 +80,23 @@ def open_outbox(book: str | None, *, json: bool, create: bool = False, reading: 
 
 @app.command()
 def publish(
+    book: BookOption,
     topic: Topic,
-    payloads: Annotated[
-        list[str],
-        typer.Argument(metavar="PAYLOAD", help="One payload per message; - reads one per line from standard input."),
-    ],
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Use this key for all messages.")] = None,
-    partition_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Choose the partition by this key instead.")
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Add this header to all messages; may be repeated.")
-    ] = None,
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Wait for transactions that publish the same key.")
-    ] = False,
-    book: BookOption = None,
-    json: JsonOption = False,
+    payloads: list[str] = argument("PAYLOAD", "One payload per message; - reads one per line from standard input."),
+    key: str | None = option("KEY", "Use this key for all messages."),
+    partition_key: str | None = option("KEY", "Choose the partition by this key instead."),
+    header: list[str] | None = option("NAME=VALUE", "Add this header to all messages; may be repeated."),
+    ordered: bool = flag("--ordered", "Wait for transactions that publish the same key."),
 ) -> None:
     """Publish messages in one separate transaction."""
     headers = dict(_header(each) for each in header or [])
     # Payloads are sent as raw bytes, without decoding.
     given = sys.stdin.buffer.read().splitlines() if payloads == ["-"] else [os.fsencode(each) for each in payloads]
-    messages: list[Message] = [
+    messages = [
         message(topic=topic, payload=payload, key=key, partition_key=partition_key, headers=headers)
         for payload in given
     ]
-    with open_outbox(book, json=json, create=True) as outbox:
+    with open_outbox(book, create=True) as outbox:
         outbox.publish_alone(messages, ordered=ordered)
     output.emit({"topic": topic, "published": len(messages)}, f"published {len(messages)} to {topic}")
 
@@ -120,23 +110,17 @@ def _header(text: str) -> tuple[str, str]:
 
 @app.command()
 def relay(
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, max=10_000, help="Relay N topics at a time.", show_default="[outbox] threads, 1"
-        ),
-    ] = None,
+    book: BookOption,
+    threads: int | None = number("Relay N topics at a time.", 1, 10_000, show_default="[outbox] threads, 1"),
     once: OnceOption = False,
     metrics: MetricsOption = None,
-    book: BookOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Relay messages to the log, until Ctrl-C or SIGTERM.
 
     The first signal lets it finish the current batch; a second one exits immediately.
     """
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    with open_outbox(book, json=json) as outbox:
+    with open_outbox(book) as outbox:
         running = outbox.new_relay(threads=threads)
         with stop_on_signals(running.stop), _metrics_served(outbox, metrics):
             sent = running.run(once=once)
@@ -169,11 +153,11 @@ def _metrics_served(outbox: Outbox, address: str | None) -> Iterator[None]:
 
 
 @app.command()
-def status(book: BookOption = None, json: JsonOption = False) -> None:
+def status(book: BookOption) -> None:
     """Print each topic's waiting messages, its relay, and errors."""
-    with open_outbox(book, json=json, reading=True) as outbox:
+    with open_outbox(book, reading=True) as outbox:
         for each in outbox.status():
-            output.emit(msgspec.to_builtins(each), _sentence(each))
+            output.emit(each, _sentence(each))
 
 
 def _sentence(each: OutboxTopicStatus) -> str:
@@ -200,7 +184,8 @@ def _sentence(each: OutboxTopicStatus) -> str:
 def parked_default(context: typer.Context, book: BookOption = None, json: JsonOption = False) -> None:
     """List messages that Kafka rejects permanently; retry or drop them."""
     if context.invoked_subcommand is None:
-        parked_list(None, book=book, json=json)
+        output.choose(json=json)
+        parked_list(book, None, 1000)
         return
     for name in ("book", "json"):  # they would be ignored, and the command would act on another book
         source = context.get_parameter_source(name)
@@ -210,46 +195,34 @@ def parked_default(context: typer.Context, book: BookOption = None, json: JsonOp
 
 @parked.command("list")
 def parked_list(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="List only this topic.", callback=_topic)] = None,
+    book: BookOption,
+    topic: str | None = argument("TOPIC", "List only this topic.", None, callback=_topic),
     limit: LimitOption = 1000,
-    book: BookOption = None,
-    json: JsonOption = False,
 ) -> None:
     """List parked messages, each with the reason."""
-    with open_outbox(book, json=json, reading=True) as outbox:
+    with open_outbox(book, reading=True) as outbox:
         for each in outbox.parked(topic, limit=limit):
-            output.emit(_row(each), _line(each))
-
-
-def _row(each: ParkedMessage) -> dict[str, Any]:
-    row: dict[str, Any] = msgspec.to_builtins(each, builtin_types=(bytes,))
-    row["key"] = None if each.key is None else each.key.decode(errors="replace")
-    return row
-
-
-def _line(each: ParkedMessage) -> str:
-    key = "no key" if each.key is None else f"key {each.key.decode(errors='replace')!r}"
-    return f"{each.topic} {each.id}: {each.state}, {key}, {each.size_bytes:,} bytes, {each.tries} tries: {each.reason}"
+            key = None if each.key is None else each.key.decode(errors="replace")
+            about = "no key" if key is None else f"key {key!r}"
+            counts = f"{each.size_bytes:,} bytes, {each.tries} tries"
+            text = f"{each.topic} {each.id}: {each.state}, {about}, {counts}: {each.reason}"
+            output.emit(each, text, key=key)
 
 
 @parked.command("retry")
-def parked_retry(
-    topic: Topic, id: Id = None, everything: All = False, book: BookOption = None, json: JsonOption = False
-) -> None:
+def parked_retry(book: BookOption, topic: Topic, id: Id = None, everything: All = False) -> None:
     """Send parked messages again, each before later ones of its key."""
     _one_or_all(id, everything)
-    with open_outbox(book, json=json, reading=True) as outbox:
+    with open_outbox(book, reading=True) as outbox:
         count = outbox.parked_retry(topic, id)
     output.emit({"topic": topic, "retried": count}, f"retrying {count}")
 
 
 @parked.command("drop")
-def parked_drop(
-    topic: Topic, id: Id = None, everything: All = False, book: BookOption = None, json: JsonOption = False
-) -> None:
+def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All = False) -> None:
     """Delete parked messages; send the messages held after them."""
     _one_or_all(id, everything)
-    with open_outbox(book, json=json, reading=True) as outbox:
+    with open_outbox(book, reading=True) as outbox:
         count = outbox.parked_drop(topic, id)
     output.emit({"topic": topic, "dropped": count}, f"dropped {count}")
 
@@ -260,19 +233,17 @@ def _one_or_all(id: int | None, everything: bool) -> None:
 
 
 @app.command()
-def migrate(book: BookOption = None, json: JsonOption = False) -> None:
+def migrate(book: BookOption) -> None:
     """Create the outbox's tables that are missing."""
-    with open_outbox(book, json=json, create=True) as outbox:
+    with open_outbox(book, create=True) as outbox:
         outbox.create_tables()
     output.emit({"migrated": True}, "the outbox's tables exist")
 
 
 @app.command()
 def schema(
-    database: Annotated[
-        str, typer.Argument(metavar="DATABASE", help="postgresql, mysql (MariaDB too) or sqlite")
-    ] = "postgresql",
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the SQL to this file.")] = None,
+    database: str = argument("DATABASE", "postgresql, mysql (MariaDB too) or sqlite", "postgresql"),
+    to: Path | None = option("FILE", "Write the SQL to this file."),
 ) -> None:
     """Print the outbox's tables as plain SQL."""
     text = script(dialect(database))

@@ -81,8 +81,12 @@ console = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
-def emit(row: Mapping[str, Any], text: str | None = None) -> None:
-    """Print one result: `text` (by default `name: value` pairs) for a person, otherwise the row as JSON."""
+def emit(found: Mapping[str, Any] | msgspec.Struct, text: str | None = None, **more: Any) -> None:
+    """Print one result: `text` (by default `name: value` pairs) for a person, otherwise the fields as JSON.
+
+    A field of `more` replaces the field of the same name.
+    """
+    row = {**(found if isinstance(found, Mapping) else msgspec.to_builtins(found, builtin_types=(bytes,))), **more}
     if _human:
         line = text if text is not None else "  ".join(f"{name}: {format_value(value)}" for name, value in row.items())
     else:
@@ -119,7 +123,28 @@ def format_value(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds")
+        return format_time(value)
     if isinstance(value, str) and value.isprintable():
         return value
     return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def payload_as_json(payload: Any) -> Any:
+    """Return a payload as a JSON value; bytes become base64."""
+    return {"base64": base64.b64encode(payload).decode()} if isinstance(payload, bytes) else payload
+
+
+def fields_of(event: object, *names: str) -> dict[str, Any]:
+    """Return the named fields of an event, a snapshot or an entry as JSON values."""
+    row = {name: payload_as_json(getattr(event, name)) for name in names}
+    for name, value in row.items():
+        if isinstance(value, datetime):
+            row[name] = format_time(value)
+        elif isinstance(value, frozenset):
+            row[name] = sorted(value)
+    return row
+
+
+def format_time(time: datetime) -> str:
+    """Return a time in ISO 8601 with milliseconds."""
+    return time.isoformat(timespec="milliseconds")

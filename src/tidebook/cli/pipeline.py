@@ -1,33 +1,45 @@
-"""`tidebook pipeline`: replicate, status, parked, purge-expired; other commands are in `pipeline_*` and `flush_wal`."""
+"""`tidebook pipeline`: replicate, status, parked, purge-expired, verify, rebuild, export, flush-wal, script, jars."""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from contextlib import nullcontext
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tidebook.cli import options, output, pipeline_checks, pipeline_export
-from tidebook.cli.help import Group
-from tidebook.cli.options import BookOption, JsonOption, MetricsOption, OnceOption, TopicsOption, run
-from tidebook.cli.pipeline_progress import ProgressReporter
-from tidebook.cli.pipeline_session import open_job_book, require_spark, session
-from tidebook.cli.signals import stop_on_signals
-from tidebook.cli.tags import format_horizon, horizon_row
+from tidebook.cli import output
+from tidebook.cli.command import Group, stop_on_signals
+from tidebook.cli.options import (
+    BookOption,
+    MetricsOption,
+    OnceOption,
+    TopicArgument,
+    TopicsOption,
+    argument,
+    book_settings,
+    flag,
+    number,
+    open_book,
+    option,
+    seconds,
+)
+from tidebook.cli.tags import describe_horizon
+from tidebook.cli.wal import Namespace
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Unavailable
-from tidebook.core.replication_plan import Parked
 from tidebook.pipeline.errors import run_with_retries
-from tidebook.pipeline.jars import kafka_source_jars
+from tidebook.pipeline.jars import delta_jars, kafka_source_jars, missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
-from tidebook.pipeline.parked import ReplayResult, replay_parked
+from tidebook.pipeline.parked import replay_parked
 from tidebook.pipeline.prometheus_text import serve_metrics
+from tidebook.pipeline.session import pipeline_settings
 from tidebook.pipeline.submit import job as submitted_job
 from tidebook.replication.status import (
-    JobStatus,
-    PartitionStatus,
     accept_losses,
     partition_statuses,
     read_job_status,
@@ -35,13 +47,181 @@ from tidebook.replication.status import (
 )
 from tidebook.replication.ticks import has_tags
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wal.record import ID_MAX
 from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.export import ExportProgress
+    from tidebook.pipeline.jobs.replicate import Progress as Replicated
+    from tidebook.pipeline.jobs.verify import VerifyResult
+    from tidebook.replication.journal_state import Difference
+    from tidebook.wal.flush import Flushed
+
+MASTERS = re.compile(r"local$|local\[|local-cluster\[|spark://|yarn$|k8s://")
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 
 app = Group(help="Replicate, verify and export events with Spark.", no_args_is_help=True)
 
-app.command()(pipeline_checks.verify)
-app.command()(pipeline_checks.rebuild)
-app.command()(pipeline_export.export)
+
+def _require_spark() -> None:
+    if (missing := missing_for_spark()) is not None:
+        raise InvalidInput(missing)
+
+
+def _enter(book: Book, portal: BlockingPortal) -> None:
+    portal.run(book.__aenter__())
+
+
+@contextmanager
+def _open_job(
+    book: str | None, job: str, *, delta: bool = False, enter: Callable[[Book, BlockingPortal], None] = _enter
+) -> Iterator[tuple[SparkSession, Book, BlockingPortal]]:
+    """Open an existing book and a Spark session for a job, which runs in threads and calls the book through the portal.
+
+    `enter` opens the book; it may wait for the book's servers.
+    """
+    settings = book_settings(book)
+    portal = BlockingPortal()
+    try:
+        opened = Book(settings)
+        enter(opened, portal)
+        try:
+            with _session(opened, job, delta=delta) as spark:
+                yield spark, opened, portal
+        finally:
+            portal.run(opened.__aexit__(None, None, None))
+    finally:
+        portal.close()
+
+
+@contextmanager
+def _session(book: Book, job: str, *, delta: bool) -> Iterator[SparkSession]:
+    """Open a Spark session for a job; translate failures of Spark or the job into `TidebookError`."""
+    master = pipeline_settings(book.settings).master
+    if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
+        raise InvalidInput(f"[pipeline] master is local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
+    _require_spark()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from tidebook.pipeline.errors import failure_of
+    from tidebook.pipeline.session import job_session, submitted, unless_spark_is_gone
+
+    more = DELTA if delta else {}
+    if delta and not submitted():
+        more = {**DELTA, "spark.jars": ",".join(map(str, delta_jars()))}
+    try:
+        spark = job_session(f"tidebook {job}", book.settings, more)
+    except (PySparkException, Py4JError) as error:
+        raise InvalidInput(f"Spark does not start: {_cause(error)}: check [pipeline] in tidebook.toml") from error
+    try:
+        yield spark
+    except (PySparkException, Py4JError) as error:
+        raise failure_of(error) from error
+    finally:
+        with unless_spark_is_gone():
+            spark.stop()
+
+
+def _cause(error: Exception) -> str:
+    """Return the innermost cause of a Java exception, or the last line of another error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith(("Caused by:", ": ", "org.", "java."))]
+    return (causes or lines or [type(error).__name__])[-1].removeprefix("Caused by:").strip(" :")[:300]
+
+
+@app.command(check=True)
+def verify(
+    book: BookOption,
+    topics: list[str] | None = argument("TOPIC", "The topics; by default all topics.", None),
+    repair: bool = flag("--repair", "Repair the store from the log."),
+    topic: TopicsOption = None,
+) -> None:
+    """Compare the store with the log.
+
+    Exit with code 1 if differences remain that were not repaired.
+    """
+    with _open_job(book, "verify") as (spark, opened, portal):
+        from tidebook.pipeline.jobs.verify import verify as job
+
+        named = tuple(dict.fromkeys([*(topics or ()), *(topic or ())]))
+        done = job(spark, opened, portal, named, repair=repair, tell=_show_difference)
+    _finish_comparison(done)
+
+
+@app.command(check=True)
+def rebuild(
+    book: BookOption,
+    topic: TopicArgument,
+    tags: bool = flag("--tags", "Rebuild only the tag views, from the journals in the store."),
+) -> None:
+    """Rebuild a topic's store from its whole log.
+
+    Fail if the log no longer contains the first record.
+    """
+    with _open_job(book, "rebuild") as (spark, opened, portal):
+        from tidebook.pipeline.jobs.rebuild import rebuild as job
+        from tidebook.pipeline.jobs.rebuild import rebuild_tags
+
+        if tags:
+            tagged = rebuild_tags(spark, opened, portal, topic)
+            row = {"topic": topic, "tag_rows": tagged.written, "removed": tagged.removed}
+            output.emit(row, f"{topic}: {tagged.written:,} tag rows written, {tagged.removed:,} removed")
+            return
+        done = job(spark, opened, portal, topic, tell=_show_difference)
+    _finish_comparison(done)
+
+
+def _show_difference(found: Difference) -> None:
+    at = f"{found.topic}/{found.id}" + ("" if found.seq_nr is None else f" {found.seq_nr}")
+    details = [f"expected {found.expected}" if found.expected else "", f"found {found.found}" if found.found else ""]
+    output.emit(found, f"{at}: {found.what}; {', '.join(filter(None, details))}")
+
+
+def _finish_comparison(done: VerifyResult) -> None:
+    differing = sum(done.differences.values())
+    text = f"{done.journals:,} journals with {done.events:,} events compared, {differing:,} differences"
+    if differing:
+        text += f", {done.repaired:,} repaired, {done.left:,} left"
+    if done.partial:
+        topics = ", ".join(done.partial)
+        text += f"; the log of {topics} no longer contains its first records: earlier events were not compared"
+    output.emit(done, text)
+    if done.left:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    book: BookOption,
+    to: str = option(
+        "FOLDER", "A folder that all Spark workers can reach, or the folder of a Delta table.", default=...
+    ),
+    delta: bool = flag("--delta", "Write a Delta table instead of Parquet files."),
+    every_s: float | None = seconds("Repeat the export at this interval, until SIGINT or SIGTERM.", least=0.05),
+    topic: TopicsOption = None,
+) -> None:
+    """Export new events by topic and day, exactly once."""
+    stop = threading.Event()
+    with _open_job(book, "export", delta=delta) as (spark, opened, portal):
+        from tidebook.pipeline.jobs.export import export as job
+
+        def report(done: ExportProgress) -> None:
+            if output.human():
+                output.stderr.print(f"{done.events:,} events in {done.batches:,} batches, {done.seconds:.1f} s")
+
+        table_format = "delta" if delta else "parquet"
+        with stop_on_signals(stop.set):
+            while True:
+                done = job(spark, opened, portal, to, topics=topic or (), table_format=table_format, tell=report)
+                output.emit(done, f"{done.events:,} events exported to {to}")
+                if every_s is None or stop.wait(every_s):
+                    return
 
 
 @app.command()
@@ -64,45 +244,42 @@ def jars() -> None:
 
 @app.command()
 def replicate(
+    book: BookOption,
     once: OnceOption = False,
     topic: TopicsOption = None,
     metrics: MetricsOption = None,
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Skip records that the log has lost, and print their offsets.")
-    ] = False,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
-    book: BookOption = None,
-    json: JsonOption = False,
+    accept_loss: bool = flag("--accept-loss", "Skip records that the log has lost, and print their offsets."),
+    until_input_ends: bool = typer.Option(False, "--until-input-ends", hidden=True),
 ) -> None:
     """Replicate the log to the store, until Ctrl-C or SIGTERM.
 
     The first signal lets it finish the current batch; a second one exits immediately.
     """
-    output.choose(json=json)
-    require_spark()
-    from tidebook.pipeline.jobs.replicate import FAILING_S
+    _require_spark()
+    from tidebook.pipeline.jobs.replicate import FAILING_S, Replication
     from tidebook.pipeline.jobs.replicate import Progress as Replicated
-    from tidebook.pipeline.jobs.replicate import Replication as Job
 
     stop = threading.Event()
+    reporter = ProgressReporter()
     if until_input_ends:
         threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
-    with stop_on_signals(stop.set), ProgressReporter() as reporter:
 
-        def enter(each: Book, portal: BlockingPortal) -> None:
-            run_with_retries(
-                portal, each.__aenter__, stop=stop, within_s=FAILING_S if once else None,
-                tell=lambda reason, waited_s: reporter(Replicated(0, 0, waited_s, (), waiting=reason)),
-            )  # fmt: skip
+    def enter(opened: Book, portal: BlockingPortal) -> None:
+        def report(reason: str, waited_s: float) -> None:
+            reporter(Replicated(0, 0, waited_s, (), waiting=reason))
 
+        run_with_retries(portal, opened.__aenter__, stop=stop, within_s=FAILING_S if once else None, tell=report)
+
+    with stop_on_signals(stop.set), reporter.bar:
         try:
-            with open_job_book(book, enter=enter) as (each, portal), session(each, "replicate") as spark:
+            with _open_job(book, "replicate", enter=enter) as (spark, opened, portal):
                 if accept_loss:
-                    for lost in portal.run(accept_losses(each.log, each.store, topic or ())):
+                    for lost in portal.run(accept_losses(opened.log, opened.store, topic or ())):
                         text = f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
-                        output.emit(msgspec.to_builtins(lost), text)
-                with serve_metrics(each.metrics, metrics) if metrics is not None else nullcontext():
-                    done = Job(spark, each, portal, topics=topic or (), tell=reporter, stop=stop).run(once=once)
+                        output.emit(lost, text)
+                job = Replication(spark, opened, portal, topics=topic or (), tell=reporter, stop=stop)
+                with serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext():
+                    done = job.run(once=once)
                     reporter.finish(done)
                     if done.stopped:
                         raise typer.Exit(5)
@@ -117,126 +294,141 @@ def _stop_at_end_of_input(stop: threading.Event) -> None:
     stop.set()
 
 
+class ProgressReporter:
+    """Prints the progress of a replication; reports each stopped partition and each wait only once.
+
+    On a terminal it is a bar, in a pipe one JSON object per line.
+    """
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=output.stderr, disable=not (output.human() and sys.stderr.isatty()))
+        self._task = self.bar.add_task("replicated")
+        self._reported: set[str] = set()
+        self._last: bytes = b""
+
+    def __call__(self, progress: Replicated) -> None:
+        for at, reason in progress.stopped.items():
+            self._warn_once(f"{at} is stopped: {reason}")
+        if progress.waiting is not None:
+            self._warn_once(f"waiting: {progress.waiting}")
+        total = sum(each.end - each.start for each in progress.partitions)
+        self.bar.update(self._task, total=total, completed=total - progress.lag)
+        if not output.human():
+            self._emit(progress, done=False)
+
+    def finish(self, progress: Replicated) -> None:
+        """Print the final totals."""
+        if output.human():
+            output.emit({}, f"{progress.records:,} records in {progress.batches:,} batches, {progress.lag:,} remaining")
+        else:
+            self._last = b""
+            self._emit(progress, done=True)
+
+    def _emit(self, progress: Replicated, *, done: bool) -> None:
+        names = ("batches", "records", "lag", "parked", "batch_s", "stopped", "waiting", "partitions")
+        row = {name: getattr(progress, name) for name in names}
+        row["records_per_s"] = round(progress.records_per_s, 1)
+        encoded = msgspec.json.encode(row)
+        if encoded != self._last:  # print nothing while the pipeline is idle
+            self._last = encoded
+            output.emit({"done": done, "seconds": round(progress.seconds, 3), **row})
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            output.stderr.print(f"tidebook: {text}", markup=False, soft_wrap=True)
+
+
 @app.command()
-def status(topic: TopicsOption = None, book: BookOption = None, json: JsonOption = False) -> None:
+async def status(book: Book, topic: TopicsOption = None) -> None:
     """Print how far each partition is replicated."""
-
-    async def go() -> None:
-        async with options.open_book(book) as each:
-            configs = await topic_configs(each.store, topic or ())
-            for name in topic or ():
-                if name not in configs:
-                    raise NotFound(f"topic {name}: there is no such topic in the store")
-            job_status, now_ms = await read_job_status(each.store), each.clock.now_ms()
-            for found in await partition_statuses(each.log, each.store, configs, now_ms=now_ms):
-                stopped = None if job_status is None else job_status.stopped.get(f"{found.topic}/{found.partition}")
-                _show_status(found, stopped if found.lag else None)
-            if await has_tags(each.store):
-                horizon = await each.tags.horizon(configs)
-                output.emit({"tags": horizon_row(horizon, now_ms)}, f"tags: {format_horizon(horizon, now_ms)}")
-            parked_count = 0
-            for name in configs:
-                async for _ in each.store.parked(name):
-                    parked_count += 1
-            _show_job(job_status, parked_count, now_ms)
-
-    run(go, json=json)
-
-
-def _show_status(found: PartitionStatus, stopped: str | None) -> None:
-    text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
-    if found.lag:
-        text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
-    if stopped is not None:
-        text += f"; stopped: {stopped}"
-    output.emit(msgspec.to_builtins(found) | {"stopped": stopped}, text)
-
-
-def _show_job(job: JobStatus | None, parked_count: int, now_ms: int) -> None:
-    row: dict[str, object] = {"parked": parked_count, "job": None if job is None else msgspec.to_builtins(job)}
+    configs = await topic_configs(book.store, topic or ())
+    for name in topic or ():
+        if name not in configs:
+            raise NotFound(f"topic {name}: there is no such topic in the store")
+    job, now_ms = await read_job_status(book.store), book.clock.now_ms()
+    for found in await partition_statuses(book.log, book.store, configs, now_ms=now_ms):
+        text = f"{found.topic}/{found.partition}: replicated to {found.replicated:,} of {found.end:,}"
+        stopped = None if job is None or not found.lag else job.stopped.get(f"{found.topic}/{found.partition}")
+        if found.lag:
+            text += f", {found.lag:,} records and {found.lag_s:,.1f} s behind"
+        if stopped is not None:
+            text += f"; stopped: {stopped}"
+        output.emit(found, text, stopped=stopped)
+    if await has_tags(book.store):
+        row, text = describe_horizon(await book.tags.horizon(configs), now_ms)
+        output.emit({"tags": row}, text)
+    parked_count = sum([1 for name in configs async for _ in book.store.parked(name)])
     text = f"{parked_count:,} records are parked"
     if job is not None:
         text += (
             f"; the job last reported {(now_ms - job.at_ms) / 1000:,.0f} s ago: {job.records:,} records, "
             f"the latest batch with {job.records_per_s:,.0f}/s in {job.batch_s:.2f} s"
         )
-    output.emit(row, text)
+    output.emit({"parked": parked_count, "job": job}, text)
 
 
 @app.command()
-def parked(
-    replay: Annotated[
-        bool, typer.Option("--replay", help="Append the records' events to their journals, and remove the records.")
-    ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="With --replay: use a record's raw bytes as the payload of one event.")
-    ] = False,
-    id: Annotated[
-        str | None, typer.Option(metavar="ID", help="With --replay: the journal of records that name none.")
-    ] = None,
-    offset: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Use only the record at this offset; needs --topic.")
-    ] = None,
+async def parked(
+    book: BookOption,
+    replay: bool = flag("--replay", "Append the records' events to their journals, and remove the records."),
+    raw: bool = flag("--raw", "With --replay: use a record's raw bytes as the payload of one event."),
+    id: str | None = option("ID", "With --replay: the journal of records that name none."),
+    offset: int | None = number("Use only the record at this offset; needs --topic.", 0, None),
     topic: TopicsOption = None,
-    book: BookOption = None,
-    json: JsonOption = False,
 ) -> None:
     """List records that cannot be read, or replay them."""
     if (raw or id is not None) and not replay:
         raise InvalidInput("--raw and --id need --replay")
     if offset is not None and not topic:
         raise InvalidInput("--offset needs --topic")
-    left: list[ReplayResult] = []
-
-    async def go() -> None:
-        async with options.open_book(book) as each:
-            names: list[str | None] = [*topic] if topic else [None]
-            found = [one for name in names async for one in each.store.parked(name)]
-            for one in found:
-                if offset is not None and one.position.offset != offset:
-                    continue
-                if replay:
-                    done = await replay_parked(each, one, raw=raw, id=id)
-                    if done.error is not None:
-                        left.append(done)
-                    _show_replayed(done)
-                else:
-                    _show_parked(one)
-
-    run(go, json=json)
+    left = 0
+    async with open_book(book) as opened:
+        names: list[str | None] = [*topic] if topic else [None]
+        for found in [one for name in names async for one in opened.store.parked(name)]:
+            if offset is not None and found.position.offset != offset:
+                continue
+            if replay:
+                done = await replay_parked(opened, found, raw=raw, id=id)
+                left += done.error is not None
+                result = f"left, {done.error}" if done.error else f"replayed to {done.id}, {done.first} to {done.last}"
+                output.emit(done, f"{done.topic}/{done.partition} offset {done.offset}: {result}")
+                continue
+            at = f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}"
+            output.emit(found, f"{at}: {found.reason}; {len(found.value):,} bytes", value_bytes=len(found.value))
     if left:
         raise typer.Exit(1)
 
 
-def _show_parked(found: Parked) -> None:
-    row = msgspec.to_builtins(found)
-    row["value_bytes"] = len(found.value)
-    at = f"{found.topic}/{found.partition} epoch {found.position.epoch} offset {found.position.offset}"
-    output.emit(row, f"{at}: {found.reason}; {len(found.value):,} bytes")
-
-
-def _show_replayed(done: ReplayResult) -> None:
-    at = f"{done.topic}/{done.partition} offset {done.offset}"
-    text = f"{at}: left, {done.error}" if done.error else f"{at}: replayed to {done.id}, {done.first} to {done.last}"
-    output.emit(msgspec.to_builtins(done), text)
-
-
 @app.command("purge-expired")
-def purge(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which journals have expired.")] = False,
+async def purge(
+    book: Book,
+    dry_run: bool = flag("--dry-run", "Only print which journals have expired."),
     topic: TopicsOption = None,
-    book: BookOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Purge the journals that have expired."""
+    total = purged = 0
+    async for found in purge_expired(book, topic or (), dry_run=dry_run):
+        total, purged = total + 1, purged + found.purged
+        state = "expired" if dry_run else "purged" if found.purged else "no longer expired"
+        output.emit(found, f"{found.topic}/{found.id}: {state}")
+    output.emit({"expired": total, "purged": purged}, f"{total:,} expired, {purged:,} purged")
 
-    async def go() -> None:
-        total = purged = 0
-        async with options.open_book(book) as each:
-            async for found in purge_expired(each, topic or (), dry_run=dry_run):
-                total, purged = total + 1, purged + found.purged
-                state = "expired" if dry_run else "purged" if found.purged else "no longer expired"
-                output.emit(msgspec.to_builtins(found), f"{found.topic}/{found.id}: {state}")
-        output.emit({"expired": total, "purged": purged}, f"{total:,} expired, {purged:,} purged")
 
-    run(go, json=json)
+@app.command()
+def flush_wal(
+    book: BookOption,
+    namespace: Namespace,
+    to: str = option("FOLDER", "The folder for the Parquet files.", default=...),
+    region: list[int] | None = number("Flush only this region; may be repeated.", 0, ID_MAX, metavar="REGION"),
+) -> None:
+    """Move the entries of regions to Parquet, exactly once."""
+    with _open_job(book, "flush-wal") as (spark, opened, portal):
+        from tidebook.pipeline.jobs.flush_wal import flush_wal as job
+
+        def report(done: Flushed) -> None:
+            row = {"region": done.region, "entries": done.entries, "ranges": done.ranges}
+            output.emit(row, f"region {done.region}: {done.entries:,} entries of {len(done.ranges)} tables")
+
+        job(spark, opened, portal, namespace=namespace, output=to, regions=region or (), tell=report)

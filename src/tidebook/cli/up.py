@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from asyncio.subprocess import PIPE, Process
+from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
 from shutil import which
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.live import Live
@@ -17,57 +18,57 @@ from rich.table import Table
 from rich.text import Text
 
 from tidebook.cli import output
-from tidebook.cli.options import BookOption, JsonOption, book_path, open_book, run
-from tidebook.cli.signals import stop_on_signals
-from tidebook.cli.up_jobs import ReplicationChild, purge_periodically, wait_for
+from tidebook.cli.command import stop_on_signals
+from tidebook.cli.options import DEFAULT_BOOK, BookOption, flag, open_book, option
+from tidebook.cli.topics import checked_description
+from tidebook.core.errors import TidebookError
+from tidebook.pipeline.jars import missing_for_spark
+from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.session import pipeline_settings
+from tidebook.runtime.backoff import Backoff
 from tidebook.wiring.book import Book
-from tidebook.wiring.status import JournalTopicStatus, topic_statuses
+from tidebook.wiring.topics import TopicDescription
+
+RESTART_FIRST_S = 1.0
+RESTART_MAX_S = 60.0
+STOP_S = 20.0
+ERROR_CHARS_MAX = 300
 
 
-def up(
-    book: BookOption = None,
-    json: JsonOption = False,
-    every_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.05, help="Refresh the status at this interval.")
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the status once, then exit.")] = False,
-    replicate: Annotated[
-        bool, typer.Option(help="Replicate the log to the store on local Spark, and purge expired journals.")
-    ] = True,
+async def up(
+    book: BookOption,
+    every_s: float = option("SECONDS", "Refresh the status at this interval.", 1.0, min=0.05),
+    once: bool = flag("--once", "Print the status once, then exit."),
+    replicate: bool = typer.Option(
+        True, help="Replicate the log to the store on local Spark, and purge expired journals."
+    ),
 ) -> None:
     """Run a book: replicate it and show its status, until Ctrl-C."""
-
-    async def go() -> None:
-        async with open_book(book, create=True) as each:
-            await each.create()
-            where = each.settings.folder.resolve()
-            if output.human():
-                output.console.print(
-                    f"Tidebook is open in [bold]{escape(str(where))}[/bold]. Press Ctrl-C to stop; no data is lost."
-                )
-                output.console.print("Try in another terminal:", style="dim")
-                example = f"{_command()} journal append orders o-1 '{{\"total\": 3}}' --book {quote(str(where))}"
-                output.console.print(f"  {example}", markup=False, soft_wrap=True)
-            else:
-                output.emit({"open": str(where)})
-            stop = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            child = ReplicationChild(book_path(book), each.settings.folder)
-            jobs: list[Coroutine[Any, Any, None]] = []
-            if replicate and not once:
-                every = pipeline_settings(each.settings).purge_every_s
-                jobs = [child.run(stop), purge_periodically(each, stop, every)]
-            with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
-                async with asyncio.TaskGroup() as group:
-                    for job in jobs:
-                        group.create_task(job)
-                    try:
-                        await _watch(each, stop, every_s, child if jobs else None, once=once)
-                    finally:
-                        stop.set()
-
-    run(go, json=json)
+    async with open_book(book, create=True) as opened:
+        await opened.create()
+        where = opened.settings.folder.resolve()
+        if output.human():
+            output.console.print(
+                f"Tidebook is open in [bold]{escape(str(where))}[/bold]. Press Ctrl-C to stop; no data is lost."
+            )
+            output.console.print("Try in another terminal:", style="dim")
+            example = f"{_command()} journal append orders o-1 '{{\"total\": 3}}' --book {quote(str(where))}"
+            output.console.print(f"  {example}", markup=False, soft_wrap=True)
+        else:
+            output.emit({"open": str(where)})
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        child = ReplicationChild(DEFAULT_BOOK if book is None else book, opened.settings.folder)
+        runs_jobs = replicate and not once
+        with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+            async with asyncio.TaskGroup() as group:
+                if runs_jobs:
+                    group.create_task(child.run(stop))
+                    group.create_task(_purge_periodically(opened, stop))
+                try:
+                    await _watch(opened, stop, every_s, child if runs_jobs else None, once=once)
+                finally:
+                    stop.set()
 
 
 def _command() -> str:
@@ -81,36 +82,126 @@ def _command() -> str:
 async def _watch(
     book: Book, stop: asyncio.Event, every_s: float, child: ReplicationChild | None, *, once: bool
 ) -> None:
-    if not output.human():
-        shown: dict[str, Any] | None = None
+    shown: dict[str, Any] | None = None
+    with Live(console=output.console, auto_refresh=False) if output.human() else nullcontext() as live:
         while not stop.is_set():
-            found: dict[str, Any] = {"topics": [status.as_row() for status in await topic_statuses(book)]}
-            if child is not None:
-                found["replication"] = child.state
-            if found != shown:
-                shown = found
-                output.emit(found)
-            if once or await wait_for(stop, every_s):
-                return
-        return
-    with Live(console=output.console, auto_refresh=False) as live:
-        while not stop.is_set():
-            live.update(_table(await topic_statuses(book), child), refresh=True)
-            if once or await wait_for(stop, every_s):
+            statuses = [await checked_description(book, topic) for topic in await book.topics()]
+            if live is not None:
+                live.update(_table(statuses, child), refresh=True)
+            else:
+                names = ("topic", "epoch", "partitions", "records", "lag")
+                rows = [{name: getattr(status, name) for name in names} for status in statuses]
+                found: dict[str, Any] = {"topics": rows}
+                if child is not None:
+                    found["replication"] = child.state
+                if found != shown:
+                    shown = found
+                    output.emit(found)
+            if once or await _wait_for(stop, every_s):
                 return
 
 
-def _table(statuses: list[JournalTopicStatus], child: ReplicationChild | None) -> Table:
+def _table(statuses: list[TopicDescription], child: ReplicationChild | None) -> Table:
     table = Table(title="Journals", title_justify="left", caption_justify="left")
     captions = [] if statuses else ["There is no topic yet: the first append creates one."]
     if child is not None:
         captions.append(f"Replication: {child.state}")
-    table.caption = (
-        Text("\n".join(captions), style="table.caption") if captions else None
-    )  # not markup: the text may contain brackets
+    if captions:  # not markup: the text may contain brackets
+        table.caption = Text("\n".join(captions), style="table.caption")
     table.add_column("topic")
     for name in ("partitions", "records in the log", "not replicated yet"):
         table.add_column(name, justify="right")
     for status in statuses:
         table.add_row(status.topic, f"{status.partitions:,}", f"{status.records:,}", f"{status.lag:,}")
     return table
+
+
+class ReplicationChild:
+    """Runs `tidebook pipeline replicate` as a child process; restarts it when it dies, and stops it at the end."""
+
+    def __init__(self, where: str, folder: Path) -> None:
+        self._where = where
+        self._log = folder / "replicate.log"
+        #: The current state as one line of text.
+        self.state = "starting"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run the child, and restart it with a growing pause, until `stop` is set."""
+        if (missing := missing_for_spark()) is not None:
+            self.state = f"off (reads and appends still work): {missing}"
+            await stop.wait()
+            return
+        backoff = Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
+        while not stop.is_set():
+            self.state = "starting Spark"
+            code = await self._run_child(stop)
+            if stop.is_set():
+                return
+            pause_s = backoff.next_s()
+            self.state = f"ended with code {code}, restarts in {pause_s:.0f} s: {self._last_log_line()}"
+            if await _wait_for(stop, pause_s):
+                return
+
+    async def _run_child(self, stop: asyncio.Event) -> int | None:
+        command = ["pipeline", "replicate", "--until-input-ends", "--json", "--book", self._where]
+        with self._log.open("ab") as errors:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tidebook.cli", *command),
+                stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True, limit=2**24,
+            )  # fmt: skip
+        reading = asyncio.create_task(self._read(child))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            await _stop_child(child)
+            reading.cancel()
+        return child.returncode
+
+    async def _read(self, child: Process) -> None:
+        assert child.stdout is not None
+        async for _ in child.stdout:
+            self.state = "running"
+
+    def _last_log_line(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1][:ERROR_CHARS_MAX] if lines else ""
+
+
+async def _stop_child(child: Process) -> None:
+    """Close the child's input, which asks it to stop; after a timeout terminate it, and then kill it."""
+    if child.stdin is not None:
+        child.stdin.close()
+    for act in (None, child.terminate, child.kill):
+        if act is not None and child.returncode is None:
+            act()
+        try:
+            await asyncio.wait_for(child.wait(), STOP_S)
+            return
+        except TimeoutError:
+            continue
+
+
+async def _purge_periodically(book: Book, stop: asyncio.Event) -> None:
+    every_s = pipeline_settings(book.settings).purge_every_s
+    while not stop.is_set():
+        try:
+            async for found in purge_expired(book):
+                book.metrics.count("pipeline_expired_purged", int(found.purged), topic=found.topic)
+        except TidebookError:
+            book.metrics.count("pipeline_purge_failures")  # the next round retries the same journals
+        if await _wait_for(stop, every_s):
+            return
+
+
+async def _wait_for(stop: asyncio.Event, within_s: float) -> bool:
+    """Wait at most `within_s` seconds for `stop`; return True if it is set."""
+    try:
+        await asyncio.wait_for(stop.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
 from tidebook.runtime.process import generation, refuse_fork
 
 T = TypeVar("T")
@@ -44,14 +44,13 @@ class BlockingPortal:
         """Start a coroutine and return its future; raise Unavailable if the portal is closed."""
         try:
             self._refuse_fork()
-        except InvalidInput:
+            with self._lock:
+                if self._closed:
+                    raise Unavailable("the book is closed")
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except TidebookError:
             coroutine.close()
             raise
-        with self._lock:
-            if not self._closed:
-                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        coroutine.close()
-        raise Unavailable("the book is closed")
 
     def _refuse_fork(self) -> None:
         """Raise InvalidInput in a forked child, where the portal's thread does not exist."""

@@ -1,42 +1,29 @@
-"""Streams by tag for threads without an event loop: the same names, without await."""
+"""Events by tag for threads without an event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
-from types import TracebackType
 
-from tidebook.core.buckets import Buckets
 from tidebook.core.errors import Unavailable
-from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded, iterating, part
 from tidebook.tags.event import TaggedEvent
-from tidebook.tags.horizon import Horizon, HorizonStatus, OnWaiting
-from tidebook.tags.rebuild import Rebuilt
-from tidebook.tags.settings import Consistency
-from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
+from tidebook.tags.subscription import Subscription
 from tidebook.tags.tags import Tags
 
 
-class SyncSubscription:
-    """The blocking form of `Subscription`, with the same methods."""
-
-    def __init__(self, portal: BlockingPortal, subscription: Subscription) -> None:
-        self._portal = portal
-        self._subscription = subscription
+class SyncSubscription(BlockingFacade[Subscription]):
+    """The blocking form of `Subscription`."""
 
     def __enter__(self) -> SyncSubscription:
-        self._portal.run(self._subscription.__aenter__())
+        self._portal.run(self._target.__aenter__())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._portal.run(self._subscription.__aexit__(kind, error, trace))
+    __exit__ = blocking(Subscription.__aexit__)
 
     def __iter__(self) -> Iterator[TaggedEvent]:
         # One event per call: an event read ahead may belong to another member by the time it is handled.
-        events = aiter(self._subscription)
+        events = aiter(self._target)
 
         async def following() -> TaggedEvent | None:
             return await anext(events, None)
@@ -49,71 +36,19 @@ class SyncSubscription:
                     self._portal.run(events.aclose())
                 raise
 
-    @property
-    def shares(self) -> frozenset[int]:
-        return self._subscription.shares
-
-    @property
-    def waiting(self) -> HorizonStatus | None:
-        return self._subscription.waiting
-
-    def commit(self, event: TaggedEvent) -> None:
-        self._portal.run(self._subscription.commit(event))
+    shares = forwarded(Subscription.shares)
+    waiting = forwarded(Subscription.waiting)
+    commit = blocking(Subscription.commit)
 
 
-class SyncTags:
-    """The blocking form of `Tags`, with the same methods."""
+class SyncTags(BlockingFacade[Tags]):
+    """The blocking form of `Tags`."""
 
-    def __init__(self, portal: BlockingPortal, tags: Tags) -> None:
-        self._portal = portal
-        self._tags = tags
-
-    def read(
-        self,
-        tag: str,
-        *,
-        after: str | datetime | None = None,
-        follow: bool = False,
-        topics: Iterable[str] | None = None,
-        consistency: Consistency | None = None,
-        on_waiting: OnWaiting | None = None,
-    ) -> Iterator[TaggedEvent]:
-        return self._portal.iterate(
-            self._tags.read(
-                tag, after=after, follow=follow, topics=topics, consistency=consistency, on_waiting=on_waiting
-            )
-        )
-
-    def subscribe(
-        self,
-        tag: str,
-        group: str,
-        *,
-        topics: Iterable[str] | None = None,
-        follow: bool = True,
-        offsets: Offsets | None = None,
-        lease_s: float = LEASE_S,
-        on_waiting: OnWaiting | None = None,
-    ) -> SyncSubscription:
-        member = self._tags.subscribe(
-            tag, group, topics=topics, follow=follow, offsets=offsets, lease_s=lease_s, on_waiting=on_waiting
-        )
-        return SyncSubscription(self._portal, member)
-
-    def set_bucket_size(self, size: str) -> Buckets:
-        return self._portal.run(self._tags.set_bucket_size(size))
-
-    def buckets(self) -> Buckets:
-        return self._portal.run(self._tags.buckets())
-
-    def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
-        return self._portal.run(self._tags.rebuild(tag, topics=topics))
-
-    def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
-        return self._portal.run(self._tags.horizon(topics))
-
-    def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:
-        return self._portal.run(self._tags.status(topics))
-
-    def list(self) -> Iterator[str]:
-        return self._portal.iterate(self._tags.list())
+    read = iterating(Tags.read)
+    subscribe = part(SyncSubscription, Tags.subscribe)
+    set_bucket_size = blocking(Tags.set_bucket_size)
+    buckets = blocking(Tags.buckets)
+    rebuild = blocking(Tags.rebuild)
+    horizon = blocking(Tags.horizon)
+    status = blocking(Tags.status)
+    list = iterating(Tags.list)

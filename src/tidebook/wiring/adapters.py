@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import cast
+from typing import Any
 
 from tidebook.core.errors import InvalidInput
 from tidebook.log.port import Log
@@ -29,43 +29,48 @@ def extra(module: str, name: str) -> ModuleType:
         raise InvalidInput(f"{error.name} is not installed: pip install 'tidebook[{name}]'") from error
 
 
+def server_settings(settings: Settings, part: str, server: str, module: str, type_: str) -> Any:
+    """Return the settings of the server that `part` is on; raise `InvalidInput` if its URL names another server."""
+    section = settings.section(part)
+    if section.url is None or scheme(section.url) != server:
+        raise InvalidInput(f"[{part}] url: {scheme(section.url or '')}:// is unknown; there is {server}://")
+    return adapter_options(section, part, getattr(extra(module, server), type_))
+
+
+def kafka_settings(settings: Settings) -> Any:
+    """Return the `KafkaSettings` of the book's log; raise `InvalidInput` if it is not on Kafka."""
+    return server_settings(settings, "log", "kafka", "tidebook.kafka.settings", "KafkaSettings")
+
+
 async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log:
     """Open the log that the settings name; a missing embedded log is created by the first write."""
-    section = settings.section("log")
-    if section.url is None:
-        from tidebook.log.sqlite.log import SqliteLog
-        from tidebook.log.sqlite.tables import FILE
-        from tidebook.wiring.lazy_folder import LazyLog
-
-        folder = settings.folder.expanduser().absolute()
-        embedded = LazyLog(folder / FILE, lambda: SqliteLog(folder, clock=clock, metrics=metrics))
-        embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
-        return cast(Log, embedded)
-    if scheme(section.url) == "kafka":
-        adapter = extra("tidebook.log.kafka.log", "kafka")
-        kafka = extra("tidebook.kafka.settings", "kafka")
-        log: Log = await adapter.open_kafka_log(adapter_options(section, "log", kafka.KafkaSettings), metrics=metrics)
+    if not settings.section("log").embedded:
+        kafka = kafka_settings(settings)
+        log: Log = await extra("tidebook.log.kafka.log", "kafka").open_kafka_log(kafka, metrics=metrics)
         return log
-    raise InvalidInput(f"[log] url: {scheme(section.url)}:// is unknown; there is kafka://")
+    from tidebook.log.sqlite.log import SqliteLog
+    from tidebook.log.sqlite.tables import FILE
+    from tidebook.wiring.lazy_folder import LazyLog
+
+    folder = settings.folder.expanduser().absolute()
+    embedded = LazyLog(folder / FILE, lambda: SqliteLog(folder, clock=clock, metrics=metrics))
+    embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
+    return embedded
 
 
 async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
     """Open the store that the settings name; a missing embedded store is created by the first write."""
-    section = settings.section("store")
-    if section.url is None:
-        from tidebook.store.sqlite.store import SqliteStore
-        from tidebook.store.sqlite.tables import FILE
-        from tidebook.wiring.lazy_folder import LazyStore
-
-        folder = settings.folder.expanduser().absolute()
-        embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
-        embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
-        return cast(StoreWriter, embedded)
-    if scheme(section.url) == "cassandra":
+    if not settings.section("store").embedded:
+        module = "tidebook.store.cassandra.settings"
+        cassandra = server_settings(settings, "store", "cassandra", module, "CassandraSettings")
         adapter = extra("tidebook.store.cassandra.store", "cassandra")
-        cassandra = extra("tidebook.store.cassandra.settings", "cassandra")
-        store: StoreWriter = await adapter.open_cassandra_store(
-            adapter_options(section, "store", cassandra.CassandraSettings), metrics=metrics
-        )
+        store: StoreWriter = await adapter.open_cassandra_store(cassandra, metrics=metrics)
         return store
-    raise InvalidInput(f"[store] url: {scheme(section.url)}:// is unknown; there is cassandra://")
+    from tidebook.store.sqlite.store import SqliteStore
+    from tidebook.store.sqlite.tables import FILE
+    from tidebook.wiring.lazy_folder import LazyStore
+
+    folder = settings.folder.expanduser().absolute()
+    embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
+    embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
+    return embedded

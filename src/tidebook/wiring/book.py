@@ -5,30 +5,34 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
+from tidebook.log.port import Log
+from tidebook.outbox.log_topic import LogTopic
+from tidebook.outbox.outbox import AsyncOutbox
+from tidebook.queue.port import QueueSettings
+from tidebook.queue.queue import Queue
+from tidebook.queue.queues import Queues
 from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
+from tidebook.store.port import StoreWriter
+from tidebook.tags.settings import TagSettings
+from tidebook.tags.tags import Tags
+from tidebook.wal.settings import WalSettings
+from tidebook.wal.wal import Wal
 from tidebook.wiring.adapters import open_log, open_store
-from tidebook.wiring.settings import Settings, options_as, read_settings
+from tidebook.wiring.feed import EntryFactory, Feed
+from tidebook.wiring.outbox import make_outbox
+from tidebook.wiring.queue import make_queues
+from tidebook.wiring.settings import Settings, read_settings
+from tidebook.wiring.topics import TopicDescription, delete_topic, describe_topic
 
-if TYPE_CHECKING:
-    from tidebook.log.port import Log
-    from tidebook.outbox.log_topic import LogTopic
-    from tidebook.outbox.outbox import AsyncOutbox
-    from tidebook.queue.port import QueueSettings
-    from tidebook.queue.queue import Queue
-    from tidebook.queue.queues import Queues
-    from tidebook.store.port import StoreWriter
-    from tidebook.tags.tags import Tags
-    from tidebook.wal.wal import Wal
-    from tidebook.wiring.feed import EntryFactory, Feed
-    from tidebook.wiring.topics import TopicDescription
+Part = TypeVar("Part")
 
 
 class Book:
@@ -55,6 +59,9 @@ class Book:
         self.metrics = metrics or Metrics()
         self._stack = AsyncExitStack()
         self._generation = generation()
+        self._forget_parts()
+
+    def _forget_parts(self) -> None:
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
@@ -66,18 +73,22 @@ class Book:
     @property
     def log(self) -> Log:
         """The log that this book writes to; raise `InvalidInput` if the book is not open."""
-        self._refuse_fork()
-        if self._log is None:
-            raise InvalidInput("the book is not open: use it as 'async with tidebook.open(...) as book'")
-        return self._log
+        return self._opened(self._log)
 
     @property
     def store(self) -> StoreWriter:
         """The store that this book reads from; raise `InvalidInput` if the book is not open."""
+        return self._opened(self._store)
+
+    def _opened(self, part: Part | None) -> Part:
         self._refuse_fork()
-        if self._store is None:
+        if part is None:
             raise InvalidInput("the book is not open: use it as 'async with tidebook.open(...) as book'")
-        return self._store
+        return part
+
+    def _shared(self) -> dict[str, Any]:
+        """Return what every part of the book is made with."""
+        return {"clock": self.clock, "ids": self.ids, "metrics": self.metrics}
 
     def journal(self, topic: str) -> Journal:
         """Return the journals of a topic, to append to them and to read them.
@@ -87,48 +98,29 @@ class Book:
         self._refuse_fork()
         found = self._journals.get(topic_name(topic))
         if found is None:
-            found = self._journals[topic] = Journal(
-                topic,
-                log=self.log,
-                store=self.store,
-                clock=self.clock,
-                ids=self.ids,
-                settings=options_as(self.settings.section("journal"), "journal", JournalSettings),
-                metrics=self.metrics,
-            )
+            settings = self.settings.options("journal", JournalSettings)
+            found = Journal(topic, log=self.log, store=self.store, settings=settings, **self._shared())
+            self._journals[topic] = found
+            self._stack.push_async_callback(found.close)
         return found
 
     @property
     def tags(self) -> Tags:
         """Events by tag, across all journals: read them, follow them, or share them among a group of consumers."""
-        from tidebook.tags.settings import TagSettings
-        from tidebook.tags.tags import Tags
-
         self._refuse_fork()
         if self._tags is None:
-            settings = options_as(self.settings.section("tags"), "tags", TagSettings)
-            self._tags = Tags(
-                store=self.store,
-                clock=self.clock,
-                ids=self.ids,
-                settings=settings,
-                metrics=self.metrics,
-                log=self.log,
-            )
+            settings = self.settings.options("tags", TagSettings)
+            self._tags = Tags(log=self.log, store=self.store, settings=settings, **self._shared())
         return self._tags
 
     def wal(self, namespace: str) -> Wal:
         """Return the write-ahead log of a namespace; open its regions with `open_region`."""
-        from tidebook.wal.settings import WalSettings
-        from tidebook.wal.wal import Wal
-
         self._refuse_fork()
         found = self._wals.get(namespace)
         if found is None:
-            settings = options_as(self.settings.section("wal"), "wal", WalSettings)
-            found = self._wals[namespace] = Wal(
-                self.log, namespace, clock=self.clock, ids=self.ids, metrics=self.metrics, settings=settings
-            )
+            settings = self.settings.options("wal", WalSettings)
+            found = self._wals[namespace] = Wal(self.log, namespace, settings=settings, **self._shared())
+            self._stack.push_async_callback(found.close)
         return found
 
     @property
@@ -136,9 +128,7 @@ class Book:
         """All work queues of this book; the queue store opens when a queue is first used."""
         self._refuse_fork()
         if self._queues is None:
-            from tidebook.wiring.queue import make_queues
-
-            self._queues = make_queues(self.settings, clock=self.clock, ids=self.ids, metrics=self.metrics)
+            self._queues = make_queues(self.settings, **self._shared())
             self._stack.push_async_callback(self._queues.close)
         return self._queues
 
@@ -161,8 +151,6 @@ class Book:
         >>> async def mail_paid_orders(book):
         ...     await book.feed("paid", "mail").run()
         """
-        from tidebook.wiring.feed import Feed
-
         return Feed(self.tags, tag, self.queue(queue), make=make, group=group, topics=topics)
 
     @property
@@ -170,9 +158,6 @@ class Book:
         """The outbox in the book's SQL database: publish in your own transaction, relay afterwards."""
         self._refuse_fork()
         if self._outbox is None:
-            from tidebook.outbox.outbox import AsyncOutbox
-            from tidebook.wiring.outbox import make_outbox
-
             made = make_outbox(self.settings, lambda: Book(self.settings), ids=self.ids, metrics=self.metrics)
             self._outbox = AsyncOutbox(made)
             self._stack.push_async_callback(self._outbox.close)
@@ -183,8 +168,6 @@ class Book:
 
         Raise `InvalidInput` if the log is Kafka: read the topic with any Kafka consumer instead.
         """
-        from tidebook.outbox.log_topic import LogTopic
-
         if not self.settings.section("log").embedded:
             raise InvalidInput(f"topic {topic} is on Kafka: read it with a Kafka consumer; log_topic reads a folder")
         return LogTopic(self.log, topic)
@@ -204,8 +187,6 @@ class Book:
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
-        from tidebook.wiring.topics import describe_topic
-
         return await describe_topic(self.log, self.store, topic)
 
     async def delete_topic(self, topic: str) -> None:
@@ -214,10 +195,8 @@ class Book:
         Stop its writers and its replicator first. Raise `InvalidInput` for journals on Cassandra, which cannot be
         deleted as a whole (purge each of them), and for the topics of a write-ahead log (delete the region).
         """
-        from tidebook.wiring.topics import delete_topic
-
         await delete_topic(self.log, self.store, topic)
-        for journal in [self._journals.pop(topic)] if topic in self._journals else []:
+        if (journal := self._journals.pop(topic, None)) is not None:
             await journal.close()
 
     async def create(self) -> None:
@@ -241,17 +220,7 @@ class Book:
         except BaseException:
             await self._stack.aclose()
             raise
-        self._stack.push_async_callback(self._close_journals)
-        self._stack.push_async_callback(self._close_wals)
         return self
-
-    async def _close_journals(self) -> None:
-        for journal in self._journals.values():
-            await journal.close()
-
-    async def _close_wals(self) -> None:
-        for wal in self._wals.values():
-            await wal.close()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -259,9 +228,7 @@ class Book:
         if self.forked:  # the connections and files belong to the parent, which closes them
             return
         await self._stack.aclose()
-        self._journals.clear()
-        self._wals.clear()
-        self._log = self._store = self._tags = self._queues = self._outbox = None
+        self._forget_parts()
 
 
 def open(where: str | Path = "./tidebook-data", *, create: bool = False) -> Book:

@@ -19,7 +19,7 @@ from tidebook.queue.entry import DATA_BYTES_MAX, Entry
 from tidebook.queue.port import Step
 from tidebook.queue.queue import Queue
 from tidebook.queue.task_cancellation import cancel_and_wait
-from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded
 from tidebook.tags.event import TaggedEvent, check_tag, check_topics, decode_offset
 from tidebook.tags.horizon import HorizonStatus
 from tidebook.tags.subscription import SHARES, Subscription, share_of
@@ -96,7 +96,8 @@ class Feed:
                     async for event in member:
                         await events.put(event)
             finally:
-                if not _is_cancelled():  # when cancelled, no consumer remains and a full queue would block
+                task = asyncio.current_task()
+                if task is None or not task.cancelling():  # when cancelled, nothing consumes a full queue
                     await events.put(None)
 
         reading = asyncio.create_task(read())
@@ -145,26 +146,11 @@ class Feed:
         return mark is None or event.place > decode_offset(self._tag, mark)
 
 
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-class SyncFeed:
+class SyncFeed(BlockingFacade[Feed]):
     """The blocking form of `Feed`."""
 
-    def __init__(self, portal: BlockingPortal, feed: Feed) -> None:
-        self._portal = portal
-        self._feed = feed
-
-    @property
-    def waiting(self) -> HorizonStatus | None:
-        """What replication the feed waits for; None while it makes progress or has nothing to wait for."""
-        return self._feed.waiting
-
-    def run(self, *, follow: bool = True) -> int:
-        """Put events until interrupted; with `follow=False`, put those that exist now and return how many entries."""
-        return self._portal.run(self._feed.run(follow=follow))
+    waiting = forwarded(Feed.waiting)
+    run = blocking(Feed.run)
 
 
 async def _next_batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:

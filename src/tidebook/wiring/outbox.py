@@ -4,29 +4,84 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tidebook.core.errors import InvalidInput
-from tidebook.outbox.journal import JournalTarget
+from tidebook.core.errors import Fenced, InvalidInput, OutcomeUnknown
+from tidebook.outbox.journal import JournalTarget, JournalTopic
+from tidebook.outbox.log_topic import LogTarget, OrderedLog
+from tidebook.outbox.message import JournalAppend
 from tidebook.outbox.outbox import Outbox
+from tidebook.outbox.port import RelayTarget, RelayTargets
 from tidebook.outbox.publish import Sender
 from tidebook.outbox.relay import RoutedTargets
 from tidebook.outbox.settings import OutboxSettings
+from tidebook.outbox.store import OutboxDatabase
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.clock import Ids
 from tidebook.runtime.metrics import Metrics
-from tidebook.wiring.adapters import extra, scheme
-from tidebook.wiring.outbox_journals import BookJournals, MakeBook
-from tidebook.wiring.settings import Settings, adapter_options, options_as
-
-if TYPE_CHECKING:
-    from tidebook.outbox.log_topic import OrderedLog
-    from tidebook.outbox.port import RelayTarget, RelayTargets
-    from tidebook.outbox.store import OutboxDatabase
+from tidebook.wiring.adapters import extra, kafka_settings, scheme
+from tidebook.wiring.settings import Settings
 
 #: A separate file, because the application opens it with its own SQLite connections.
 FILE = "outbox.db"
+#: Returns a new `Book`. The class is not imported here because `Book` imports its outbox.
+MakeBook = Callable[[], Any]
+
+
+class BookJournals:
+    """Append to journals through a separate book, opened at the first use on the event loop of the caller."""
+
+    def __init__(self, make_book: MakeBook) -> None:
+        self._make = make_book
+        self._book: Any = None
+        self._open_lock = asyncio.Lock()
+
+    async def _open_book(self) -> Any:
+        async with self._open_lock:
+            if self._book is None:
+                self._book = await self._make().__aenter__()
+            return self._book
+
+    async def topic(self, topic: str) -> JournalTopic:
+        """Return the identity of a topic; create the topic if it is missing, since an append follows."""
+        config = await (await self._open_book()).journal(topic).create()
+        return JournalTopic(config.topic_id, config.epoch, config.partitions)
+
+    async def holds(self, topic: str) -> bool:
+        """Return whether the store has the topic as a topic of journals."""
+        return await (await self._open_book()).store.topic_config(topic) is not None
+
+    async def ends(self, topic: str) -> dict[int, int]:
+        """Return the end offset of each partition of the topic."""
+        book = await self._open_book()
+        config = await book.journal(topic).topic_config()
+        return {partition: await book.log.end(topic, partition) for partition in range(config.partitions)}
+
+    async def append(
+        self, topic: str, append: JournalAppend, *, append_id: bytes, floor: int, epoch: int | None
+    ) -> None:
+        """Append as a retry of `append_id`, which may be in the log from `floor` on; a duplicate has no effect."""
+        journal = (await self._open_book()).journal(topic)
+        try:
+            await journal.append(
+                append.id,
+                append.decoded_events(),
+                expected=append.expected,
+                expire_after=append.expiry(),
+                retry=OutcomeUnknown("relayed by the outbox", append_id=append_id, floor=floor, epoch=epoch),
+            )
+        except Fenced:
+            await journal.close()  # the topic has a new epoch: the next batch opens it again
+            raise
+
+    async def close(self) -> None:
+        """Close the book if it is open."""
+        if self._book is not None:
+            await self._book.__aexit__(None, None, None)
+            self._book = None
+            self._open_lock = asyncio.Lock()
 
 
 class BookParts:
@@ -36,7 +91,7 @@ class BookParts:
         self._book = settings
         self._journals = BookJournals(make_book)
         self._metrics = metrics
-        self.settings: OutboxSettings = options_as(settings.section("outbox"), "outbox", OutboxSettings)
+        self.settings = settings.options("outbox", OutboxSettings)
         self.embedded = settings.section("sql").embedded
         self.url, self.database = _database(settings, self.settings)
         self._sender: Any = None
@@ -51,10 +106,10 @@ class BookParts:
 
     def targets(self, outbox: bytes) -> RelayTargets:
         """Return the relay's targets: messages go to the log of the book, appends to its journals."""
-        return RoutedTargets(lambda: self._log_target(outbox), lambda: self._journal_target(outbox))
-
-    def _journal_target(self, outbox: bytes) -> RelayTarget:
-        return JournalTarget(self._journals, self._open_portal(), outbox)
+        return RoutedTargets(
+            lambda: self._embedded_target() if self._book.section("log").embedded else self._kafka_target(outbox),
+            lambda: JournalTarget(self._journals, self._open_portal(), outbox),
+        )
 
     def _open_portal(self) -> BlockingPortal:
         with self._lock:
@@ -62,40 +117,33 @@ class BookParts:
                 self._portal = BlockingPortal()
             return self._portal
 
-    def _log_target(self, outbox: bytes) -> RelayTarget:
-        section = self._book.section("log")
-        if section.url is None:
-            return self._embedded_target()
+    def _kafka_target(self, outbox: bytes) -> RelayTarget:
         adapter = extra("tidebook.outbox.kafka.target", "kafka")
-        target: RelayTarget = adapter.KafkaTarget(self._kafka(), self.settings, outbox=outbox)
+        target: RelayTarget = adapter.KafkaTarget(kafka_settings(self._book), self.settings, outbox=outbox)
         return target
 
     def sender(self) -> Sender:
         """Return the Kafka sender that all users of the outbox share; raise `InvalidInput` without a Kafka log."""
-        if self._book.section("log").url is None:
+        if self._book.section("log").embedded:
             raise InvalidInput("backends 'kafka' and 'kafka_async' need a Kafka log: set [log] url in tidebook.toml")
         with self._lock:
             if self._sender is None:
                 adapter = extra("tidebook.outbox.kafka.sender", "kafka")
-                self._sender = adapter.KafkaSender(self._kafka(), self._metrics)
+                self._sender = adapter.KafkaSender(kafka_settings(self._book), self._metrics)
             sender: Sender = self._sender
         return sender
-
-    def _kafka(self) -> Any:
-        section = self._book.section("log")
-        if section.url is None or scheme(section.url) != "kafka":
-            raise InvalidInput(f"[log] url: {scheme(section.url or '')}:// is unknown; there is kafka://")
-        return adapter_options(section, "log", extra("tidebook.kafka.settings", "kafka").KafkaSettings)
 
     def _embedded_target(self) -> RelayTarget:
         from tidebook.log.sqlite.log import SqliteLog
         from tidebook.log.sqlite.relay_lock import RelayLocks
-        from tidebook.outbox.log_topic import LogTarget
+
+        async def open_log() -> OrderedLog:
+            return await asyncio.to_thread(lambda: SqliteLog(self._book.folder, metrics=self._metrics))
 
         portal = self._open_portal()
         with self._lock:
             if self._log is None:
-                self._log = portal.run(_call_in_thread(lambda: SqliteLog(self._book.folder, metrics=self._metrics)))
+                self._log = portal.run(open_log())
             # Do not query a store on a server: messages must not depend on it, and the log shows a topic's kind too.
             embedded = self._book.section("store").embedded
             return LogTarget(
@@ -116,10 +164,6 @@ class BookParts:
                 self._portal.run(self._log.close())
             self._portal.close()
         self._sender = self._portal = self._log = None
-
-
-async def _call_in_thread(make: Any) -> Any:
-    return await asyncio.to_thread(make)
 
 
 def _database(settings: Settings, outbox: OutboxSettings) -> tuple[str, OutboxDatabase]:

@@ -44,9 +44,20 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
     queue_settings = {name: options_as(table, f"queue.{name}", QueueSettings) for name, table in tables.items()}
 
     async def open_store() -> QueueStore:
-        return await _open_store(settings, options, metrics=metrics)
+        url = settings.section("sql").url
+        if url is None:
+            from tidebook.queue.sqlite.store import SqliteQueues
 
-    hooks = Hooks(command=options.flag_command, webhook=options.flag_webhook)
+            return SqliteQueues(settings.folder, metrics=metrics)  # no clock: the store uses the machine's own
+        if scheme(url) not in {"postgresql", "postgres"}:
+            raise InvalidInput(
+                f"[sql] url: queues are stored on postgresql:// or in the folder, not on {scheme(url)}://"
+            )
+        adapter = extra("tidebook.queue.postgres.store", "postgres")
+        store: QueueStore = await adapter.PostgresQueues.open(
+            url, schema=options.schema, connections_max=options.connections_max
+        )
+        return store
 
     def missing() -> bool:
         from tidebook.queue.sqlite.tables import FILE
@@ -55,6 +66,7 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
         files = (settings.folder.expanduser() / f"{FILE}{end}" for end in ("", "-wal"))
         return settings.section("sql").embedded and not any(file.exists() for file in files)
 
+    hooks = Hooks(command=options.flag_command, webhook=options.flag_webhook)
     runtime = QueueRuntime(
         open_store, clock=clock, ids=ids, metrics=metrics, settings=queue_settings, hooks=hooks, missing=missing
     )
@@ -62,20 +74,3 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
     for name, fields in declared.items():
         queues.queue(name, fields=fields)
     return queues
-
-
-async def _open_store(settings: Settings, options: QueueOptions, *, metrics: Metrics) -> QueueStore:
-    section = settings.section("sql")
-    if section.url is None:
-        from tidebook.queue.sqlite.store import SqliteQueues
-
-        return SqliteQueues(settings.folder, metrics=metrics)  # no clock: the store uses the machine's own
-    if scheme(section.url) in {"postgresql", "postgres"}:
-        adapter = extra("tidebook.queue.postgres.store", "postgres")
-        store: QueueStore = await adapter.PostgresQueues.open(
-            section.url, schema=options.schema, connections_max=options.connections_max
-        )
-        return store
-    raise InvalidInput(
-        f"[sql] url: queues are stored on postgresql:// or in the folder, not on {scheme(section.url)}://"
-    )

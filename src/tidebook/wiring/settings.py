@@ -14,14 +14,15 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
 
-SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline", "server")
+SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline")
 DEFAULT_FOLDER = "tidebook-data"
+Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -63,11 +64,9 @@ class Settings(msgspec.Struct, frozen=True):
         """Return the section of this name; an empty one if the settings do not have it."""
         return self.sections.get(name, Section())
 
-    @property
-    def missing_folder(self) -> Path | None:
-        """The book's folder if an embedded part needs it and it does not exist; else None."""
-        embedded = any(self.section(name).embedded for name in ("log", "store", "sql"))
-        return self.folder if embedded and not self.folder.expanduser().exists() else None
+    def options(self, name: str, type_: type[Options]) -> Options:
+        """Return the options of a section as an instance of the struct `type_`; see `options_as`."""
+        return options_as(self.section(name), name, type_)
 
 
 def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = None) -> Settings:
@@ -82,15 +81,10 @@ def read_settings(where: str | Path, *, environment: Mapping[str, str] | None = 
     if "://" in text:
         raise InvalidInput(f"{text.split('://')[0]}:// is not a book here: give a folder or a tidebook.toml")
     path = Path(text)
-    if path.suffix == ".toml":
-        folder, sections = _read_file(path)
-    else:
-        folder, sections = path, {}
+    folder, sections = _read_file(path) if path.suffix == ".toml" else (path, {})
     for name in ("log", "store", "sql"):
-        url = environment.get(f"TIDEBOOK_{name.upper()}_URL")
-        if url:
-            old = sections.get(name, Section())
-            sections[name] = msgspec.structs.replace(old, url=url)
+        if url := environment.get(f"TIDEBOOK_{name.upper()}_URL"):
+            sections[name] = msgspec.structs.replace(sections.get(name, Section()), url=url)
     return Settings(folder, sections)
 
 
@@ -159,7 +153,7 @@ def check_names(section: Section, name: str, type_: type[Any]) -> None:
             raise InvalidInput(f"{section.place(name, option)} {option} is unknown{close}")
 
 
-def options_as(section: Section, name: str, type_: type[Any]) -> Any:
+def options_as(section: Section, name: str, type_: type[Options]) -> Options:
     """Return a section's options as an instance of the struct `type_`.
 
     Raise `InvalidInput`, with file and line, for an unknown name, a missing required option or a value of a wrong type.

@@ -36,6 +36,11 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     #: The number of records not replicated yet; None if the topic does not hold journals.
     lag: int | None
 
+    @property
+    def records(self) -> int:
+        """The number of records in the log."""
+        return sum(self.ends) - sum(self.starts)
+
     def as_row(self) -> dict[str, Any]:
         """Return the description as a JSON object."""
         return msgspec.structs.asdict(self)

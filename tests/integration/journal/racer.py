@@ -7,7 +7,8 @@ import json
 import sys
 
 import tidebook
-from tidebook import Conflict, Event, NotFound, OutcomeUnknown, Unavailable
+from tidebook.core.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
+from tidebook.core.event import Event
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.integration.journal.conftest import OpenBook
-from tidebook import Conflict, Event, OutcomeUnknown, Unavailable
+from tidebook.core.errors import Conflict, OutcomeUnknown, Unavailable
+from tidebook.core.event import Event
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
 from tidebook.testing.servers import Kafka

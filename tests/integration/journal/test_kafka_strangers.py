@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from tests.integration.journal.conftest import OpenBook
-from tidebook import Conflict, Corrupt, Event
+from tidebook.core.errors import Conflict, Corrupt
+from tidebook.core.event import Event
 from tidebook.core.key import partition_of
 from tidebook.journal.journal import Journal
 

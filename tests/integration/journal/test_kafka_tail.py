@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.journal.conftest import OpenBook
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.testing.replicating import replicate
 
 pytestmark = [pytest.mark.kafka, pytest.mark.cassandra]

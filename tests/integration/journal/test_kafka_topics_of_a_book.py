@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidebook import Event, NotFound
+from tidebook.core.errors import NotFound
+from tidebook.core.event import Event
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Section, Settings
 

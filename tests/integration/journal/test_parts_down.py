@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.integration.journal.conftest import OpenBook
-from tidebook import Event
 from tidebook.core.errors import LogLost, NotFound, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.event import Event
 from tidebook.journal.journal import Journal
 from tidebook.replication.status import accept_losses, find_starts, topic_configs
 from tidebook.testing.replicating import replicate

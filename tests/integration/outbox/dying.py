@@ -10,7 +10,7 @@ from typing import Any
 
 import tidebook
 from tidebook.outbox.topic_relay import TopicRelay
-from tidebook.wiring.outbox_journals import BookJournals
+from tidebook.wiring.outbox import BookJournals
 
 #: When, in the life of one batch.
 POINTS = (

@@ -15,8 +15,9 @@ from sqlalchemy.orm import Session
 import tidebook
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.relaying import Cluster, until
-from tidebook import Event, outbox
+from tidebook import outbox
 from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.event import Event
 from tidebook.log.sqlite.relay_lock import RelayLocks
 from tidebook.outbox import Message
 from tidebook.outbox.outbox import Outbox
@@ -26,7 +27,7 @@ from tidebook.wiring.sync import SyncBook
 
 def records(book: SyncBook, topic: str) -> list[Any]:
     async def read() -> list[Any]:
-        log = book._book.log
+        log = book.log
         state = await log.topic(topic)
         assert state is not None
         found: list[Any] = []
@@ -35,7 +36,7 @@ def records(book: SyncBook, topic: str) -> list[Any]:
             found += (await log.read(topic, partition, start=0, stop=end, limit=100_000)).records if end else ()
         return found
 
-    return book._portal_open().run(read())
+    return book._portal.run(read())
 
 
 def test_an_embedded_book_relays_to_its_own_log(book: SyncBook, engine: Engine) -> None:

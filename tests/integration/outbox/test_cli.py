@@ -87,7 +87,7 @@ def test_a_relay_serves_its_metrics_and_what_waits(tmp_path: Path) -> None:
             return ""
 
     try:
-        until(lambda: 'tidebook_outbox_sent{topic="orders"} 2' in told(), "they went, and it is told")
+        until(lambda: 'tidebook_outbox_sent_total{topic="orders"} 2' in told(), "they went, and it is told")
         until(lambda: 'tidebook_outbox_waiting{topic="orders"}' in told(), "what waits is told")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -17,8 +17,8 @@ import tidebook
 from tests.integration.outbox.databases import Database
 from tests.integration.outbox.dying import POINTS
 from tests.integration.outbox.relaying import Cluster
-from tidebook import Event
 from tidebook.core.errors import NotFound
+from tidebook.core.event import Event
 from tidebook.outbox import batch_selection as plan
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.port import BatchLimit, BatchSent, NewSession, Outcome, RelayedMessage

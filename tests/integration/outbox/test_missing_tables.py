@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from tests.integration.outbox.conftest import EVERY_DATABASE
 from tests.integration.outbox.databases import Database
-from tidebook import NotFound, outbox
+from tidebook import outbox
+from tidebook.core.errors import NotFound
 
 
 @pytest.mark.parametrize("empty_database", EVERY_DATABASE, indirect=True)

@@ -57,7 +57,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSite:
 
 
 def _embedded(book: Any) -> Site:
-    log, run = book._book.log, book._portal_open().run
+    log, run = book.log, book._portal.run
     run(log.create_topic("orders", 1, limit_bytes=LIMIT_BYTES))
 
     def values() -> list[bytes]:

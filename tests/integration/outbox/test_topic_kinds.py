@@ -13,7 +13,8 @@ import pytest
 
 import tidebook
 from tests.integration.outbox.relaying import Cluster
-from tidebook import Event, InvalidInput, NotFound
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.event import Event
 from tidebook.core.record import is_record
 from tidebook.kafka.settings import KafkaSettings
 from tidebook.outbox import Message
@@ -42,7 +43,7 @@ def test_messages_to_a_journal_topic_wait_and_the_reason_names_the_remedy(book: 
 
 def test_a_journal_topic_whose_log_was_emptied_is_one_still(book: SyncBook) -> None:
     done = book.journal("orders").append("o-1", [Event(1)])
-    book._portal_open().run(book._book.log.truncate("orders", done.partition, before=done.offset + 1))
+    book._portal.run(book.log.truncate("orders", done.partition, before=done.offset + 1))
     book.outbox.publish_alone([Message("orders", b"paid")])
     assert book.outbox.relay(once=True) == 0
     assert "holds journals" in only_error(book)

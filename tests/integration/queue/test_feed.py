@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 import tidebook
-from tidebook import Event
 from tidebook.cli.app import main
+from tidebook.core.event import Event
 from tidebook.queue import Entry
 from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent

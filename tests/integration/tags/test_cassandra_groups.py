@@ -12,7 +12,8 @@ import acsylla
 import pytest
 import pytest_asyncio
 
-from tidebook import Event, Fenced
+from tidebook.core.errors import Fenced
+from tidebook.core.event import Event
 from tidebook.core.segments import head_segment
 from tidebook.replication.ticks import tick
 from tidebook.tags.sql_offsets import TABLE, SqlOffsets

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tidebook import Event
 from tidebook.core.action import Mark
+from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.record import encode_record
 from tidebook.core.repair import Repair

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tidebook
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
 from tidebook.tags.event import TaggedEvent
 from tidebook.testing.replicating import replicate

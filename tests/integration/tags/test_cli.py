@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book

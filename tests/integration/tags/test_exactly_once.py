@@ -17,7 +17,7 @@ import pymysql
 import pytest
 
 import tidebook
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
 from tidebook.tags.sql_offsets import TABLE, TABLE_MYSQL, SqlOffsets
 from tidebook.testing.replicating import replicate

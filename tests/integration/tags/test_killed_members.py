@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import tidebook
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
 from tidebook.tags.sql_offsets import TABLE
 from tidebook.tags.subscription import SHARES

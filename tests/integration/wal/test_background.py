@@ -80,7 +80,7 @@ async def test_status_and_metrics_report_held_bytes_and_the_pinning_table(log: F
     assert samples["wal_held_bytes"] == status.held_bytes
     assert samples["wal_pinned_by_table"] == 3
     assert samples["wal_tables"] == 2
-    assert samples["wal_recovery_count"] == 1
+    assert samples["wal_recovery_seconds_count"] == 1
     assert samples["wal_snapshot_age_seconds"] == 2
     assert (await region.status()).snapshot_age_ms == 2_000
     reader = await wal.open_region(7, writable=False)

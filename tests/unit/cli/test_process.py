@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from tests.unit.cli.conftest import Cli, refused
-from tidebook.cli.signals import stop_on_signals
+from tidebook.cli.command import stop_on_signals
 
 COMMAND = [sys.executable, "-m", "tidebook.cli"]
 #: Commands that run until they are stopped, and the stream on which each reports that it has started.

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 import tidebook
-from tidebook import Event
 from tidebook.core.action import Mark
+from tidebook.core.event import Event
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
 from tidebook.pipeline.jobs.replicate import _ticking

@@ -1,56 +1,131 @@
-"""Counters, gauges and durations."""
+"""Counters, gauges and durations, and the page that lists them."""
 
 from __future__ import annotations
 
+import ast
+import re
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from tidebook.runtime.metrics import Metrics, Sample
+import pytest
+from prometheus_client import generate_latest
+
+from tidebook.runtime.metrics import COUNTERS, DURATIONS, GAUGES, Metrics, Sample
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCE = ROOT / "src" / "tidebook"
+KINDS = {"count": COUNTERS, "gauge": GAUGES, "time": DURATIONS}
+
+
+def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
+    """Yield where a metric is changed, how, its name, and its labels (None: passed as a mapping)."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in KINDS
+                and ast.unparse(node.func.value).endswith("metrics")
+            ):
+                where = f"{file.relative_to(SOURCE)}:{node.lineno}"
+                names = {keyword.arg for keyword in node.keywords}
+                labels = None if None in names else {name for name in names if name is not None}
+                yield where, node.func.attr, ast.unparse(node.args[0]), labels
+
+
+def test_every_metric_that_is_changed_is_declared_with_its_labels() -> None:
+    for where, kind, name, labels in calls():
+        pattern = re.sub(r"\\{\w+\\}", r"\\w+", re.escape(name.removeprefix("f").strip("'")))
+        declared = [known for known in KINDS[kind] if re.fullmatch(pattern, known)]
+        assert declared, f"{where}: {name} is not declared in runtime/metrics.py"
+        assert labels is None or all(labels == set(KINDS[kind][known][1:]) for known in declared if "{" not in name), (
+            where
+        )
+
+
+def test_every_declared_metric_is_changed_somewhere() -> None:
+    source = "".join(file.read_text() for file in SOURCE.rglob("*.py") if file.name != "metrics.py")
+    built = {"queue_expired", "queue_run_out", "queue_dead"}  # the name is put together
+    assert [name for kind in KINDS.values() for name in kind if f'"{name}"' not in source and name not in built] == []
+
+
+def test_the_reference_lists_every_metric() -> None:
+    rows = [
+        f"| `{prefix}{name}{suffix}` | {kind} | {', '.join(labels)} | {text} |"
+        for kind, prefix, suffix, table in (
+            ("counter", "tidebook_", "_total", COUNTERS),
+            ("gauge", "tidebook_", "", GAUGES),
+            ("histogram", "tidebook_", "_seconds", DURATIONS),
+        )
+        for name, (text, *labels) in table.items()
+    ]
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    found = [line for line in page.splitlines() if line.startswith("| `")]
+    assert found == rows, "expected these rows:\n" + "\n".join(rows)
 
 
 def test_counters_add_up_by_their_labels() -> None:
     metrics = Metrics()
-    metrics.count("reads", topic="a")
-    metrics.count("reads", 2, topic="a")
-    metrics.count("reads", topic="b", kind="x")
-    assert metrics.counted("reads", topic="a") == 3
-    assert metrics.counted("reads") == 4
-    assert metrics.counted("reads", topic="c") == 0
+    metrics.count("outbox_at_least_once", topic="a", cause="lost")
+    metrics.count("outbox_at_least_once", 2, topic="a", cause="lost")
+    metrics.count("outbox_at_least_once", topic="b", cause="weak")
+    assert metrics.counted("outbox_at_least_once", topic="a") == 3
+    assert metrics.counted("outbox_at_least_once") == 4
+    assert metrics.counted("outbox_at_least_once", topic="c") == 0
+    assert metrics.counted("outbox_sent") == 0
 
 
 def test_the_order_of_labels_does_not_matter() -> None:
     metrics = Metrics()
-    metrics.count("reads", a=1, b=2)
-    metrics.count("reads", b=2, a=1)
-    assert [sample.value for sample in metrics.samples()] == [2]
+    metrics.count("pipeline_records", topic="a", partition=2)
+    metrics.count("pipeline_records", partition=2, topic="a")
+    assert list(metrics.samples()) == [Sample("pipeline_records_total", (("topic", "a"), ("partition", "2")), 2)]
 
 
 def test_a_gauge_has_the_value_last_set() -> None:
     metrics = Metrics()
-    metrics.gauge("lag", 5)
-    metrics.gauge("lag", 3)
-    assert list(metrics.samples()) == [Sample("lag", (), 3)]
+    metrics.gauge("kafka_brokers_down", 5)
+    metrics.gauge("kafka_brokers_down", 3)
+    assert list(metrics.samples()) == [Sample("kafka_brokers_down", (), 3)]
 
 
-def test_durations_have_a_count_a_sum_and_a_maximum() -> None:
+def test_durations_have_a_count_and_a_sum() -> None:
     metrics = Metrics()
     for seconds in (0.5, 0.25, 0.0):
-        metrics.time("append", seconds, topic="a")
-    timing = metrics.timing("append", topic="a")
-    assert (timing.count, timing.total_s, timing.max_s) == (3, 0.75, 0.5)
+        metrics.time("pipeline_batch", seconds, step="addBatch")
+    timing = metrics.timing("pipeline_batch", step="addBatch")
+    assert (timing.count, timing.total_s) == (3, 0.75)
+    assert metrics.timing("pipeline_batch", step="getBatch").count == 0
 
 
-def test_samples_of_a_duration_have_three_names() -> None:
+def test_a_duration_is_exported_as_a_histogram() -> None:
     metrics = Metrics()
-    metrics.time("append", 0.5)
-    assert {sample.name: sample.value for sample in metrics.samples()} == {
-        "append_count": 1,
-        "append_seconds_total": 0.5,
-        "append_seconds_max": 0.5,
-    }
+    metrics.time("cassandra_read", 0.03)
+    found = {(sample.name, sample.labels): sample.value for sample in metrics.samples()}
+    assert found["cassandra_read_seconds_count", ()] == 1
+    assert found["cassandra_read_seconds_sum", ()] == 0.03
+    assert found["cassandra_read_seconds_bucket", (("le", "0.025"),)] == 0
+    assert found["cassandra_read_seconds_bucket", (("le", "0.05"),)] == 1
 
 
 def test_a_duration_that_was_never_recorded_is_0() -> None:
-    assert Metrics().timing("append").count == 0
+    assert Metrics().timing("cassandra_read").count == 0
+
+
+def test_the_registry_is_exported_by_the_client_library() -> None:
+    metrics = Metrics()
+    metrics.count("outbox_sent", 2, topic="orders")
+    text = generate_latest(metrics.registry).decode()
+    assert 'tidebook_outbox_sent_total{topic="orders"} 2.0' in text
+    assert "# HELP tidebook_outbox_sent_total Messages that the target acknowledged." in text
+
+
+@pytest.mark.parametrize("labels", [{}, {"queue": "a"}, {"topic": "a", "queue": "b"}])
+def test_other_labels_than_declared_are_refused(labels: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="label"):
+        Metrics().count("outbox_sent", **labels)
 
 
 def test_no_count_is_lost_between_threads() -> None:
@@ -58,11 +133,11 @@ def test_no_count_is_lost_between_threads() -> None:
 
     def count() -> None:
         for _ in range(2000):
-            metrics.count("n")
+            metrics.count("kafka_sent")
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert metrics.counted("n") == 8000
+    assert metrics.counted("kafka_sent") == 8000

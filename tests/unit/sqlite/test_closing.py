@@ -12,8 +12,8 @@ import apsw
 import pytest
 
 import tidebook
-from tidebook import Event
 from tidebook.core.errors import TidebookError, Unavailable
+from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.sqlite.database import Database, Schema
 from tidebook.wiring.book import Book

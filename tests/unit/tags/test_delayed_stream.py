@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tidebook import Event, MissingTaggedEvent
+from tidebook.core.errors import MissingTaggedEvent
+from tidebook.core.event import Event
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.replication_plan import EventRow, TagPosition, TagRow
@@ -92,7 +93,7 @@ class World:
         return [event.payload async for event in self.tags(**settings).read("paid", after=after)]
 
     def count(self, name: str) -> float:
-        return sum(sample.value for sample in self.metrics.samples() if sample.name == name)
+        return self.metrics.counted(name)
 
 
 @pytest_asyncio.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tidebook
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import Pointer
 from tidebook.core.topic_config import TopicConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.repair import Repair
 from tidebook.replication.ticks import tick

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tidebook import Event, Unavailable
+from tidebook.core.errors import Unavailable
+from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
 from tidebook.tags import horizon
 from tidebook.tags.horizon import STALL_MS, HorizonStatus

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tidebook import Event, Fenced, InvalidInput
+from tidebook.core.errors import Fenced, InvalidInput
+from tidebook.core.event import Event
 from tidebook.core.replication_plan import TagPosition
 from tidebook.replication.ticks import tick
 from tidebook.runtime.clock import RandomIds

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tidebook import Event, OutcomeUnknown
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, OutcomeUnknown
+from tidebook.core.event import Event
 from tidebook.core.replication_plan import TagRow
 from tidebook.replication.ticks import tick
 from tidebook.runtime.clock import RandomIds

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import tidebook
-from tidebook import Event, OutcomeUnknown, Unavailable
+from tidebook.core.errors import OutcomeUnknown, Unavailable
+from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book

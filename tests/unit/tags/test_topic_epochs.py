@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidebook import Event
+from tidebook.core.event import Event
 from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.clock import ManualClock
 from tidebook.testing.replicating import replicate

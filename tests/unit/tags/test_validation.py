@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tidebook
-from tidebook import Event, InvalidInput
+from tidebook.core.errors import InvalidInput
+from tidebook.core.event import Event
 from tidebook.replication.ticks import replicate_ticks
 from tidebook.testing.replicating import replicate
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidebook import InvalidInput
+from tidebook.core.errors import InvalidInput
 from tidebook.journal.settings import JournalSettings
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.runtime.clock import RandomIds, SystemClock

@@ -14,20 +14,25 @@ from tidebook.outbox.log_topic import LogTopic, SyncLogTopic
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues
 from tidebook.queue.sync import SyncQueue, SyncQueues
+from tidebook.runtime.blocking_facade import forwarded
 from tidebook.tags.subscription import Subscription
 from tidebook.tags.sync import SyncSubscription, SyncTags
 from tidebook.tags.tags import Tags
-from tidebook.wal.sync import SyncWal
+from tidebook.wal.region import Region
+from tidebook.wal.sync import SyncRegion, SyncWal
 from tidebook.wal.wal import Wal
 from tidebook.wiring.book import Book
+from tidebook.wiring.feed import Feed, SyncFeed
 from tidebook.wiring.sync import SyncBook
 
 PAIRS: list[tuple[type, type]] = [
     (Book, SyncBook),
+    (Feed, SyncFeed),
     (Journal, SyncJournal),
     (LogTopic, SyncLogTopic),
     (Queue, SyncQueue),
     (Queues, SyncQueues),
+    (Region, SyncRegion),
     (Subscription, SyncSubscription),
     (Tags, SyncTags),
     (Wal, SyncWal),
@@ -37,24 +42,35 @@ ONLY_ASYNC: dict[str, set[str]] = {
     "Journal": {"close", "purge_expired"},  # the book closes it; the pipeline purges
     "Queue": {"close"},
     "Queues": {"close", "queue"},  # `SyncBook.queue` makes them
+    "Region": {"exists", "open", "reopen", "replay_pages", "topic_id"},  # used by `Wal`, by the replay and by jobs
     "Wal": {"close"},
 }
 
 
 def public(type_: type) -> dict[str, Any]:
     own = {name: each for name, each in inspect.getmembers_static(type_) if not name.startswith("_")}
-    return {name: each for name, each in own.items() if callable(each) or isinstance(each, property)}
+    return {name: each for name, each in own.items() if callable(each) or isinstance(each, property | forwarded)}
 
 
 @pytest.mark.parametrize(("asynchronous", "blocking"), PAIRS)
-def test_a_blocking_class_has_every_name_of_its_async_class(asynchronous: type, blocking: type) -> None:
-    missing = public(asynchronous).keys() - public(blocking).keys() - ONLY_ASYNC.get(asynchronous.__name__, set())
-    assert not missing
+def test_a_blocking_class_has_the_names_of_its_async_class(asynchronous: type, blocking: type) -> None:
+    only_async = ONLY_ASYNC.get(asynchronous.__name__, set())
+    assert public(asynchronous).keys() - only_async == public(blocking).keys()
 
 
-def test_a_blocking_book_takes_the_same_arguments() -> None:
-    for name, method in public(Book).items():
-        if not isinstance(method, property):
-            wanted = list(inspect.signature(method).parameters)
-            assert list(inspect.signature(public(SyncBook)[name]).parameters) == wanted, name
+@pytest.mark.parametrize(("asynchronous", "blocking"), PAIRS)
+def test_a_blocking_method_has_the_parameters_of_its_async_method(asynchronous: type, blocking: type) -> None:
+    for name, method in public(blocking).items():
+        if callable(method):
+            wanted = inspect.signature(public(asynchronous)[name]).parameters
+            assert inspect.signature(method).parameters == wanted, name
+            assert not inspect.iscoroutinefunction(method), name
+
+
+@pytest.mark.parametrize("blocking", [blocking for _, blocking in PAIRS if blocking is not SyncLogTopic])
+def test_every_blocking_name_has_a_docstring(blocking: type) -> None:
+    assert [name for name, each in public(blocking).items() if not each.__doc__] == []
+
+
+def test_a_blocking_book_is_opened_with_the_same_arguments() -> None:
     assert inspect.signature(tidebook.open).parameters == inspect.signature(tidebook.open_sync).parameters

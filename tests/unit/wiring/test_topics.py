@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tidebook
-from tidebook import Event, InvalidInput, NotFound
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.event import Event
 from tidebook.log.port import Outgoing
 from tidebook.testing.replicating import replicate
 
