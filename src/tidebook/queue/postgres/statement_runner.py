@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import errors
 
-from tidebook.core.errors import Unavailable
 from tidebook.postgres.connect import LOCK_MS_MAX, Connection, Pool
 from tidebook.postgres.errors import TRANSIENT, from_psycopg
 from tidebook.queue.port import Synchronous
@@ -50,8 +49,9 @@ class StatementRunner:
         self, sql: str, parameters: tuple[object, ...], *, level: Synchronous | None = None, writes: bool = True
     ) -> list[tuple[Any, ...]]:
         """Execute a statement and return its rows."""
-        started_at = time.monotonic()
-        for attempt in range(ATTEMPTS_MAX):
+        started_at, attempts = time.monotonic(), 0
+        while True:
+            attempts += 1
             try:
                 async with self._pool.connection() as connection:
                     if level is not None and self._commit_levels.get(connection) != level:
@@ -60,14 +60,10 @@ class StatementRunner:
                     cursor = connection.cursor(binary=True)
                     await cursor.execute(sql, parameters)
                     return await cursor.fetchall()
-            except TRANSIENT as error:
+            except psycopg.Error as error:
                 # A retry finds an entry that was moved to another partition while the statement ran.
                 # A statement that has waited for a lock for the full time is not retried.
-                lock_timed_out = (
-                    isinstance(error, errors.LockNotAvailable) and time.monotonic() - started_at >= LOCK_MS_MAX / 1000
-                )
-                if lock_timed_out or attempt == ATTEMPTS_MAX - 1:
+                waited_s = time.monotonic() - started_at
+                lock_timed_out = isinstance(error, errors.LockNotAvailable) and waited_s >= LOCK_MS_MAX / 1000
+                if not isinstance(error, TRANSIENT) or lock_timed_out or attempts == ATTEMPTS_MAX:
                     raise from_psycopg(error, writes=writes) from error
-            except psycopg.Error as error:
-                raise from_psycopg(error, writes=writes) from error
-        raise Unavailable("unreachable: the last attempt returns or raises")

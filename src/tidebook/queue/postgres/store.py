@@ -35,14 +35,6 @@ from tidebook.queue.postgres.install import SHARED_TABLE, install, make_table, s
 from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.puts import PutCall, put_in_transaction
 from tidebook.queue.postgres.statement_runner import StatementRunner
-from tidebook.queue.postgres.statements import (
-    fail_parameters,
-    held_parameters,
-    number_array,
-    put_parameters,
-    statement,
-    uuid_array,
-)
 from tidebook.queue.postgres.wakeups import PostgresWakeups
 
 CONNECTIONS_MAX = 4
@@ -210,8 +202,8 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             (
                 queue.id,
                 end - 1,
-                number_array(firsts),
-                uuid_array(limits),
+                statements.number_array(firsts),
+                statements.uuid_array(limits),
                 lease_ms,
                 settings.max_timeouts,
                 not settings.parallel_keys,
@@ -228,11 +220,13 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         extended: dict[LeasedEntry, int] = {}
         if bundles:
             sql = self._sql(statements.EXTEND_BUNDLES, queue)
-            for token, until in await self._runner.rows(sql, (lease_ms, queue.id, uuid_array(bundles)), level=level):
+            for token, until in await self._runner.rows(
+                sql, (lease_ms, queue.id, statements.uuid_array(bundles)), level=level
+            ):
                 extended.update(dict.fromkeys(bundles[token], until))
         if missing := [entry for entry in held if entry not in extended]:
             sql = self._sql(statements.HEARTBEAT, queue)
-            rows = await self._runner.rows(sql, (lease_ms, queue.id, *held_parameters(missing)), level=level)
+            rows = await self._runner.rows(sql, (lease_ms, queue.id, *statements.held_parameters(missing)), level=level)
             ends = dict(rows)
             extended.update({entry: ends[entry.keyhash] for entry in missing if entry.keyhash in ends})
         return extended
@@ -242,11 +236,11 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         finished: set[LeasedEntry] = set()
         if bundles:
             sql = self._sql(statements.FINISH_BUNDLES, queue)
-            for (token,) in await self._runner.rows(sql, (queue.id, uuid_array(bundles)), level=level):
+            for (token,) in await self._runner.rows(sql, (queue.id, statements.uuid_array(bundles)), level=level):
                 finished.update(bundles[token])
         if len(finished) < len(held):  # single entries, parts of a bundle, or lost
             missing = [entry for entry in held if entry not in finished]
-            parameters = (f"{queue.id}", queue.id, queue.id, *held_parameters(missing))
+            parameters = (f"{queue.id}", queue.id, queue.id, *statements.held_parameters(missing))
             rows = await self._runner.rows(self._sql(statements.FINISH, queue), parameters, level=level)
             found = {row[0] for row in rows}
             finished.update(entry for entry in missing if entry.keyhash in found)
@@ -255,7 +249,9 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
 
     async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
         ((outcomes,),) = await self._runner.rows(
-            self._sql(statements.FAIL, queue), fail_parameters(queue, failures), level=queue.settings.synchronous
+            self._sql(statements.FAIL, queue),
+            statements.fail_parameters(queue, failures),
+            level=queue.settings.synchronous,
         )
         self._partitions.count(queue, len(outcomes))
         return outcomes  # type: ignore[no-any-return]
@@ -265,8 +261,8 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         for _, group in groupby(sorted(queues, key=attrgetter("table")), key=attrgetter("table")):
             refs = list(group)
             parameters = (
-                number_array(ref.id for ref in refs),
-                number_array(not ref.settings.parallel_keys for ref in refs),
+                statements.number_array(ref.id for ref in refs),
+                statements.number_array(not ref.settings.parallel_keys for ref in refs),
             )
             rows = await self._runner.rows(self._sql(statements.DUE, refs[0]), parameters, writes=False)
             for ref, (now_ms, lease_end, ready, held, upcoming) in zip(refs, rows, strict=True):
@@ -299,10 +295,10 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         await self._pool.close()
 
     def _sql(self, text: str, queue: QueueRef) -> str:
-        return statement(text, self._schema, queue.table, self._now)
+        return statements.statement(text, self._schema, queue.table, self._now)
 
     def _put_call(self, queue: QueueRef, entries: Sequence[NewEntry], inserted_at: int) -> PutCall:
-        parameters = put_parameters(queue, entries, inserted_at)
+        parameters = statements.put_parameters(queue, entries, inserted_at)
         return PutCall(self._sql(statements.PUT, queue), parameters, queue.settings.synchronous, len(entries))
 
 
