@@ -94,7 +94,7 @@ class Database:
 
     def _close_readers_of_ended_threads(self) -> None:
         ended = [thread for thread in list(self._readers) if not thread.is_alive()]
-        if ended:
+        if ended:  # otherwise a new reader would wait for a `close` that waits for other readers
             with no_fork():
                 for thread in ended:
                     if (guarded := self._readers.pop(thread, None)) is not None:

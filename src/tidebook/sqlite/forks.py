@@ -191,21 +191,16 @@ def _in_child() -> None:
 
 def _open_files() -> frozenset[tuple[int, int]]:
     """Return the regular files that this process has open, including those that the application opened."""
-    for folder in ("/proc/self/fd", "/dev/fd"):
+    folder = next(filter(os.path.isdir, ("/proc/self/fd", "/dev/fd")), None)
+    found = set()
+    for name in os.listdir(folder) if folder else ():
         try:
-            names = os.listdir(folder)
-        except OSError:
+            stats = os.fstat(int(name))
+        except OSError:  # the descriptor of the listing itself
             continue
-        found = set()
-        for name in names:
-            try:
-                stats = os.fstat(int(name))
-            except OSError:  # the descriptor of the listing itself
-                continue
-            if stat.S_ISREG(stats.st_mode):
-                found.add((stats.st_dev, stats.st_ino))
-        return frozenset(found)
-    return frozenset()
+        if stat.S_ISREG(stats.st_mode):
+            found.add((stats.st_dev, stats.st_ino))
+    return frozenset(found)
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -6,7 +6,7 @@ inserted one by one would each pay that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,26 +17,11 @@ _SIZES = (256, 64, 16, 4, 1)
 
 def insert_rows(connection: apsw.Connection, sql: str, width: int, values: Sequence[Any]) -> None:
     """Execute `sql`, which contains `VALUES {}`, for all rows; `values` is the flat list of rows of `width` values."""
-    for size, batch in _split(width, values):
-        connection.execute(_statement(sql, width, size), batch)
-
-
-def each_row(
-    connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], values: Sequence[Any]
-) -> list[tuple[Any, ...]]:
-    """Return the rows of a SELECT with `IN (VALUES {})` for all `values`; its other `bindings` come before them."""
-    rows: list[tuple[Any, ...]] = []
-    for size, batch in _split(1, values):
-        rows += connection.execute(_statement(sql, 1, size), (*bindings, *batch))
-    return rows
-
-
-def _split(width: int, values: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
     first, end = 0, len(values)
     for size in _SIZES:
         step = size * width
         while end - first >= step:
-            yield size, values[first : first + step]
+            connection.execute(_statement(sql, width, size), values[first : first + step])
             first += step
 
 

@@ -54,11 +54,10 @@ class _Shared(Generic[T]):
             found = self._shared.get(identity)
             if found is None or found[0] is not shared:  # it belongs to the process that this one was forked from
                 return
-            if found[1] > 1:
-                self._shared[identity] = (shared, found[1] - 1)
-                return
-            del self._shared[identity]
-            shared.close()
+            self._shared[identity] = (shared, found[1] - 1)
+            if found[1] == 1:
+                del self._shared[identity]
+                shared.close()
 
 
 class SharedFile:

@@ -96,8 +96,7 @@ class Wakeups:
         ports = [port for port in self._listeners.ports() if port != self._port]
         channels = list(unsent) if ports else []
         for first in range(0, len(channels), _CHANNELS_MAX):
-            names = "\n".join(channels[first : first + _CHANNELS_MAX])
-            datagram = self._listeners.secret + names.encode()
+            datagram = self._listeners.secret + "\n".join(channels[first : first + _CHANNELS_MAX]).encode()
             for port in ports:
                 try:
                     self._out.sendto(datagram, (_LOOPBACK, port))

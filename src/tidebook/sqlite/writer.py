@@ -102,7 +102,6 @@ class Writer:
 
     def __init__(self, database: Database, wakeups: Wakeups, *, metrics: Metrics | None = None) -> None:
         self._database = database
-        self._file_name = database.path.name
         self._wakeups = wakeups
         self._metrics = metrics or Metrics()
         self._collecting: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}
@@ -176,10 +175,12 @@ class Writer:
 
     def _work(self) -> None:
         more = True
-        while more or self._waiting:
+        while True:
             if not self._waiting:
                 self._release_lock()
                 self._wakeups.flush()
+                if not more:
+                    return
             while more and (not self._waiting or not self._ready.empty()):
                 items = self._ready.get()
                 more = items is not None
@@ -189,8 +190,6 @@ class Writer:
                     self._waiting.extend(items)
             if self._waiting:
                 self._run_transaction()
-        self._release_lock()
-        self._wakeups.flush()
 
     def _release_lock(self) -> None:
         if self._database.lock.held and self._ready.empty():
@@ -301,8 +300,8 @@ class Writer:
             self._roll_back()
             failure = from_commit(error, self._database.path)
             return [(item, failure) for item, _ in outcomes]
-        self._metrics.count("folder_commits", file=self._file_name)
-        self._metrics.count("folder_operations", len(outcomes), file=self._file_name)
+        self._metrics.count("folder_commits", file=self._database.path.name)
+        self._metrics.count("folder_operations", len(outcomes), file=self._database.path.name)
         return outcomes
 
     def _roll_back(self) -> None:

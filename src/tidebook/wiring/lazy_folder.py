@@ -41,15 +41,15 @@ class _LazyAdapter:
 
     def open_existing(self) -> Any:
         """Return the adapter, opening it if its file exists; return None if there is no file."""
-        # A SQLite write-ahead file without its database is damage; opening the adapter reports it.
-        if self._adapter is None and (self._exists(self.path.name) or self._exists(f"{self.path.name}-wal")):
+        if self._adapter is None and (self._closed or self._file_exists()):
             return self.open_or_create()
         return self._adapter
 
     def open_or_create(self) -> Any:
         """Return the adapter, opening it and creating the folder and the file if they are missing."""
+        if self._closed:
+            raise Unavailable(f"{self.path} is closed")
         if self._adapter is None:
-            self._refuse_closed()
             self._adapter = self._make()
             # The adapter's own methods become attributes, so that an append has no extra call.
             for name in (*self._creating, *self._results):
@@ -75,20 +75,17 @@ class _LazyAdapter:
 
         return call_async if iscoroutinefunction(getattr(self._adapter_type, name)) else call
 
-    def _exists(self, name: str) -> bool:
-        self._refuse_closed()
-        path = self.path.with_name(name)
-        try:
-            os.stat(path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise from_os(error, path) from error
-        return True
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise Unavailable(f"{self.path} is closed")
+    def _file_exists(self) -> bool:
+        # A SQLite write-ahead file without its database is damage; opening the adapter reports it.
+        for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            try:
+                os.stat(path)
+                return True
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise from_os(error, path) from error
+        return False
 
     async def close(self) -> None:
         """Close the adapter if it is open; every later call raises `Unavailable`."""

@@ -68,7 +68,7 @@ class SqliteLog(SqliteAdapter):
         topic_name(topic)
         if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
-        new = writes.NewTopic(topic, self._ids.new().hex(), partitions, limit_bytes)
+        new = (topic, self._ids.new().hex(), partitions, limit_bytes)
         state: TopicState = await self._run(writes.create_topic, new)
         return state
 
@@ -149,9 +149,8 @@ class SqliteLog(SqliteAdapter):
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
         """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
-        return await self._wait(
-            writes.channel_of(topic, partition), lambda: self._bounds(topic, partition)[1] > offset, timeout_s
-        )
+        channel = writes.channel_of(topic, partition)
+        return await self._wait(channel, lambda: self._bounds(topic, partition)[1] > offset, timeout_s)
 
     async def _sweep(self) -> None:
         while await self._run(writes.sweep, None):
@@ -163,8 +162,7 @@ class SqliteLog(SqliteAdapter):
         rows = self._select(sql, (topic, partition))
         if not rows:
             raise _no_partition(topic, partition)
-        start, end = rows[0]
-        return start, end
+        return rows[0][0], rows[0][1]
 
 
 def _read_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], limit_bytes: int) -> RecordPage:

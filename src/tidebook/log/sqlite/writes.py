@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -124,23 +124,15 @@ class Appender:
         return outcomes
 
 
-class NewTopic(NamedTuple):
-    """A topic to create."""
-
-    topic: str
-    topic_id: str
-    partitions: int
-    limit_bytes: int | None
-
-
 @one_by_one
-def create_topic(transaction: WriteTransaction, new: NewTopic) -> TopicState:
-    """Create a topic, or return the existing one unchanged."""
+def create_topic(transaction: WriteTransaction, new: tuple[str, str, int, int | None]) -> TopicState:
+    """Create a topic (name, topic_id, partitions, limit_bytes), or return the existing one unchanged."""
+    topic, _, partitions, _ = new
     execute = transaction.connection.execute
-    row: Any = execute("SELECT name, topic_id, partitions FROM topic WHERE name = ?", (new.topic,)).fetchone()
+    row: Any = execute("SELECT name, topic_id, partitions FROM topic WHERE name = ?", (topic,)).fetchone()
     if row is None:
         execute("INSERT INTO topic VALUES (?, ?, ?, ?)", new)
-        rows = [each for number in range(new.partitions) for each in (new.topic, number)]
+        rows = [each for number in range(partitions) for each in (topic, number)]
         insert_rows(transaction.connection, "INSERT INTO partition (topic, number) VALUES {}", 2, rows)
     return TopicState(*(row or new[:3]))
 

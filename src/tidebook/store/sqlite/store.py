@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise, starmap
@@ -20,7 +21,6 @@ from tidebook.core.repair import Damage, Repair
 from tidebook.core.replication_plan import EventRow, Parked, Pointer, SliceWrites, TagPosition, TagRow
 from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.metrics import Metrics
-from tidebook.sqlite.multi_insert import each_row
 from tidebook.sqlite.shared_files import SqliteAdapter
 from tidebook.store.port import ScanSplit, StoredSnapshot
 from tidebook.store.sqlite import writes as operations
@@ -54,10 +54,7 @@ _PARKED = """SELECT topic, partition, epoch, "offset", time_ms, id, reason, valu
 
 
 class SqliteStore(SqliteAdapter):
-    """Implements `tidebook.store.port.StoreWriter` in the file `store.db` of a folder.
-
-    Several processes may have the folder open.
-    """
+    """Implements `tidebook.store.port.StoreWriter` in `store.db` of a folder, which several processes may have open."""
 
     deletes_topics = True
 
@@ -68,7 +65,7 @@ class SqliteStore(SqliteAdapter):
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
         """Return how far a partition is replicated, or None if it never was."""
-        return self._pointer(topic, partition)
+        return self._read(operations.read_pointer, topic, partition)
 
     async def head(self, key: Key) -> Head | None:
         """Return the head or the grave of a journal, or None if it has neither."""
@@ -77,9 +74,8 @@ class SqliteStore(SqliteAdapter):
 
     async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
         """Return the heads and graves of many journals by id; ids that have neither are absent."""
-        sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id IN (VALUES {})"
-        found = self._read(each_row, sql, (topic,), ids)
-        return {id: decode_head(head) for id, head in found}
+        sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id IN (SELECT value FROM json_each(?))"
+        return {id: decode_head(head) for id, head in self._select(sql, (topic, json.dumps(list(ids))))}
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
         """Return the first rows with `after` < seq_nr ≤ `to`, in order: at most `limit`, fewer if they are large."""
@@ -109,7 +105,7 @@ class SqliteStore(SqliteAdapter):
         """Return True as soon as the partition's pointer is after `beyond`, or False after `timeout_s`."""
 
         def reached() -> bool:
-            pointer = self._pointer(topic, partition)
+            pointer = self._read(operations.read_pointer, topic, partition)
             return pointer is not None and (beyond is None or pointer.position > beyond)
 
         return await self._wait(operations.channel_of(topic, partition), reached, timeout_s)
@@ -259,10 +255,6 @@ class SqliteStore(SqliteAdapter):
     async def unpark(self, parked: Iterable[Parked]) -> None:
         """Delete parked records."""
         await self._run(operations.unpark, tuple(parked))
-
-    def _pointer(self, topic: str, partition: int) -> Pointer | None:
-        rows = self._select(operations.POINTER, (topic, partition))
-        return operations.pointer_of(rows[0] if rows else None)
 
     async def _pages(
         self, sql: str, bindings: tuple[Any, ...], last: tuple[Any, ...], limit: int = PAGE_MAX

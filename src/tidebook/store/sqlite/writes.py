@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, assert_never
 
+import apsw
 import msgspec
 from msgspec.structs import astuple
 
@@ -39,8 +40,6 @@ from tidebook.sqlite.multi_insert import insert_rows
 from tidebook.sqlite.writer import WriteTransaction, one_by_one
 from tidebook.store.port import StoredSnapshot
 
-POINTER = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
-
 _EVENTS = """SELECT seq_nr, log_ms, epoch, "offset", "index", kept FROM journal
     WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"""
 _CLEAR_TAG = """DELETE FROM tag_views
@@ -51,14 +50,11 @@ _EXTRA_TAG = """DELETE FROM tag_views WHERE tag = ? AND log_ms = ? AND topic = ?
 _CLEAR_SNAPSHOTS = 'DELETE FROM snapshot WHERE topic = ? AND id = ? AND (epoch, "offset") <= (?, ?)'
 #: Number of events that are read at once to find the tag rows to delete.
 CLEAR_PAGE = 1000
-
 _encode_config = msgspec.json.Encoder().encode
 _decode_config = msgspec.json.Decoder(TopicConfig).decode
-
 _OF_INCARNATION = 'topic = ? AND id = ? AND epoch = ? AND "offset" = ?'
 #: All tables with a `topic` column.
 _TABLES = "metajournal, journal, tag_views, tag_views_progress, pointer, snapshot, topic_config, parked"
-
 #: The wake-up channel of all pointers.
 ANY_POINTER = "store"
 
@@ -68,8 +64,10 @@ def channel_of(topic: str, partition: int) -> str:
     return f"store/{topic}/{partition}"
 
 
-def pointer_of(row: tuple[int, int, int] | None) -> Pointer | None:
-    """Return the pointer of a row of its table, or None."""
+def read_pointer(connection: apsw.Connection, topic: str, partition: int) -> Pointer | None:
+    """Return the pointer of a partition, or None."""
+    sql = 'SELECT epoch, "offset", time_ms FROM pointer WHERE topic = ? AND partition = ?'
+    row: Any = connection.execute(sql, (topic, partition)).fetchone()
     return None if row is None else Pointer(Position(row[0], row[1]), row[2])
 
 
@@ -77,7 +75,7 @@ def pointer_of(row: tuple[int, int, int] | None) -> Pointer | None:
 def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | None:
     """Apply a slice; return Fenced if it is outdated, and otherwise None."""
     partition = (writes.topic, writes.partition)
-    current = pointer_of(transaction.connection.execute(POINTER, partition).fetchone())
+    current = read_pointer(transaction.connection, *partition)
     if current != writes.began:
         if current is not None and current.position >= writes.pointer.position:
             return None  # another replicator has applied all of it
@@ -103,9 +101,7 @@ def apply_slice(transaction: WriteTransaction, writes: SliceWrites) -> Fenced | 
 @one_by_one
 def repair_journal(transaction: WriteTransaction, planned: Repair) -> Fenced | None:
     """Apply a repair; return Fenced if it is outdated, and otherwise None."""
-    partition = (planned.key.topic, planned.partition)
-    current = pointer_of(transaction.connection.execute(POINTER, partition).fetchone())
-    if current != planned.pointer:
+    if read_pointer(transaction.connection, planned.key.topic, planned.partition) != planned.pointer:
         return Fenced(
             f"{planned.key}: the store was replicated further while the journal was compared: compare it again"
         )
