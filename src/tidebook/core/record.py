@@ -34,10 +34,10 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     Raise TooLarge if they exceed the topic's limit, and InvalidInput if `decode_record` would refuse them. The body of
     an append is not checked, because `encode_events` has validated the events.
     """
+    content, is_valid = b"", type(action) is not Append or action.expected is None or action.at is None
     try:
         content = _encode(action)
         _decode(content)
-        is_valid = type(action) is not Append or action.expected is None or action.at is None
     except (*STRICT_DECODE_ERRORS, OverflowError, TypeError):
         is_valid = False
     if not is_valid:
