@@ -24,10 +24,10 @@ from bench.replication import replicate
 from bench.timing import report, timed
 from tidebook.core.event import Event
 from tidebook.core.key import partition_of
-from tidebook.core.record import encode_record
-from tidebook.journal.append import append_action
+from tidebook.journal.append import encode_append
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
+from tidebook.runtime.clock import RandomIds
 from tidebook.wiring.book import Book
 
 WRITERS = 64
@@ -153,10 +153,7 @@ class Bench:
         config = JournalSettings().topic_config("bare", JournalSettings().partitions)
         ids = [f"j-{n}" for n in range(WRITERS)]
         bases = [partition_of(id, config.partitions) << 40 for id in ids]
-        action = append_action(
-            [Event(BYTES)], epoch=1, append_id=bytes(16), expected=None, at=None, expire_after=None, floor=None
-        )
-        value = encode_record(action, limit_bytes=config.limit_bytes)
+        _, value = encode_append(config, RandomIds(), [Event(BYTES)])
         keys = [id.encode() for id in ids]
         count = 128_000 // ROUNDS // self.scale // WRITERS * WRITERS
         offset = 0

@@ -137,7 +137,7 @@ class JournalMachine(RuleBasedStateMachine):
 
         async def expire() -> bool:
             partition = (await rig.journal._open_or_create()).partition(id)
-            now = await partition.reader.head(Key(TOPIC, id), "mark")
+            now = await partition.head(id, "mark")
             await rig.journal.purge_expired(id, head)
             return now is not None and now.live and now.position == head.position
 

@@ -6,16 +6,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, encode_payload, encode_text
-
-if TYPE_CHECKING:
-    from tidebook.core.replication_plan import EventRow
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
@@ -120,7 +117,6 @@ _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 _SHORT_ARRAYS = [bytes([0x90 | count]) for count in range(16)]
 _ONE_EVENT = _SHORT_ARRAYS[1]
-_NO_TAGS: frozenset[str] = frozenset()
 
 
 def encode_event(event: Event) -> bytes:
@@ -316,27 +312,3 @@ def unpack_events(body: bytes) -> list[bytes]:
         return [bytes(raw) for raw in _decode_many(body)]
     except DECODE_ERRORS as error:
         raise Corrupt(f"the events of a record are damaged: {error}") from error
-
-
-def read_events(rows: Iterable[EventRow], partition: int) -> list[ReadEvent]:
-    """Decode rows for a reader. Every event that is read passes here, so it makes few calls."""
-    events: list[ReadEvent] = []
-    decode, add = _decode, events.append
-    try:
-        for row in rows:
-            event = decode(row.kept)
-            kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
-            add(
-                ReadEvent(
-                    row.seq_nr,
-                    payload if kind == BYTES else decode_payload(kind, payload),
-                    frozenset(tags) if tags else _NO_TAGS,
-                    None if metadata is None else decode_payload(JSON, metadata),
-                    row.timestamp_ms,
-                    partition,
-                    row.position.offset,
-                )
-            )
-    except DECODE_ERRORS as error:
-        raise Corrupt(f"an event's bytes are damaged: {error}") from error
-    return events

@@ -34,21 +34,17 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     Raise TooLarge if they exceed the topic's limit, and InvalidInput if `decode_record` would refuse them. The body of
     an append is not checked, because `encode_events` has validated the events.
     """
+    content, is_valid = b"", type(action) is not Append or action.expected is None or action.at is None
     try:
         content = _encode(action)
-        _check_envelope(_decode(content))
-    except (*STRICT_DECODE_ERRORS, OverflowError, TypeError, Corrupt) as error:
-        raise InvalidInput(
-            f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}"
-        ) from error
+        _decode(content)
+    except (*STRICT_DECODE_ERRORS, OverflowError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise InvalidInput(f"the record would be unreadable, a number or id is out of bounds: {_describe(action)}")
     if len(content) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(content) + HEADER_BYTES, limit_bytes=limit_bytes)
     return _frame.seal(content)
-
-
-def _check_envelope(action: Action) -> None:
-    if type(action) is Append and action.expected is not None and action.at is not None:
-        raise Corrupt("the append's envelope contradicts itself: it has both expected and at")
 
 
 def _describe(action: Action) -> str:
@@ -99,17 +95,14 @@ def decode_record(value: bytes) -> Action:
 
     Raise UnknownVersion for a record of a newer Tidebook, and Corrupt for damaged bytes.
     """
-    return _decode_action(_frame.unseal(value))
-
-
-def _decode_action(content: bytes | memoryview) -> Action:
-    """Decode and validate the content of a frame. The result depends on the bytes alone: no part is skipped."""
+    content = _frame.unseal(value)
     try:
-        action: Action = _decode(content)
+        action: Action = _decode(content)  # the result depends on the bytes alone: no part is skipped
     except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
-    _check_envelope(action)
     if type(action) is Append:
+        if action.expected is not None and action.at is not None:
+            raise Corrupt("the append's envelope contradicts itself: it has both expected and at")
         # The fold numbers events by `count`, the store writes those of the body: the two must agree.
         check_events(action.body, action.count, action.tagged)
     return action

@@ -60,13 +60,8 @@ def _memory_bytes(head: Head | None) -> int:
 
 
 def _memory_growth(before: Head | None, after: Head | None) -> int:
-    """Return the difference in memory; sum up the tags, maybe thousands, only if their number changed."""
-    if before is None or after is None:
+    """Return the difference in memory; sum up the tags, maybe thousands, only if the append has some."""
+    if before is None or after is None or before.tag_counts is not after.tag_counts:
         return _memory_bytes(after) - _memory_bytes(before)
-    if before.tag_counts is after.tag_counts and before.jumps is after.jumps:
-        return RECENT_BYTES * (len(after.recent) - len(before.recent))
-    if before.incarnation == after.incarnation and len(before.tag_counts) == len(after.tag_counts):
-        # Within one incarnation tags are only added, so an equal number means the same tags.
-        recent, jumps = len(after.recent) - len(before.recent), len(after.jumps) - len(before.jumps)
-        return RECENT_BYTES * recent + JUMP_BYTES * jumps
-    return _memory_bytes(after) - _memory_bytes(before)
+    recent, jumps = len(after.recent) - len(before.recent), len(after.jumps) - len(before.jumps)
+    return RECENT_BYTES * recent + JUMP_BYTES * jumps

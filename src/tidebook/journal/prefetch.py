@@ -13,6 +13,9 @@ from tidebook.core.replication_plan import EventRow
 from tidebook.runtime.futures import cancel_quietly
 from tidebook.store.port import StoreReader
 
+#: The first page is requested in this many parts concurrently, so that one is used while the other is in flight. Later
+#: pages are requested whole, because every request has a cost on both sides.
+FIRST_PAGE_PARTS = 2
 RANGES_IN_FLIGHT_MAX = 3
 
 
@@ -38,7 +41,8 @@ class RowPrefetcher:
         self._limit = limit
         self._head: Head | None = None
         self._to = 0
-        #: Rows up to this number were requested.
+        #: Rows after `_begin` up to `_end` were requested.
+        self._begin = 0
         self._end = 0
         self._requested: deque[PrefetchedRange] = deque()
         #: The last response had all rows that were requested, one for each number.
@@ -60,7 +64,7 @@ class RowPrefetcher:
         if not usable:
             self.close()
         if not requested:
-            self._end = after
+            self._begin = self._end = after
         self._head, self._to = head, to
         return usable
 
@@ -82,7 +86,9 @@ class RowPrefetcher:
         """Return the bounds of the next request, within one segment: the store queries each segment separately."""
         assert self._head is not None
         size = self._head.segment_size
-        return self._end, min(self._end + self._limit, (self._end // size + 1) * size, self._to)
+        first = self._end < self._begin + self._limit
+        part = max(1, self._limit // FIRST_PAGE_PARTS) if first else self._limit
+        return self._end, min(self._end + part, (self._end // size + 1) * size, self._to)
 
     async def take(self, after: int) -> Sequence[EventRow]:
         """Return the next rows after `after`; they are empty only if there are no more."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 
 from tidebook.core.errors import LogLost, Truncated, Unavailable
-from tidebook.core.event import ReadEvent, read_events
+from tidebook.core.event import ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
@@ -26,6 +26,7 @@ from tidebook.journal.view import (
     is_replicated,
     may_continue,
     page_is_valid,
+    read_events,
     stored_base,
 )
 from tidebook.log.port import Log, read_page

@@ -6,16 +6,18 @@ after that offset, its tail, are folded onto it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from tidebook.core.action import Action, Append, Damaged
+from tidebook.core.bounds import DECODE_ERRORS
 from tidebook.core.errors import Corrupt, Fenced
-from tidebook.core.event import unpack_events
+from tidebook.core.event import EncodedEvent, ReadEvent, unpack_events
 from tidebook.core.fold import AppendApplied, Change, PurgeApplied, fold
 from tidebook.core.head import Head
+from tidebook.core.payload import BYTES, JSON, decode_payload
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
 from tidebook.core.replication_plan import EventRow, Pointer
@@ -194,3 +196,31 @@ def check_rows(rows: Sequence[EventRow], head: Head) -> None:
                 f"event {row.seq_nr} was written at {row.position}, outside the incarnation of its journal, from "
                 f"{head.incarnation} to {head.position}: run 'tidebook pipeline verify'"
             )
+
+
+_decode = msgspec.msgpack.Decoder(EncodedEvent).decode
+_NO_TAGS: frozenset[str] = frozenset()
+
+
+def read_events(rows: Iterable[EventRow], partition: int) -> list[ReadEvent]:
+    """Decode rows for a reader. Every event that is read passes here, so it makes few calls."""
+    events: list[ReadEvent] = []
+    decode, add = _decode, events.append
+    try:
+        for row in rows:
+            event = decode(row.kept)
+            kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
+            add(
+                ReadEvent(
+                    row.seq_nr,
+                    payload if kind == BYTES else decode_payload(kind, payload),
+                    frozenset(tags) if tags else _NO_TAGS,
+                    None if metadata is None else decode_payload(JSON, metadata),
+                    row.timestamp_ms,
+                    partition,
+                    row.position.offset,
+                )
+            )
+    except DECODE_ERRORS as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+    return events

@@ -20,11 +20,11 @@ from tidebook.core.event import (
     encode_event,
     encode_events,
     pack_events,
-    read_events,
     unpack_events,
 )
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow
+from tidebook.journal.view import read_events
 
 tags = st.frozensets(
     st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=20), max_size=4

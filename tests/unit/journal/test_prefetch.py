@@ -66,15 +66,15 @@ async def read(rows: RowPrefetcher) -> list[int]:
     return numbers
 
 
-async def test_pages_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
+async def test_two_halves_then_pages_are_asked_for_side_by_side_and_end_with_their_segment() -> None:
     store = Counted()
     rows = opened(store)
     rows.prefetch()
     await asyncio.sleep(0)
-    assert store.asked == [(0, 20, 20), (20, 25, 5), (25, 45, 20)]
+    assert store.asked == [(0, 10, 10), (10, 20, 10), (20, 25, 5)]
     store.may_answer.set()
     assert await read(rows) == store.numbers
-    assert store.asked[3:] == [(45, 50, 5), (50, 60, 10)]
+    assert store.asked[3:] == [(25, 45, 20), (45, 50, 5), (50, 60, 10)]
 
 
 async def test_after_a_gap_each_response_says_where_the_next_request_starts() -> None:
