@@ -1,4 +1,4 @@
-"""An append from the caller's events to a record in the log, and from its acknowledgement to its outcome."""
+"""Encode appends as records, send them, and derive the outcome of each from its acknowledgement."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encode_append(
     floor = None
     if retry is not None:
         if append_id is not None or getattr(retry, "append_id", None) is None:
-            raise InvalidInput("retry takes the OutcomeUnknown of an append, and no append_id beside it")
+            raise InvalidInput("retry takes the OutcomeUnknown of an append, and excludes append_id")
         append_id, floor = retry.append_id, retry_floor(retry, config.epoch)
     if append_id is None:
         append_id = ids.new()
@@ -58,7 +58,7 @@ def encode_append(
 
 def _check_events(events: Sequence[Event]) -> None:
     if isinstance(events, (Event, str, bytes)) or not isinstance(events, Sequence):
-        raise InvalidInput("events are a list of tidebook.Event objects")
+        raise InvalidInput("events must be a list of tidebook.Event objects")
     if not events:
         raise InvalidInput("an append needs at least one event")
     if len(events) > EVENTS_MAX:
@@ -103,7 +103,7 @@ class PendingAppend(msgspec.Struct, gc=False):
         # Every offset that this process has seen is below those of the records it has yet to send.
         self.sent_after = cache.seen
         self.floor = cache.seen + 1 if action.floor is None else action.floor
-        if self.confirm or cache.next_offset >= 0:  # without a tail nothing would fold it
+        if self.confirm or cache.next_offset >= 0:  # without a tail nothing folds the record, which sets the outcome
             cache.pending_outcomes[action.append_id] = None
         log.send(self.record, self)
 
@@ -122,14 +122,14 @@ class PendingAppend(msgspec.Struct, gc=False):
             self._resolve(Appended(None, None, sent.partition, sent.offset))
             return
         change = cache.take_own(sent, self.record, self.id, action)
-        if change is None:  # the tail may have folded it already
+        if change is None:  # the tail may have folded the record already
             change = cache.outcome(action.append_id, sent.offset)
         if change is not None:
             self._resolve(outcome_of(change, cache.topic, self.id, action, sent.partition, self._position(sent)))
         elif self.confirm:
-            task = asyncio.get_running_loop().create_task(self._learn_outcome(sent))
-            task.add_done_callback(_running.discard)
-            _running.add(task)
+            task = asyncio.get_running_loop().create_task(self._read_outcome(sent))
+            task.add_done_callback(_outcome_tasks.discard)
+            _outcome_tasks.add(task)
         else:
             self._resolve(Appended(None, None, sent.partition, sent.offset))
 
@@ -138,10 +138,10 @@ class PendingAppend(msgspec.Struct, gc=False):
         if self.index >= 0:
             self.waiter.set_outcome(self.index, outcome)
         else:
-            resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled: the write goes on
+            resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled
 
-    async def _learn_outcome(self, sent: Acknowledged) -> None:
-        """Read and fold the log up to the record: other writers came between, or the head is not cached."""
+    async def _read_outcome(self, sent: Acknowledged) -> None:
+        """Read and fold the log up to the record: other writers wrote before it, or the head is not cached."""
         cache, append_id = self.cache, self.action.append_id
         position = self._position(sent)
         try:
@@ -154,9 +154,9 @@ class PendingAppend(msgspec.Struct, gc=False):
                     self._resolve(outcome_from_head(head, self._key, self.action, sent.partition, position))
                     return
             self._resolve(outcome_of(change, cache.topic, self.id, self.action, sent.partition, position))
-        except BaseException as error:  # also a cancellation: the caller must not wait forever
+        except BaseException as error:  # including a cancellation: the caller must not wait forever
             why = (
-                f"the append is in the log at offset {sent.offset}, but whether it counts could not be learned: "
+                f"the append is in the log at offset {sent.offset}, but whether it took effect is unknown: "
                 f"{str(error) or type(error).__name__}"
             )
             self._resolve(self._unknown(why, sent.offset, error))
@@ -190,14 +190,14 @@ _PENDING = Appended(None, None, -1, -1)
 class AppendBatch:
     """Appends that are sent together: the callback of the log, which collects the outcome of each at its index.
 
-    With thousands of them, the objects and calls for each one matter: a `PendingAppend` is made only if needed.
+    Objects and calls for each of thousands of appends are expensive, so a `PendingAppend` is created only if needed.
     """
 
     def __init__(
         self, ids: Sequence[str], caches: Mapping[int, HeadCache], columns: RecordColumns, *, confirm: bool
     ) -> None:
         self._ids = ids
-        #: By partition.
+        #: The head cache of each partition.
         self._caches = caches
         self._columns = columns
         self._confirm = confirm
@@ -265,8 +265,8 @@ class AppendBatch:
         return self._outcomes
 
 
-_running: set[asyncio.Task[Any]] = set()
-
+#: References to running tasks, because the event loop holds only weak ones.
+_outcome_tasks: set[asyncio.Task[Any]] = set()
 
 #: Records that are encoded and sent together: few enough to stay in the processor's cache.
 BATCH_RECORDS = 1000

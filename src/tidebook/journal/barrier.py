@@ -19,7 +19,7 @@ from tidebook.runtime.futures import ignore_failure
 
 
 class Barriers:
-    """Fix read barriers in one partition."""
+    """Fixes the barriers of reads in one partition."""
 
     def __init__(self, log: Log, cache: HeadCache) -> None:
         self._log = log
@@ -59,7 +59,7 @@ class Barriers:
                 await self._cache.begin()
             sent, _ = await self._cache.write(Mark(self._cache.config.epoch))
         except OutcomeUnknown as error:  # only the mark's outcome is unknown: a read writes nothing else
-            raise Unavailable(f"the end of the log could not be learned: {error}") from error
+            raise Unavailable(f"the end of the log is unknown: {error}") from error
         finally:
             self._in_flight = None
         return sent.offset

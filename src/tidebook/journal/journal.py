@@ -273,7 +273,7 @@ class Journal:
             await cache.fold_tail(key, view, sent.offset)
         except TidebookError as error:
             raise OutcomeUnknown(
-                f"{key}: the purge is in the log at offset {sent.offset}, but whether it counts could not be learned: "
+                f"{key}: the purge is in the log at offset {sent.offset}, but whether it took effect is unknown: "
                 f"{error}",
                 partition=sent.partition,
                 offset=sent.offset,

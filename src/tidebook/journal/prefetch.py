@@ -1,4 +1,4 @@
-"""Prefetch of a journal's rows from the store."""
+"""Prefetch a journal's rows from the store."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PrefetchedRange(NamedTuple):
 class RowPrefetcher:
     """Returns the rows of one read in order, range by range.
 
-    While every number has a row, the next ranges are requested in advance. After a gap, or if the rows are too large
-    for one response, the next range is requested only when the response before it says where it starts.
+    While every sequence number has a row, the next ranges are requested in advance. After a gap, or if the rows are too
+    large for one response, the next range is requested only when the previous response has shown where it starts.
     """
 
     def __init__(self, store: StoreReader, key: Key, *, limit: int) -> None:
@@ -45,7 +45,7 @@ class RowPrefetcher:
         self._begin = 0
         self._end = 0
         self._requested: deque[PrefetchedRange] = deque()
-        #: The last response had all rows that were requested, one for each number.
+        #: Whether the last response had all rows that were requested, one for each sequence number.
         self.dense = True
 
     def begin(self, head: Head, *, after: int, to: int) -> bool:
@@ -94,7 +94,7 @@ class RowPrefetcher:
         """Return the next rows after `after`; they are empty only if there are no more."""
         part = self._requested.popleft() if self._requested else self._rest(after)
         rows = await part.rows
-        if not rows and part.to < self._to:  # says nothing about the rows after this range
+        if not rows and part.to < self._to:  # there may be rows after this range
             self.close()
             part = self._rest(after)
             rows = await part.rows

@@ -35,7 +35,7 @@ from tidebook.store.port import StoreReader
 
 #: How many plans a read makes, while the journal changes under it, before it raises Truncated.
 PLANS_MAX = 100
-#: Journals whose rows are not prefetched, because they had gaps or were too large; remembered for each partition.
+#: How many journals of a partition are remembered whose rows are not prefetched, because of gaps or large events.
 SPARSE_IDS_MAX = 4096
 
 
@@ -118,7 +118,7 @@ class Reader:
             if down is not None:
                 raise down
             stored = await cache.stored(key)
-        raise Truncated(f"{key}: the log is cut faster than it can be read: start the read again")
+        raise Truncated(f"{key}: the log is truncated faster than it can be read: start the read again")
 
     def _count_source(self, base: ViewBase, barrier: int, stored: ViewBase | None, down: Unavailable | None) -> None:
         if down is not None:
@@ -207,7 +207,7 @@ class Reader:
                 await asyncio.sleep(0)
                 after = page[-1].seq_nr if page else plan.rows_to
                 yield read_events(page, partition)
-            if not rows.dense:  # large events or gaps: the next read should not request rows in vain
+            if not rows.dense:  # large events or gaps: the next read should not request rows that it cannot use
                 if len(self._sparse_ids) >= SPARSE_IDS_MAX:
                     self._sparse_ids.clear()
                 self._sparse_ids.add(key.id)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tidebook.log.port import Record
 
-#: Offsets that are dropped together. This bounds how long dropping blocks the event loop, to a few milliseconds.
+#: How many offsets are dropped together: few enough to block the event loop for only a few milliseconds.
 BLOCK_RECORDS_MAX = 8192
 #: With a small `offsets_max` the blocks are smaller, so that there are at least this many.
 BLOCKS_MIN = 8
@@ -19,7 +19,7 @@ RECORD_BYTES: Final = 330
 
 
 class _OffsetBlock(NamedTuple):
-    """The offsets of a contiguous part of the log, by hash of the id: 16 bytes a record, however long the id is.
+    """The offsets of a contiguous part of the log, by hash of the id: 16 bytes per record, however long the id is.
 
     Different ids may share a hash, so a lookup may return offsets of other journals.
     """
@@ -104,7 +104,7 @@ class Unreplicated:
         yield from self._newest.get(id, ())
 
     def drop_below(self, base: int) -> bool:
-        """Drop up to one block of what is below `base`; return whether there is more to drop."""
+        """Drop at most one block of offsets and records below `base`; return whether there are more to drop."""
         self.base = max(self.base, base)
         for _ in range(self._block_records):
             if not self._records or next(iter(self._records)) >= self.base:
