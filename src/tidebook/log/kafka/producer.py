@@ -1,6 +1,6 @@
 """The producer: the event loop produces and handles delivery reports; a thread waits for them and wakes the loop.
 
-`produce()` only queues a record, so the loop calls it, once an iteration for all records of that iteration. The client
+`produce()` only queues a record, so the loop calls it, for all records of an iteration together. The client
 takes the GIL for every single report, for which two threads would compete under load. So after a poll with reports the
 thread hands them to the loop and waits. The loop handles them, lets the senders send again, and polls by itself until
 it finds no report; then it is the thread's turn again. Only one of them polls at a time, so reports stay in order.
@@ -36,8 +36,10 @@ _POLL_S = 0.1
 #: How soon the waiting thread notices that its loop was closed.
 _LOOP_CHECK_S = 1.0
 #: The maximum number of records that one iteration of the event loop produces.
-_TICK_RECORDS_MAX = 1000
+_ITERATION_RECORDS_MAX = 1000
+#: The timeout of the request that checks whether a broker is reachable again.
 _PROBE_S = 1.0
+#: The pause after the client's queue was full.
 _FULL_WAIT_S = 0.005
 #: How long `close` waits for the results of records that it has purged from the client.
 _PURGE_S = 1.0
@@ -142,7 +144,7 @@ class ProduceBatch:
     ) -> None:
         self.partition = partition
         self.indexes = indexes
-        #: How many records the client was given, including those that it rejected.
+        #: How many records were passed to the client, including those that it rejected.
         self.produced = 0
         #: If the batch still waits in this process at this time, the rest of it fails.
         self.deadline = deadline
@@ -166,7 +168,7 @@ class ProduceBatch:
         first = produced = self.produced
         topic, partition = self._columns.topic, self.partition
         try:
-            # One call a record but no Python code between them: less than half the cost of `produce_batch()`.
+            # One call per record, but no Python code between them: less than half the cost of `produce_batch()`.
             for _ in map(
                 produce, repeat(topic), self._values[first:], self._keys[first:], repeat(partition), repeat(self)
             ):
@@ -176,7 +178,7 @@ class ProduceBatch:
             self._producer.in_flight += produced - first
 
     def reject(self, error: TidebookError) -> None:
-        """Fail the next record, which the client does not get."""
+        """Fail the next record without passing it to the client."""
         self._rejected[self.produced] = error
         self.produced += 1
         if len(self._reports) + len(self._rejected) == len(self.indexes):
@@ -210,11 +212,11 @@ class ProduceBatch:
                 self._producer.callback_failed(error)
 
     def _outcomes(self) -> Iterator[tuple[Sequence[int], Sequence[Acknowledged | TidebookError]]]:
-        """Yield the indexes of records with their results; each report returns its record, which identifies it."""
+        """Yield the indexes of records with their results; a report has key and value, which identify its record."""
         reports = self._reports
         if tuple(map(_value_of, reports)) == self._values and not any(map(_error_of, reports)):
             offsets = [offset for offset in map(_offset_of, reports) if offset is not None]
-            if len(offsets) == len(reports):  # else the broker no longer knows one
+            if len(offsets) == len(reports):  # otherwise the broker no longer knows an offset
                 timestamps_ms = [timestamp_ms for _, timestamp_ms in map(_time_of, reports)]
                 yield self.indexes, AcknowledgedBatch(self.partition, offsets, timestamps_ms)
                 return
@@ -258,20 +260,20 @@ class KafkaProducer:
         self._client = self._connect()
         #: Clients with a fatal error, polled until all their records have a result.
         self._retired: list[Producer] = []
-        #: Records that the client was not given yet.
+        #: Records that were not passed to the client yet.
         self._waiting: deque[Delivery | ProduceBatch] = deque()
-        #: Records that a client was given and that have no result yet.
+        #: Records that were passed to a client and have no result yet.
         self.in_flight = 0
         self._flush_handle: asyncio.Handle | None = None
         #: The deadline of records that are sent in this iteration.
         self._deadline = 0.0
-        #: No broker is reachable: records wait here, where they are certainly not written.
+        #: Whether no broker is reachable: records then wait in `_waiting`, and are certainly not written.
         self._down = False
-        #: The thread polls; else the loop polls, and the thread waits for the lock.
+        #: Whether the thread polls; otherwise the loop polls, and the thread waits for the lock.
         self.thread_polls = True
         self._thread_may_poll = threading.Lock()
         self._thread_may_poll.acquire()
-        #: The reports of the thread's poll: callbacks and their arguments, to be repeated in the loop.
+        #: The reports of the thread's poll: callbacks and their arguments, for the loop to call.
         self.reports: list[tuple[Delivery | ProduceBatch, KafkaError | None, Any]] = []
         self._stopping = False
         self._metadata_executor = ThreadPoolExecutor(1, "tidebook-kafka-metadata")
@@ -306,7 +308,7 @@ class KafkaProducer:
         full = False
         try:
             if not self._down:
-                full = not self._produce(_TICK_RECORDS_MAX)
+                full = not self._produce(_ITERATION_RECORDS_MAX)
             self._expire_waiting()
         finally:  # even after an error, or the thread would wait forever
             if not self.thread_polls:
@@ -382,7 +384,7 @@ class KafkaProducer:
             delivery(error, message)
         self._poll(self._client, 0)
         for retired in list(self._retired):
-            retired.purge(blocking=True)  # does not block, see `_drain`
+            retired.purge(blocking=True)  # this does not block, see `_drain`
             self._poll(retired, 0)
             if len(retired) == 0:
                 self._retired.remove(retired)
@@ -394,7 +396,7 @@ class KafkaProducer:
             self._thread_may_poll.release()
 
     def callback_failed(self, error: Exception) -> None:
-        """Report the error of a sender's callback, which must not cost other senders their results."""
+        """Report the error of a sender's callback; other senders must still get their results."""
         self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
 
     def delivery_error(self, record: Outgoing, error: KafkaError | None, *, sent: bool = True) -> TidebookError:
@@ -466,7 +468,7 @@ class KafkaProducer:
         self.thread_polls = False
         clients = [self._client, *self._retired]
         await self._drain(_PURGE_S, clients)
-        # Client and producer reference each other, so it would never be freed; and freeing it waits for its threads.
+        # Drop the references between client and producer, in a thread because freeing a client waits for its threads.
         del self._client, self._retired
         await asyncio.to_thread(clients.clear)
 
@@ -475,7 +477,7 @@ class KafkaProducer:
         deadline = self._loop.time() + timeout_s
         while (self.in_flight or self._waiting) and self._loop.time() < deadline:
             for client in purged:
-                client.purge(blocking=True)  # librdkafka's binding inverts the flag: this does not block (0069)
+                client.purge(blocking=True)  # the binding inverts the flag: this does not block (decision 0069)
                 self._poll(client, 0)
             await asyncio.sleep(_DRAIN_POLL_S)
 

@@ -15,13 +15,13 @@ from tidebook.sqlite.forks import no_fork, open_objects
 class RelayLocks:
     """The relay locks of this process.
 
-    A process that is stopped keeps its locks, and one that has ended does not: so while a late owner may still send, no
+    A process that is suspended keeps its locks, and one that has ended does not: as long as an owner may still send, no
     other relay does.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "outbox-locks"
-        #: The open lock files, by the thread that holds the lock, and topic.
+        #: The descriptors of the lock files, by the thread that holds the lock and the topic.
         self._held: dict[tuple[threading.Thread, str], int] = {}
         open_objects.add(self)
 
@@ -57,7 +57,7 @@ class RelayLocks:
         return file
 
     def close_in_child(self) -> None:
-        """In a forked child: close the descriptors, since a lock lasts while any process has one of it open."""
+        """Close the descriptors in a forked child: a lock is held as long as any process has its file open."""
         for file in self._held.values():
             os.close(file)
         self._held.clear()
