@@ -174,7 +174,7 @@ def _identity(write: Write) -> tuple[int, int, int]:
 
 
 class GroupCommit:
-    """Send the owner's writes to the data topic, and fold each acknowledged record into `meta`."""
+    """Sends the owner's writes to the data topic, and folds each acknowledged record into `meta`."""
 
     def __init__(self, topics: RegionTopics, meta: RegionMeta, count: Callable[[str], None]) -> None:
         self.meta = meta

@@ -152,7 +152,7 @@ def _missing(topics: RegionTopics, offset: int) -> Corrupt:
 
 
 class Replay:
-    """Choose the handler for each run of entries and count them; the caller invokes the handlers, in its own thread."""
+    """Chooses the handler of each run of entries and counts them; the caller invokes the handlers in its own thread."""
 
     def __init__(
         self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None

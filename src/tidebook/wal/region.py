@@ -425,7 +425,7 @@ class Region:
                 if self._meta.meter.total_bytes - self._snapshot_bytes >= self._settings.snapshot_every_bytes:
                     await self.snapshot()
                 self._cleaner_error = None
-            except Exception as error:  # from a callback too; reported by status and metrics, retried next round
+            except Exception as error:  # of the callback too; status and metrics report it, the next round retries
                 self._cleaner_error = error
                 self._count("wal_cleaner_failures")
                 if isinstance(error, Fenced):

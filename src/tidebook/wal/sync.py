@@ -73,13 +73,13 @@ class SyncWal(BlockingFacade[Wal]):
         self, id: int, *, create: bool = False, writable: bool = True, on_pinned: OnPinned | None = None
     ) -> SyncRegion:
         """Open a region; see `Wal.open_region`. `on_pinned` is called in a worker thread and may use the region."""
-        called = _in_worker_thread(on_pinned) if callable(on_pinned) else on_pinned
-        opening = self._target.open_region(id, create=create, writable=writable, on_pinned=called)
+        callback = _in_worker_thread(on_pinned) if callable(on_pinned) else on_pinned
+        opening = self._target.open_region(id, create=create, writable=writable, on_pinned=callback)
         return SyncRegion(self._portal, self._portal.run(opening))
 
 
 def _in_worker_thread(on_pinned: OnPinned) -> OnPinned:
-    """Run a callback that may block or call the region in a worker thread: on the event loop it would deadlock."""
+    """Return a callback that runs `on_pinned` in a worker thread: on the event loop, a call of the region deadlocks."""
 
     async def call(pinned: Pinned) -> None:
         result = await asyncio.to_thread(on_pinned, pinned)
