@@ -49,7 +49,7 @@ async def replicate_slice(
 ) -> Pointer | None:
     """Plan and apply a slice; return the partition's pointer afterwards.
 
-    Raise `UnknownVersion`, once the records before it are replicated, at a record that a newer Tidebook wrote.
+    If a newer Tidebook wrote one of the records, replicate those before it, then raise `UnknownVersion`.
     """
     plan = await plan_slice(store, topic, partition, records, config, start=start, stop=stop, clear_tags=clear_tags)
     if plan.writes is not None:
@@ -131,7 +131,7 @@ def first_unreplicated_offset(pointer: Pointer | None, topic: str, partition: in
     """Return the first offset of the configuration's epoch that is not replicated.
 
     It is 0 while the pointer is missing or of an older epoch. Raise `Fenced` if the pointer is of a newer epoch: the
-    caller's configuration is outdated, and no offset of its epoch is meaningful any more.
+    caller's configuration is outdated, and the offsets of its epoch have no meaning.
     """
     if pointer is None or pointer.position.epoch < config.epoch:
         return 0
@@ -144,7 +144,7 @@ def first_unreplicated_offset(pointer: Pointer | None, topic: str, partition: in
 
 
 class RecordOwners(dict[bytes | None, tuple[str | None, Damaged | None]]):
-    """By record key: the journal id in it, if any, and why records with this key are void, if they are."""
+    """Maps a record key to its journal id, if it is one, and to the reason why records with this key are void."""
 
     def __init__(self, partition: int, config: TopicConfig) -> None:
         super().__init__()
@@ -161,8 +161,8 @@ class RecordOwners(dict[bytes | None, tuple[str | None, Damaged | None]]):
         return owner
 
 
-class _Grouped(msgspec.Struct):
-    """The actions of a slice by journal id, in offset order, with the log's time after them."""
+class _GroupedActions(msgspec.Struct):
+    """The actions of a slice by journal id, in offset order, and the log time after them."""
 
     time_ms: int
     actions: dict[str, list[PositionedAction]] = {}
@@ -174,9 +174,9 @@ class _Grouped(msgspec.Struct):
 
 async def _group_by_journal(
     records: Sequence[Record], first: int, topic: str, partition: int, config: TopicConfig, time_ms: int
-) -> _Grouped:
+) -> _GroupedActions:
     """Group the actions at `first` and after by journal; marks and parked records only advance the time."""
-    grouped = _Grouped(time_ms)
+    grouped = _GroupedActions(time_ms)
     by_journal, parked = grouped.actions, grouped.parked
     owners = RecordOwners(partition, config)
     before = -1

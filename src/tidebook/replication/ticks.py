@@ -29,7 +29,7 @@ SHARE_TRIES_MAX = 5
 FOLLOWED_FOR_S = 10.0
 FOLLOWED_EVERY_S = 0.1
 #: The pause of a ticker with live streams after a step that found nothing to tick.
-LOOK_AGAIN_S = 0.01
+NO_TICK_PAUSE_S = 0.01
 IDLE_EVERY_S = 5.0
 #: How often a ticker without live streams reads their setting.
 LOOK_EVERY_S = 1.0
@@ -120,7 +120,7 @@ class Ticker:
 
     A ticker writes to its own topics only. The time that they must pass is agreed on by all pipelines: each one shares
     the time of its replicated records in a setting. Pointers cannot serve for that: ticks move them too, so two
-    tickers would answer each other's ticks for ever.
+    tickers would answer each other's ticks forever.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Ticker:
         if wait_s > FOLLOWED_EVERY_S or self._now_s() - self._ticked_s < FOLLOWED_EVERY_S / 2:
             await asyncio.sleep(wait_s)
             return
-        await asyncio.sleep(LOOK_AGAIN_S)
-        self._since = await self._store.wait_any(timeout_s=wait_s - LOOK_AGAIN_S, since=self._since)
+        await asyncio.sleep(NO_TICK_PAUSE_S)
+        self._since = await self._store.wait_any(timeout_s=wait_s - NO_TICK_PAUSE_S, since=self._since)
 
     async def run(self, metrics: Metrics) -> None:
         """Tick until this is cancelled: often while a tag stream is followed, else rarely."""

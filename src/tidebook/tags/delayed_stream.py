@@ -81,12 +81,12 @@ class DelayedStream:
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
-        #: By journal: the last tag number delivered, and its position.
+        #: The last tag number delivered of each journal, and its position.
         self._last: dict[JournalIncarnation, tuple[int, TagPosition]] = {}
         self._backtracked_ms = clock.now_ms()
 
     async def scan(self) -> None:
-        """For a start within the current bucket, learn the last tag numbers of the journals before the start."""
+        """For a start within the current bucket, read the last tag number of each journal before the start."""
         buckets = await read_buckets(self._store)
         bucket_ms = buckets.start(self._from_ms)
         if self._from_beginning or bucket_ms != buckets.start(self._clock.now_ms()):

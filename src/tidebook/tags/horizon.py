@@ -250,7 +250,7 @@ class HorizonWait:
         self._renew_at_ms = self._check_at_ms = clock.monotonic_ms()
         self._horizon_ms: int | None = None
         self._horizon_since_ms = 0
-        #: By lagging partition: its pointer, and since when it has been there.
+        #: The pointer of each lagging partition, and since when it has been there.
         self._lagging: dict[tuple[str, int], tuple[Position | None, int]] = {}
         self._reported_ms: int | None = None
         self.waiting: HorizonStatus | None = None

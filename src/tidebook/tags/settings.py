@@ -20,7 +20,7 @@ class TagSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_time_bucket: str = "2020-01-01"
     #: The longest wait of a live query before it reads again, if it is not notified.
     poll_s: float = 1.0
-    #: Whether deleted and purged events leave their streams, or stay in them for ever.
+    #: Whether deleted and purged events leave their streams, or stay in them forever.
     deletes: Literal["follow", "keep"] = "follow"
 
     # With consistency = "delay":

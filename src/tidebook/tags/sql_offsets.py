@@ -19,15 +19,15 @@ TABLE_MYSQL: Final = f"{TABLE} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 #: A connection of any DB-API driver, with transactions, or a SQLAlchemy session or connection: duck-typed.
 Connection = Any
-#: SQLAlchemy's parameter style → the placeholder in a statement.
+#: The placeholder in a statement, by SQLAlchemy's name of the parameter style.
 _PLACEHOLDERS: dict[str, str] = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "$"}
 
 
 class SqlOffsets:
     """The offsets of one group and tag in the table `tidebook_tag_offset`.
 
-    A connection is one of any DB-API driver, whose `paramstyle` is given, or a SQLAlchemy session or connection, which
-    has its own. With an async session: `await session.run_sync(lambda each: offsets.advance(each, event))`.
+    A connection comes from any DB-API driver, with the given `paramstyle`, or is a SQLAlchemy session or connection,
+    which knows its own style. With an async session: `await session.run_sync(lambda s: offsets.advance(s, event))`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SqlOffsets:
         *,
         paramstyle: Literal["qmark", "format"] = "qmark",
     ) -> None:
-        self._at = (group, tag)
+        self._group_and_tag = (group, tag)
         self._tag = tag
         self._connect = connect
         self._placeholder = _PLACEHOLDERS[paramstyle]
@@ -52,19 +52,19 @@ class SqlOffsets:
     def advance(self, connection: Connection, event: TaggedEvent) -> bool:
         """Mark the event as handled, within the caller's transaction; return False if it was handled before.
 
-        Raise `Fenced` if another member advanced the same share meanwhile: roll back.
+        Raise `Fenced` if another member advanced the same share meanwhile; the caller must then roll back.
         """
         share = share_of(event.topic, event.id)
         before = self._offset(connection, share)
         if before is None:  # a concurrent first insert violates the primary key
             sql = "INSERT INTO tidebook_tag_offset (group_name, tag, share, tag_offset) VALUES (?, ?, ?, ?)"
-            with self._executed(connection, sql, *self._at, share, event.tag_offset):
+            with self._executed(connection, sql, *self._group_and_tag, share, event.tag_offset):
                 return True
         if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):
             return False
         sql = "UPDATE tidebook_tag_offset SET tag_offset = ? WHERE group_name = ? AND tag = ? AND share = ?"
         with self._executed(
-            connection, f"{sql} AND tag_offset = ?", event.tag_offset, *self._at, share, before
+            connection, f"{sql} AND tag_offset = ?", event.tag_offset, *self._group_and_tag, share, before
         ) as result:
             if result.rowcount != 1:
                 raise Fenced(f"tag {self._tag!r}: another member advanced share {share}: roll back")
@@ -72,15 +72,15 @@ class SqlOffsets:
 
     def _offset(self, connection: Connection, share: int) -> str | None:
         sql = "SELECT tag_offset FROM tidebook_tag_offset WHERE group_name = ? AND tag = ? AND share = ?"
-        with self._executed(connection, sql, *self._at, share) as result:
+        with self._executed(connection, sql, *self._group_and_tag, share) as result:
             rows = result.fetchall()
         return rows[0][0] if rows else None
 
     @contextmanager
     def _executed(self, connection: Connection, sql: str, *parameters: object) -> Iterator[Any]:
-        """Execute a statement in the connection's transaction; yield the cursor or, of SQLAlchemy, the result."""
+        """Execute a statement in the connection's transaction; yield the cursor, or SQLAlchemy's result."""
         if callable(getattr(connection, "run_sync", None)):
-            raise InvalidInput("an async session is given to advance inside run_sync: session.run_sync(lambda s: …)")
+            raise InvalidInput("with an async session, call advance inside run_sync: session.run_sync(lambda s: …)")
         if callable(getattr(connection, "get_bind", None)) and callable(getattr(connection, "connection", None)):
             connection = connection.connection()  # the session's connection, with its transaction
         if not callable(getattr(connection, "exec_driver_sql", None)):
@@ -93,7 +93,7 @@ class SqlOffsets:
             raise InvalidInput(
                 f"the driver's parameter style {style!r} is not supported: use psycopg or another driver"
             )
-        # Through SQLAlchemy, which then knows of the transaction.
+        # Execute through SQLAlchemy, so that it knows of the transaction.
         with closing(connection.exec_driver_sql(_sql(sql, _PLACEHOLDERS[style]), parameters)) as result:
             yield result
 

@@ -129,8 +129,9 @@ Offsets = Callable[[Iterable[int]], Mapping[int, str]]
 
 
 class Subscription:
-    """Use it as `async with book.tags.subscribe(tag, group) as events: async for event in events`.
+    """A member of a group: it receives the events of a tag from the shares that it owns.
 
+    Use it as `async with book.tags.subscribe(tag, group) as events: async for event in events`.
     `commit(event)` stores that the event, and all earlier ones of its share that this member received, are handled.
     Events that were delivered but not committed are delivered again, to the share's next owner.
     """
@@ -167,13 +168,13 @@ class Subscription:
         self._follow = follow
         self._horizon_wait = horizon_wait
         self._shares: dict[int, Share] = {}
-        #: By share: the position of the last event delivered by this member.
+        #: The position of the last event that this member delivered, by share.
         self._delivered: dict[int, TagPosition] = {}
         #: The position through which all shares of this member were read.
         self._position: TagPosition | None = None
-        #: By share: the external offset; "" for none.
+        #: The external offset of each share; "" for none.
         self._external: dict[int, str] = {}
-        #: By member: the lease it last stored, when this member first saw that, and whether it has seen it change.
+        #: The lease that each member last stored, when this one first saw it, and whether this one has seen it change.
         self._leases: dict[str, tuple[int, int, bool]] = {}
         # Local times are monotonic: a wall clock that is set back must not extend a lease.
         self._renewed_ms = self._external_read_ms = clock.monotonic_ms()
