@@ -19,9 +19,10 @@ Pool = AsyncConnectionPool[Connection]
 
 #: The timeout per server address.
 CONNECT_S_MAX = 4
-#: The total timeout of opening: long enough for a server that restarts, short enough to report a dead one soon.
+#: The total timeout of the first connection: long enough for a server that restarts, short enough to report a dead one
+#: soon.
 OPEN_S_MAX = 4.5
-_TRY_AGAIN_S = 0.2
+_RETRY_S = 0.2
 #: How long a statement may wait for a lock that another transaction holds.
 LOCK_MS_MAX = 30_000
 POOL_WAIT_S_MAX = 30.0
@@ -38,7 +39,7 @@ def plain_url(url: str) -> str:
 
 
 def connect_options(application: str, settings: str = "") -> dict[str, Any]:
-    """Return the options of every connection; `settings` are more server settings, as `-c name=value`."""
+    """Return the options of every connection; `settings` adds server settings as `-c name=value`."""
     return {
         "autocommit": True,
         "connect_timeout": CONNECT_S_MAX,
@@ -52,7 +53,7 @@ def connect_options(application: str, settings: str = "") -> dict[str, Any]:
 
 
 async def connect_first(url: str, *, application: str, settings: str) -> Connection:
-    """Open one connection, retrying for `OPEN_S_MAX`; a pool would retry as long, and log each failure."""
+    """Open one connection, retrying for `OPEN_S_MAX`, without a log line for each failure as a pool would write."""
     deadline = time.monotonic() + OPEN_S_MAX
     while True:
         try:
@@ -63,9 +64,9 @@ async def connect_first(url: str, *, application: str, settings: str) -> Connect
         except psycopg.OperationalError as error:
             # A server that answers and refuses reports a SQLSTATE; so does one that is starting up.
             refused = error.sqlstate is not None and not isinstance(error, errors.CannotConnectNow)
-            if refused or time.monotonic() + _TRY_AGAIN_S >= deadline:
+            if refused or time.monotonic() + _RETRY_S >= deadline:
                 raise
-        await asyncio.sleep(_TRY_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 def make_pool(url: str, *, size_max: int, application: str, settings: str) -> Pool:
@@ -88,12 +89,12 @@ class _TooLong(Exception):
 class BoundedConnection(psycopg.Connection[TupleRow]):
     """Closes itself when a statement is not answered in time.
 
-    PostgreSQL's timeouts are enforced by the server, and TCP's by its host: a server that is stopped, or whose commit
-    waits for a lost replica, triggers neither, and psycopg would wait for ever.
+    The server enforces PostgreSQL's timeouts, and its kernel answers TCP keepalives: a server process that is stopped,
+    or whose commit waits for a lost replica, triggers no timeout, and psycopg would wait forever.
     """
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Wait as psycopg does, with a deadline; psycopg wakes up several times a second."""
+        """Wait as psycopg does, with a deadline, which is checked whenever psycopg wakes up, several times a second."""
         try:
             return super().wait(_within(gen, time.monotonic() + ANSWER_S_MAX), *args, **kwargs)
         except _TooLong:

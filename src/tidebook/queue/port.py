@@ -35,7 +35,7 @@ Outcome = Literal["waiting", "merged", "dead", "expired", "lost"]
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a queue. They are stored with the queue, so they are the same for every process."""
 
-    #: The lease of a claim that names none.
+    #: The lease of a claim that does not specify one.
     lease_ms: int = 60_000
     #: How often an entry may time out or fail; after one more time it is a dead letter.
     max_timeouts: int = 5

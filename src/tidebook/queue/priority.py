@@ -12,7 +12,7 @@ IMPORTANT: Final = 10
 NEW_PAGE: Final = 20
 #: A manual reset of many entries.
 RESET: Final = 50
-#: The priority of a put that names none.
+#: The priority of a put that does not specify one.
 DEFAULT: Final = 100
 #: Updates from other systems.
 UPDATES: Final = 180

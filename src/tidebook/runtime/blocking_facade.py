@@ -1,4 +1,4 @@
-"""Derive blocking classes from async ones: each name keeps the parameters, types and docstring of the async one."""
+"""Derive blocking classes from async ones: each method keeps its name, parameters, types and docstring."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def iterating(
 def part(
     facade: Callable[[BlockingPortal, Part], T], method: Callable[Concatenate[Async, P], Part]
 ) -> Callable[Concatenate[BlockingFacade[Async], P], T]:
-    """Return a method that wraps what the async object's method returns in a facade of its own."""
+    """Return a method that calls the async object's method and wraps the returned object in its own facade."""
 
     @wraps(method)
     def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> T:

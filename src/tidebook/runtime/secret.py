@@ -1,4 +1,4 @@
-"""Passwords, which never appear in a repr, a log line or a pickle by accident."""
+"""Read passwords from URLs and the environment, and keep them out of reprs, log lines and pickles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Secret:
         return hash(self._text)
 
     def __reduce__(self) -> str:
-        raise TypeError("a secret is not pickled: give a password_file to other processes")
+        raise TypeError("a secret cannot be pickled: give a password_file to other processes")
 
 
 def read_secret(kind: type, value: Any) -> Any:
@@ -64,7 +64,7 @@ def read_user(userinfo: str) -> dict[str, Any]:
 
 
 def with_password(given: Mapping[str, Any], variable: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings, with the password of the environment variable if they name none."""
+    """Return the settings; if they have no password, add that of the environment variable."""
     has_password = given.get("password") is not None or given.get("password_file") is not None
     return dict(given) if has_password or variable not in environment else {**given, "password": environment[variable]}
 

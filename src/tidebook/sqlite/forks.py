@@ -2,7 +2,7 @@
 
 SQLite tracks in memory which files the process has open and which POSIX locks it holds on them. A fork copies that
 memory but not the locks: a child that opened the same file would rely on locks that it does not hold, and lose commits.
-A fork also copies SQLite's mutexes, which a thread that does not exist in the child may hold for ever. So the forking
+A fork also copies SQLite's mutexes, which a thread that does not exist in the child may hold forever. So the forking
 thread first waits until no other thread is inside SQLite, and closes all connections. If that fails, the child refuses
 to open files.
 """

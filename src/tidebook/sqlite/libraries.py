@@ -1,7 +1,7 @@
 """Ensure that a process opens a file with only one SQLite library.
 
-apsw contains another copy of SQLite than the standard library. Neither knows the other's file descriptors, and
-closing any descriptor of a file drops all POSIX locks that the process holds on it.
+apsw contains its own copy of SQLite. Neither copy knows the file descriptors of the other, and closing any descriptor
+of a file drops all POSIX locks that the process holds on it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def opened_by_standard_library(holder: object, path: Path) -> None:
         if _is_same(_name_of(connection), path):
             raise InvalidInput(
                 f"{path} is open through apsw in this process, and the outbox opens it with the standard library's "
-                "sqlite3: the two would drop one another's locks. Use sqlite3 there too, or run the relay, and "
-                "whatever else the outbox does on its own, in another process"
+                "sqlite3: the two would drop one another's locks. Use sqlite3 there too, or run the relay and the "
+                "outbox's other work in another process"
             )
     _by_standard_library[holder] = path
 

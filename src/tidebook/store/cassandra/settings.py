@@ -205,7 +205,7 @@ def _of_url(url: str) -> dict[str, Any]:
     if parts.scheme != "cassandra":
         raise InvalidInput("a Cassandra store has a URL such as cassandra://host:9042/keyspace")
     if parts.query or parts.fragment:
-        raise InvalidInput(f"a Cassandra URL takes no query: write options beside it, in [store]{QUOTE}")
+        raise InvalidInput(f"a Cassandra URL takes no query: write options in [store]{QUOTE}")
     user_info, _, address = parts.netloc.rpartition("@")
     hosts, _, port = address.partition(":")
     given: dict[str, Any] = {"hosts": tuple(host.strip() for host in hosts.split(","))}
