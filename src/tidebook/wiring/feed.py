@@ -48,7 +48,7 @@ def entry_of(event: TaggedEvent) -> Entry:
 
 
 class Feed:
-    """Put the events of a tag into a queue. Any number of processes may run the same feed; they share the journals."""
+    """Puts the events of a tag into a queue. Any number of processes may run the same feed; they share the journals."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class Feed:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TaggedEvent | None] = asyncio.Queue(READ_AHEAD_MAX)
 
-        def offsets(parts: Iterable[int]) -> Mapping[int, str]:  # runs in a thread of the subscription
+        def offsets(shares: Iterable[int]) -> Mapping[int, str]:  # runs in a thread of the subscription
             asyncio.run_coroutine_threadsafe(self._read_marks(), loop).result()
-            return {part: self._marks[part] for part in parts if part in self._marks}
+            return {share: self._marks[share] for share in shares if share in self._marks}
 
         async def read() -> None:
             try:
@@ -112,7 +112,7 @@ class Feed:
     async def _read_all(self, events: asyncio.Queue[TaggedEvent | None]) -> None:
         """Read all journals, not only one member's share: a crashed member keeps its share until its lease expires."""
         await self._read_marks()
-        marks = [self._marks.get(part) for part in range(SHARES)]
+        marks = [self._marks.get(share) for share in range(SHARES)]
         known = [mark for mark in marks if mark is not None]
         after = min(known, key=lambda mark: decode_offset(self._tag, mark)) if len(known) == SHARES else None
         async for event in self._tags.read(self._tag, after=after, topics=self._topics, consistency="horizon"):
@@ -125,7 +125,7 @@ class Feed:
         """Put the events after the marks; if another process has advanced a mark, read the marks and retry the rest."""
         while batch := [event for event in batch if self._is_new(event)]:
             last = {share_of(event.topic, event.id): event.tag_offset for event in batch}
-            steps = [Step(part, self._marks.get(part), after) for part, after in last.items()]
+            steps = [Step(share, self._marks.get(share), after) for share, after in last.items()]
             entries = [entry for event in batch if (entry := self._make(event)) is not None]
             try:
                 put = await self._queue.put_once(entries, source=self._source, steps=steps)

@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.2
 
 
 class _LazyAdapter:
-    """Stand in for an adapter, which opens when its file exists or when a write needs it."""
+    """Stands in for an adapter, and opens it when its file exists or when a write needs it."""
 
     _adapter_type: ClassVar[type]
     #: The methods that create a missing file.
@@ -109,7 +109,7 @@ async def _no_items(*_: Any, **__: Any) -> AsyncIterator[Any]:
 
 
 class LazyLog(_LazyAdapter):
-    """Stand in for a `SqliteLog` of a folder that may not exist yet."""
+    """Stands in for a `SqliteLog` of a folder that may not exist yet."""
 
     indexed_by_key = True
     end_is_linearizable = True
@@ -124,7 +124,7 @@ class LazyLog(_LazyAdapter):
 
 
 class LazyStore(_LazyAdapter):
-    """Stand in for a `SqliteStore` of a folder that may not exist yet."""
+    """Stands in for a `SqliteStore` of a folder that may not exist yet."""
 
     deletes_topics = True
     _adapter_type = SqliteStore

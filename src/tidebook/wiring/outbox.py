@@ -24,14 +24,14 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.wiring.adapters import extra, kafka_settings, scheme
 from tidebook.wiring.settings import Settings
 
-#: A separate file, because the application opens it with its own SQLite connections.
+#: The outbox has a separate file, because the application opens it with its own SQLite connections.
 FILE = "outbox.db"
 #: Returns a new `Book`. The class is not imported here because `Book` imports its outbox.
 MakeBook = Callable[[], Any]
 
 
 class BookJournals:
-    """Append to journals through a separate book, opened at the first use on the event loop of the caller."""
+    """Appends to journals through a separate book, which is opened at its first use, on the caller's event loop."""
 
     def __init__(self, make_book: MakeBook) -> None:
         self._make = make_book
@@ -88,7 +88,7 @@ class BookParts:
     """The database, the Kafka sender and the relay targets of an outbox, each opened at its first use."""
 
     def __init__(self, settings: Settings, *, metrics: Metrics, make_book: MakeBook) -> None:
-        self._book = settings
+        self._book_settings = settings
         self._journals = BookJournals(make_book)
         self._metrics = metrics
         self.settings = settings.options("outbox", OutboxSettings)
@@ -102,12 +102,14 @@ class BookParts:
     @property
     def missing(self) -> bool:
         """Whether the outbox is embedded and its file does not exist."""
-        return self.embedded and not (self._book.folder / FILE).exists()
+        return self.embedded and not (self._book_settings.folder / FILE).exists()
 
     def targets(self, outbox: bytes) -> RelayTargets:
         """Return the relay's targets: messages go to the log of the book, appends to its journals."""
         return RoutedTargets(
-            lambda: self._embedded_target() if self._book.section("log").embedded else self._kafka_target(outbox),
+            lambda: (
+                self._embedded_target() if self._book_settings.section("log").embedded else self._kafka_target(outbox)
+            ),
             lambda: JournalTarget(self._journals, self._open_portal(), outbox),
         )
 
@@ -119,17 +121,17 @@ class BookParts:
 
     def _kafka_target(self, outbox: bytes) -> RelayTarget:
         adapter = extra("tidebook.outbox.kafka.target", "kafka")
-        target: RelayTarget = adapter.KafkaTarget(kafka_settings(self._book), self.settings, outbox=outbox)
+        target: RelayTarget = adapter.KafkaTarget(kafka_settings(self._book_settings), self.settings, outbox=outbox)
         return target
 
     def sender(self) -> Sender:
         """Return the Kafka sender that all users of the outbox share; raise `InvalidInput` without a Kafka log."""
-        if self._book.section("log").embedded:
+        if self._book_settings.section("log").embedded:
             raise InvalidInput("backends 'kafka' and 'kafka_async' need a Kafka log: set [log] url in tidebook.toml")
         with self._lock:
             if self._sender is None:
                 adapter = extra("tidebook.outbox.kafka.sender", "kafka")
-                self._sender = adapter.KafkaSender(kafka_settings(self._book), self._metrics)
+                self._sender = adapter.KafkaSender(kafka_settings(self._book_settings), self._metrics)
             sender: Sender = self._sender
         return sender
 
@@ -138,18 +140,18 @@ class BookParts:
         from tidebook.log.sqlite.relay_lock import RelayLocks
 
         async def open_log() -> OrderedLog:
-            return await asyncio.to_thread(lambda: SqliteLog(self._book.folder, metrics=self._metrics))
+            return await asyncio.to_thread(lambda: SqliteLog(self._book_settings.folder, metrics=self._metrics))
 
         portal = self._open_portal()
         with self._lock:
             if self._log is None:
                 self._log = portal.run(open_log())
             # Do not query a store on a server: messages must not depend on it, and the log shows a topic's kind too.
-            embedded = self._book.section("store").embedded
+            embedded = self._book_settings.section("store").embedded
             return LogTarget(
                 self._log,
                 portal.run,
-                RelayLocks(self._book.folder),
+                RelayLocks(self._book_settings.folder),
                 holds_journals=self._journals.holds if embedded else None,
                 create_topics=self.settings.create_topics,
             )

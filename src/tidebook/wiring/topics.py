@@ -48,7 +48,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescription:
     """Describe a topic; raise `NotFound` if it does not exist, `Corrupt` if only the store has it."""
-    pointers = await store.pointers(topic_name(topic))  # before the configuration, whose epoch is then not older
+    pointers = await store.pointers(topic_name(topic))  # read first: the configuration's epoch is not older
     config = await store.topic_config(topic)
     state = await log.topic(topic)
     if state is None:
@@ -61,10 +61,10 @@ async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescr
     numbers = range(state.partitions if config is None else config.partitions)
     starts = [await log.start(topic, number) for number in numbers]
     ends = [await log.end(topic, number) for number in numbers]
-    nexts = [0 for _ in numbers]
+    next_offsets = [0 for _ in numbers]
     if config is not None:
-        nexts = [first_unreplicated_offset(pointers.get(number), topic, number, config) for number in numbers]
-    lag = sum(max(0, end - max(start, offset)) for start, end, offset in zip(starts, ends, nexts, strict=True))
+        next_offsets = [first_unreplicated_offset(pointers.get(number), topic, number, config) for number in numbers]
+    lag = sum(max(0, end - max(start, offset)) for start, end, offset in zip(starts, ends, next_offsets, strict=True))
     return TopicDescription(
         topic=topic,
         kind="journal" if config is not None else await _kind(log, state),
@@ -72,7 +72,7 @@ async def describe_topic(log: Log, store: StoreWriter, topic: str) -> TopicDescr
         epoch=None if config is None else config.epoch,
         starts=tuple(starts),
         ends=tuple(ends),
-        pointers=tuple(offset - 1 if offset else None for offset in nexts),
+        pointers=tuple(offset - 1 if offset else None for offset in next_offsets),
         lag=None if config is None else lag,
     )
 
