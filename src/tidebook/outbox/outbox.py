@@ -127,7 +127,7 @@ class Outbox:
         return backend(name, self._parts.sender() if name in {"kafka", "kafka_async"} else None)
 
     def relay(self, *, threads: int | None = None, once: bool = False) -> int:
-        """Relay for ever or, with `once`, until nothing is left that can be sent now; return how many were sent."""
+        """Relay forever or, with `once`, until nothing is left that can be sent now; return how many were sent."""
         return self.new_relay(threads=threads).run(once=once)
 
     def new_relay(self, *, threads: int | None = None) -> Relay:

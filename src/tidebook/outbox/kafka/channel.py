@@ -166,7 +166,7 @@ class KafkaChannel:
         producer.log_client_lines()
         self._messages = ()
         # The client leaks an exception that it raises while it runs callbacks, and with it this frame and this
-        # channel. Through them the producer would stay alive and reconnect to its brokers for ever.
+        # channel. Through them the producer would stay alive and reconnect to its brokers forever.
         del self._producer, producer
 
 

@@ -223,7 +223,7 @@ class KafkaTarget(RelayTarget):
 
     def _idempotent(self, topic: TargetTopic) -> RelayProducer:
         """Return a producer that has its id: waiting for it takes half a second, which a batch cannot spare."""
-        # Read from the log, not from statistics: those are emitted for ever and pile up between polls.
+        # Read from the log, not from statistics: those are emitted forever and pile up between polls.
         producer = RelayProducer(self._producer_settings(topic) | {"debug": "eos"})
         self._retry(lambda: producer.list_topics(topic.topic, REQUEST_S_MAX), topic.topic)  # connects
         deadline = time.monotonic() + REQUEST_S_MAX

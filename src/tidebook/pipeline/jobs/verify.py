@@ -76,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     settings: str
     configs: dict[str, TopicConfig]
-    #: By topic and partition.
+    #: The bounds by topic and partition.
     bounds: dict[str, dict[int, CompareBounds]]
     #: The repair revision; 0 to report differences without repairing them.
     rev: int = 0

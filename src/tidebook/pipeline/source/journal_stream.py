@@ -227,7 +227,7 @@ async def number_events(
     return numbered
 
 
-#: By position: an append's timestamp and its encoded events.
+#: The timestamp and the encoded events of each append, by position.
 _Appends = dict[Position, tuple[int, bytes]]
 
 

@@ -108,7 +108,7 @@ class JournalsPlan(msgspec.Struct, frozen=True):
 
     topic: str
     config: TopicConfig
-    #: By partition: the first selected position, and the first position after the selected ones.
+    #: The first selected position of each partition, and the first position after the selected ones.
     since: dict[int, Position]
     until: dict[int, Position]
 
