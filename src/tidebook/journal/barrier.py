@@ -1,4 +1,4 @@
-"""Barriers: an offset at or after the end of the log at the moment when a read begins.
+"""Barriers of reads: a barrier is an offset at or after the last record of the log at the moment when a read begins.
 
 Reads share marks. A read may only share a mark that was not yet sent when the read began: an append that was
 acknowledged after the mark in flight would otherwise be missed by a read that starts after that acknowledgement. So
@@ -55,7 +55,7 @@ class Barriers:
         self._in_flight, self._next = self._next, None
         try:
             # The tail then takes the mark at its acknowledgement instead of reading it from the log.
-            with suppress(Unavailable):  # a caller that needs the store meets the error itself
+            with suppress(Unavailable):  # a caller that needs the store gets the error itself
                 await self._cache.begin()
             sent, _ = await self._cache.write(Mark(self._cache.config.epoch))
         except OutcomeUnknown as error:  # only the mark's outcome is unknown: a read writes nothing else

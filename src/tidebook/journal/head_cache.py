@@ -201,7 +201,7 @@ class HeadCache:
                     dropped_at = time.monotonic()
             except TidebookError:
                 self._metrics.count("head_cache_follow_failed")
-                return  # the next use of the partition starts again and meets the error itself
+                return  # the next use of the partition starts again and gets the error itself
 
     async def _drop_replicated(self) -> None:
         replicated = await self.replicated()

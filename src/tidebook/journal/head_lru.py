@@ -7,18 +7,18 @@ from typing import Final
 
 from tidebook.core.head import Head
 
-#: Memory of the parts of a head, as measured: the head with its cache entry, each recent append, each jump.
+#: The measured memory of the parts of a head: the head with its cache entry, each recent append, each jump.
 HEAD_BYTES: Final = 600
 RECENT_BYTES: Final = 240
 JUMP_BYTES: Final = 100
-#: Each tag, without its characters.
+#: The memory of each tag without its characters.
 TAG_BYTES: Final = 110
 
 
 class HeadLru(OrderedDict[str, Head | None]):
     """Heads by journal id; None means that the journal does not exist.
 
-    It is a dict, so that a lookup costs no Python call. Heads are added by `keep` only, which maintains `bytes_held`.
+    It is a dict, so that a lookup needs no Python call. Only `keep` may add heads: it maintains `bytes_held`.
     """
 
     def __init__(self, *, count_max: int, bytes_max: int) -> None:
@@ -60,7 +60,7 @@ def _memory_bytes(head: Head | None) -> int:
 
 
 def _memory_growth(before: Head | None, after: Head | None) -> int:
-    """Return the difference in memory; sum up the tags, maybe thousands, only if the append has some."""
+    """Return the difference in memory; add up the tags, of which there may be thousands, only if they have changed."""
     if before is None or after is None or before.tag_counts is not after.tag_counts:
         return _memory_bytes(after) - _memory_bytes(before)
     recent, jumps = len(after.recent) - len(before.recent), len(after.jumps) - len(before.jumps)

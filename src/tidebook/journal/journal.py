@@ -1,4 +1,4 @@
-"""The journals of one topic."""
+"""`Journal`: append to, read, tail, delete, purge and snapshot the journals of one topic."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoredSnapshot, StoreWriter
 
-#: Batches of `append_many` that may await their acknowledgement: this bounds the memory of a call of any size.
+#: How many batches of `append_many` may be in flight: this bounds the memory of a call of any size.
 BATCHES_IN_FLIGHT_MAX = 20
-#: Heads that `append_many` resolves concurrently.
+#: How many heads `append_many` reads concurrently.
 HEADS_IN_FLIGHT_MAX = 256
 #: How often a tail looks for a topic that does not exist yet.
 TOPIC_POLL_S = 0.2
@@ -110,10 +110,10 @@ class Journal:
         return key, head if head is not None and head.live else None
 
     async def topic_config(self) -> TopicConfig:
-        """Return the frozen configuration of the topic; raise NotFound if the topic does not exist."""
+        """Return the configuration of the topic; raise NotFound if the topic does not exist."""
         topic = await self._open_topic()
         if topic is None:
-            raise NotFound(f"there is no topic {self.topic}: the first append makes it, or 'create'")
+            raise NotFound(f"there is no topic {self.topic}: the first append or 'create' creates it")
         return topic.config
 
     async def exists(self) -> bool:
@@ -142,11 +142,11 @@ class Journal:
 
         `expected` is the last number that the journal must have, `at` the number of the first event (numbers may be
         skipped); with neither, the events get the next numbers. `retry` takes the OutcomeUnknown of an earlier attempt.
-        With `confirm=False` it returns at the log's acknowledgement, with the numbers only if they are known by then.
+        With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
         given = (events, expected, at, expire_after, append_id, retry)
         topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
-        partition, raw = topic.address(id)
+        partition, record_key = topic.address(id)
         action, value = encode_append(topic.config, self._ids, *given)
         cache = partition.cache
         if topic.check_due:
@@ -155,7 +155,7 @@ class Journal:
         if confirm and id not in cache.heads:
             await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
         future: asyncio.Future[Appended] = topic.loop.create_future()
-        record = Outgoing(self.topic, cache.partition, raw, value)
+        record = Outgoing(self.topic, cache.partition, record_key, value)
         PendingAppend(cache, id, action, record, confirm, future).send(self._log)
         return await future
 
@@ -191,8 +191,8 @@ class Journal:
         for start in range(0, len(ids), BATCH_RECORDS):
             chunk = slice(start, start + BATCH_RECORDS)
             partition_caches = {partition.cache.partition: partition.cache for partition, _ in addresses[chunk]}
-            numbers_ = [partition.cache.partition for partition, _ in addresses[chunk]]
-            columns = RecordColumns(self.topic, numbers_, [key for _, key in addresses[chunk]], encoded.values(chunk))
+            partitions = [partition.cache.partition for partition, _ in addresses[chunk]]
+            columns = RecordColumns(self.topic, partitions, [key for _, key in addresses[chunk]], encoded.values(chunk))
             batch = AppendBatch(ids[chunk], partition_caches, columns, confirm=confirm)
             batch.send(self._log)
             sent.append(batch)
@@ -215,9 +215,8 @@ class Journal:
                     failed[id] = result
                 elif isinstance(result, BaseException):
                     raise result
-            if len(failed) >= start + len(
-                chunk
-            ):  # every head failed so far: the rest would only wait for the same error
+            # If every head failed so far, the rest would only wait for the same error.
+            if len(failed) >= start + len(chunk):
                 error = failed[chunk[-1][0]]
                 failed.update((id, error) for id, _ in unknown[start + len(chunk) :])
                 break
@@ -232,7 +231,7 @@ class Journal:
     async def delete(self, id: str, *, to: int) -> None:
         """Delete the events up to and including `to`, never future ones.
 
-        If there is no journal, an empty one begins whose first event comes after `to`.
+        If there is no journal, an empty one is created whose first event will come after `to`.
         """
         numbers.seq_nr(to, name="to")
         key, partition = await self._locate(id, create=True)
@@ -251,7 +250,7 @@ class Journal:
         """Purge the journal if its head is still at the position of `head`; return whether it was purged.
 
         A concurrent append wins: the purge carries the position, so the order of the log decides. If the head is known
-        to be elsewhere already, nothing is sent: a purge that awaits replication is not repeated. Raise OutcomeUnknown
+        to have another position, nothing is sent: a purge that awaits replication is not repeated. Raise OutcomeUnknown
         if the purge was sent and its effect could not be determined.
         """
         key, partition = await self._locate(id)
@@ -310,7 +309,7 @@ class Journal:
 
     async def _tail(self, id: str, start: int) -> AsyncIterator[ReadEvent]:
         key, partition = await self._locate(id)
-        while partition is None:  # polled, because there is no log yet to wait on
+        while partition is None:  # poll, because there is no log yet to wait on
             await asyncio.sleep(TOPIC_POLL_S)
             key, partition = await self._locate(id)
         incarnation = None
@@ -384,7 +383,7 @@ class Journal:
     # ---- snapshots
 
     async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
-        """Save a state as of `seq_nr`, which must exist; replace one of that number, and keep the newest slots."""
+        """Save the state as of `seq_nr`, which must exist; replace a snapshot of that number, and retain the newest."""
         numbers.seq_nr(seq_nr)
         payload_type, data = encode_payload(payload)
         key, head = await self._live_head(id)

@@ -1,4 +1,4 @@
-"""Open a topic: check its configuration against the log, and set up its partitions."""
+"""Open a topic: check its configuration against the log, set up its partitions, and start new epochs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidebook.log.port import Log, Outgoing, TopicState, last_record
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 
-#: Journals whose address is cached, for each topic.
+#: How many journals of a topic have a cached address.
 ADDRESSES_MAX = 8192
 #: How often a topic in use is checked: it may have a new epoch, or have been recreated in the log.
 CHECK_INTERVAL_S = 3.0
@@ -59,7 +59,7 @@ class OpenTopic:
         self.loop = asyncio.get_running_loop()
         self._timer = self.loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
         self._check_task: asyncio.Task[None] | None = None
-        #: The error that says why this topic can no longer be used, once that was detected.
+        #: Why this topic can no longer be used; None while it can.
         self._superseded: TidebookError | None = None
         caches = [
             HeadCache(log, store, topic, number, config, settings, metrics) for number in range(config.partitions)
@@ -70,7 +70,7 @@ class OpenTopic:
         self._addresses: dict[str, Address] = {}
 
     def partition(self, id: str) -> Reader:
-        """Return the partition of a journal, by the frozen partition count and not by the log's current one."""
+        """Return the partition of a journal, by the configured partition count, not by the log's current one."""
         return self.partitions[partition_of(id, self.config.partitions)]
 
     def address(self, id: str) -> Address:
@@ -110,7 +110,7 @@ class OpenTopic:
         try:
             self._superseded = await self._find_change()
         except TidebookError:
-            pass  # appends work without the store; the next check tries again
+            pass  # appends work without the store, and the next check is a retry
         if self._superseded is not None:
             self.check_due = True
         else:
@@ -178,7 +178,7 @@ async def _refuse_messages(log: Log, state: TopicState) -> None:
 async def _admit(log: Log, store: StoreWriter, topic: str, config: TopicConfig) -> TopicConfig:
     """Raise the time of a new topic to the greatest time of the book, before anything is appended to it.
 
-    The topic is registered by now, so it holds back the watermark of tag queries. A query that did not see it
+    The topic is registered by now, so it holds back the horizon of tag queries. A query that did not see it
     registered has read its pointers before this function does, so no later append can be below what that query
     delivered.
     """
@@ -210,7 +210,9 @@ async def check_topic(log: Log, store: StoreWriter, topic: str, config: TopicCon
     if state.topic_id != config.topic_id:
         raise different_log(topic, found=state.topic_id, known=config.topic_id)
     if state.partitions < config.partitions:
-        raise Corrupt(f"topic {topic}: it was made with {config.partitions} partitions and has {state.partitions} now")
+        raise Corrupt(
+            f"topic {topic}: it was created with {config.partitions} partitions and has {state.partitions} now"
+        )
     numbers = range(config.partitions)
     pointers = await asyncio.gather(*(store.pointer(topic, number) for number in numbers))
     ends = await asyncio.gather(*(log.end(topic, number) for number in numbers))
@@ -255,8 +257,8 @@ async def _start_epoch(log: Log, store: StoreWriter, topic: str, config: TopicCo
     The configuration names the marks of the process that set it. All records of the epoch come after those marks; a
     process that came second may have written its marks after acknowledged appends.
     """
-    # The tick is above all times of the old epoch: offsets start again, and at equal times they would order tagged
-    # events.
+    # The tick is above all times of the old epoch: offsets start again, and among tagged events of the same time the
+    # lower offset comes first.
     known = await store.pointers(topic)
     tick_ms = max((pointer.time_ms for pointer in known.values()), default=-1) + 1
     epoch = config.epoch + 1
