@@ -62,7 +62,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class KafkaLog:
-    """Implements `tidebook.log.port.Log`; belongs to the event loop and the process that opened it."""
+    """Implements `tidebook.log.port.Log`. It belongs to the event loop and the process that opened it."""
 
     indexed_by_key = False
     #: A partitioned leader may still answer, so only an acknowledged record is a barrier.
@@ -104,8 +104,8 @@ class KafkaLog:
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
     ) -> TopicState:
         self._check_usable()
-        made = await self._topics.create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
-        known = self._learn(topic, made, warm=True)
+        created = await self._topics.create(topic, partitions, limit_bytes=limit_bytes, keep_forever=keep_forever)
+        known = self._remember(topic, created, warm=True)
         await self._producer(known).refresh_metadata(topic)
         return known.state
 
@@ -115,7 +115,7 @@ class KafkaLog:
         if found is None:
             self._forget(topic)
             return None
-        return self._learn(topic, found, warm=True).state
+        return self._remember(topic, found, warm=True).state
 
     async def topics(self) -> list[str]:
         self._check_usable()
@@ -126,7 +126,7 @@ class KafkaLog:
         await self._topics.delete(topic)
         self._forget(topic)
 
-    def _learn(self, topic: str, found: KafkaTopic, *, warm: bool = False) -> KafkaTopic:
+    def _remember(self, topic: str, found: KafkaTopic, *, warm: bool = False) -> KafkaTopic:
         known = self._known.get(topic)
         if known is not None and known.state.topic_id != found.state.topic_id:
             self._forget(topic)
@@ -152,20 +152,20 @@ class KafkaLog:
             found = await self._topics.find(topic)
             if found is None:
                 raise not_found(topic)
-            known = self._learn(topic, found)
+            known = self._remember(topic, found)
             if not 0 <= partition < known.state.partitions:
                 raise not_found(topic, partition)
         return known
 
-    async def _retry_not_found(self, topic: str, partition: int, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again if a client does not find a topic that exists: a broker that has just started may not know it."""
+    async def _retry_not_found(self, topic: str, partition: int, request: Callable[[], Awaitable[T]]) -> T:
+        """Retry if a client does not find a topic that exists: a broker that has just started may not know it."""
         self._check_usable()
         try:
-            return await ask()
+            return await request()
         except NotFound:
             self._forget(topic)
             await self._topic_of(topic, partition)
-            return await ask()
+            return await request()
 
     # ---- writing
 
@@ -202,7 +202,7 @@ class KafkaLog:
         known, awaiting = self._known.get(record.topic), self._awaiting_topic.get(record.topic)
         if self._closed or self._forked:
             self._loop.call_soon(on_sent, self._unusable_error())
-        elif awaiting is not None:  # even if the topic was found since
+        elif awaiting is not None:  # keep the send order, even if the topic was found meanwhile
             awaiting.append((record, on_sent))
         elif known is None or not 0 <= record.partition < known.state.partitions:
             self._awaiting_topic[record.topic] = [(record, on_sent)]
@@ -231,7 +231,7 @@ class KafkaLog:
         error: TidebookError | None = None
         try:
             found = await self._topics.find(topic)
-            known = None if found is None else self._learn(topic, found)
+            known = None if found is None else self._remember(topic, found)
         except TidebookError as failure:
             known, error = None, failure
         for record, on_sent in self._awaiting_topic.pop(topic):

@@ -1,4 +1,4 @@
-"""The tail: one consumer per process that follows the partitions somebody waits for.
+"""The tail: one consumer per process that follows the partitions on which callers wait.
 
 New records wake the waiters and are kept for a while, so that the waiters read them from memory.
 """

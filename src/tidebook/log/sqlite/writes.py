@@ -18,9 +18,9 @@ _SELECT_END = """SELECT p.id, p.next_offset, p.time_ms, t.limit_bytes
     FROM topic t JOIN partition p ON p.topic = t.name WHERE t.name = ? AND p.number = ?"""
 _SAVE = """UPDATE partition SET next_offset = v.column2, time_ms = v.column3
     FROM (VALUES {}) AS v WHERE partition.id = v.column1"""
-#: Maximum number of records that one transaction deletes.
+#: The maximum number of records that one transaction deletes.
 SWEEP_MAX = 2_000
-#: The name under which the transaction's cache has the latest timestamp of the log.
+#: The key of the log's latest timestamp in the memory of the writer.
 _LATEST_MS = "latest time"
 
 _encode_headers = msgspec.msgpack.Encoder().encode
@@ -47,8 +47,8 @@ def channel_of(topic: str, partition: int) -> str:
 class Appender:
     """Assigns offsets and timestamps to records in the order in which they were sent.
 
-    Timestamps never decrease over the whole log: so a tick, which carries the time of one partition to another, is
-    never far ahead of the clock.
+    Timestamps never decrease over the whole log. A tick, which carries the time of one partition to another, is
+    therefore never far ahead of the clock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -139,7 +139,7 @@ def create_topic(transaction: WriteTransaction, new: tuple[str, str, int, int | 
 
 @one_by_one
 def delete_topic(transaction: WriteTransaction, topic: str) -> None:
-    """Delete a topic; `sweep` deletes its records later. Raise NotFound if there is none."""
+    """Delete a topic; `sweep` deletes its records later. Raise NotFound if there is no such topic."""
     execute = transaction.connection.execute
     sql = "UPDATE partition SET topic = NULL, start_offset = next_offset WHERE topic = ? RETURNING number"
     numbers: list[Any] = execute(sql, (topic,)).fetchall()
