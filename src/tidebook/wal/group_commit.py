@@ -51,7 +51,7 @@ class PendingWrite(msgspec.Struct, eq=False):
 
 
 class InFlightRecord(msgspec.Struct, eq=False):
-    """A record that was sent, with the writes in it; `outcome` is the log's answer, None before it arrives."""
+    """A record that was sent, with the writes in it; `outcome` is None until the log responds."""
 
     record: Write | MarkDeleted | DropTable
     size_bytes: int
@@ -197,7 +197,7 @@ class GroupCommit:
         self._scheduled = False
         #: Whether the log must be read before anything more is sent.
         self._stale = False
-        #: Set after a caller got an unknown outcome: a new claim must fence records that are still on the way.
+        #: Whether a caller got an unknown outcome: a new claim must then fence records that may still arrive.
         self._must_claim = False
         self._repairing: asyncio.Task[TidebookError | None] | None = None
         self._changed = asyncio.Event()
@@ -236,7 +236,7 @@ class GroupCommit:
         return chain(chain.from_iterable(flight.calls for flight in self._in_flight), self._pending)
 
     async def catch_up(self) -> None:
-        """Fold all records that are in the data topic now, also of other processes, while writes continue."""
+        """Fold all records that the data topic has now, including those of other processes, while writes continue."""
         end = await self._topics.end()
         if end < self.meta.next_offset and not self._in_flight:
             await self.rescan()  # the log ends before what was folded: `rescan` raises if the topic was created again
@@ -288,7 +288,7 @@ class GroupCommit:
                 break
             pending.popleft()
             self._pending_bytes -= call.size_bytes
-            if not call.future.done():  # else its caller was cancelled before it was sent
+            if not call.future.done():  # otherwise its caller was cancelled before it was sent
                 size_bytes += call.size_bytes
                 calls.append(call)
         self._changed.set()
@@ -397,7 +397,7 @@ class GroupCommit:
     def _holds_claim(self) -> bool:
         """Return whether this writer's claim is in force; if not, set `fenced`."""
         if self.meta.writer == self._writer:
-            self._term = self.meta.term  # may be a claim of ours that was reported as failed
+            self._term = self.meta.term  # a claim of this writer may be in force that was reported as failed
             return True
         if self.fenced is None:
             self.fenced = Fenced(
@@ -431,7 +431,7 @@ class GroupCommit:
                 self._pending.appendleft(call)
                 self._pending_bytes += call.size_bytes
             else:
-                message = f"{self._topics.data}: the log did not take the write in {call.attempts} attempts"
+                message = f"{self._topics.data}: the log did not accept the write in {call.attempts} attempts"
                 resolve_future(call.future, Unavailable(message))
         if self.fenced is not None:
             self._refuse_pending(self.fenced)

@@ -1,4 +1,4 @@
-"""Map the sequence numbers of a table to log offsets, in a few bytes for each batch."""
+"""Map the sequence numbers of a table to log offsets, with a few bytes per batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NARROW_MAX: Final = 2**32 - 1
 
 
 class PackedMapping(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A mapping as serialized for snapshots and Spark tasks: 4 or 8 bytes for each number, little-endian."""
+    """A mapping as serialized for snapshots and Spark tasks: 4 or 8 bytes per number, little-endian."""
 
     stop: PositiveCounter
     wide: bool
@@ -32,7 +32,7 @@ class PackedMapping(msgspec.Struct, frozen=True, array_like=True, gc=False, forb
 
 
 class SeqOffsets(Mapping[int, int]):
-    """A mapping from sequence number to the offset of its record, in 8 bytes for a batch of any size.
+    """A mapping from sequence number to the offset of its record. A batch of any size takes 8 or 16 bytes.
 
     Arrays are only appended to; removing from the front creates new ones. Therefore `frozen` copies nothing, and a
     reader keeps the state that it started with.

@@ -84,7 +84,7 @@ async def read_mapped(
 
 
 def _due_records(mappings: Mapping[int, SeqOffsets]) -> Iterator[tuple[int, dict[int, tuple[int, int]]]]:
-    """Yield, in log order, the offset of each record with valid entries, and by table their numbers (first, stop)."""
+    """Yield each offset with valid entries, in log order, and the range (first, stop) of their numbers by table."""
 
     def batches(table: int, mapping: SeqOffsets) -> Iterator[tuple[int, int, int, int]]:
         for first, stop, offset in mapping.batches():
@@ -158,7 +158,7 @@ class Replay:
         self, handlers: Mapping[int, Handler], *, other: Handler | None = None, progress: OnProgress | None = None
     ) -> None:
         if not isinstance(handlers, Mapping):
-            raise InvalidInput(f"handlers is a mapping from table to handler, not {type(handlers).__name__}")
+            raise InvalidInput(f"handlers must be a mapping from table to handler, not {type(handlers).__name__}")
         given: list[tuple[str, object]] = [(f"the handler of table {table_id(t)}", h) for t, h in handlers.items()]
         given += [(name, value) for name, value in (("other", other), ("progress", progress)) if value is not None]
         for what, value in given:

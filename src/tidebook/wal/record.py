@@ -122,14 +122,14 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
     values: Sequence[bytes]
     #: The type of each payload, one byte; empty if all payloads are bytes.
     kinds: bytes
-    #: The most that they add to the size of a record.
+    #: An upper bound of the bytes that they add to a record.
     size_bytes: int
 
 
 def whole_number(value: object, what: str) -> int:
     """Return an integer from 0 to `ID_MAX`, else raise `InvalidInput`; `what` names the argument."""
     if type(value) is not int:
-        raise InvalidInput(f"{what} is a whole number, not {type(value).__name__}")
+        raise InvalidInput(f"{what} must be a whole number, not {type(value).__name__}")
     if not 0 <= value <= ID_MAX:
         raise InvalidInput(f"{what} must be from 0 to {ID_MAX}, not {value}")
     return value
@@ -141,16 +141,16 @@ def table_id(value: object) -> int:
 
 
 def pack_payloads(table: int, payloads: Sequence[Any]) -> Payloads:
-    """Validate, encode and measure payloads; raise `InvalidInput` if they are no list, empty or not encodable."""
+    """Validate, encode and measure payloads; raise `InvalidInput` if they are not a list, empty or not encodable."""
     if type(payloads) is not list and not _is_ordered(payloads):
-        raise InvalidInput("payloads is a list of payloads, not one: put it in brackets")
+        raise InvalidInput("payloads must be a list: put a single payload in brackets")
     values, kinds = tuple(payloads), b""
     if len(values) == 1 and type(values[0]) is bytes:  # one short payload is the most frequent write
         return Payloads(table, values, kinds, len(values[0]) + _SIZE_BYTES + _PART_BYTES_MAX)
     if set(map(type, values)) != _ALL_BYTES:
         pairs = [encode_payload(payload) for payload in values]
         if not pairs:
-            raise InvalidInput("payloads is empty: a write holds at least one")
+            raise InvalidInput("payloads is empty: a write needs at least one")
         values, kinds = tuple([data for _, data in pairs]), bytes([kind for kind, _ in pairs])
     size_bytes = sum(map(len, values)) + _SIZE_BYTES * len(values) + len(kinds) + _PART_BYTES_MAX
     return Payloads(table, values, kinds, size_bytes)
@@ -159,11 +159,11 @@ def pack_payloads(table: int, payloads: Sequence[Any]) -> Payloads:
 def pack_writes(writes: Writes) -> list[Payloads]:
     """Validate and encode the payloads of several tables; raise `InvalidInput` as `pack_payloads` does."""
     if not isinstance(writes, Mapping) and not _is_ordered(writes):
-        raise InvalidInput(f"writes are pairs of table and payloads, or a mapping, not {type(writes).__name__}")
+        raise InvalidInput(f"writes must be pairs of table and payloads, or a mapping, not {type(writes).__name__}")
     packed = []
     for pair in writes.items() if isinstance(writes, Mapping) else writes:
         if not _is_ordered(pair) or len(tuple(pair)) != 2:
-            raise InvalidInput(f"each of writes is a pair of table and payloads, not {type(pair).__name__}")
+            raise InvalidInput(f"each item of writes must be a pair of table and payloads, not {type(pair).__name__}")
         table, payloads = pair
         packed.append(pack_payloads(table_id(table), payloads))
     if not packed:
@@ -256,12 +256,12 @@ def _check_parts(write: Write, body_bytes: int) -> None:
     total_bytes = 0
     for part in write.parts:
         if not part.sizes or len(part.sizes) % _SIZE_BYTES:
-            raise Corrupt("a part of a write-ahead log record contradicts itself")
+            raise Corrupt("the payload sizes of a part of a write-ahead log record are damaged")
         if part.kinds and (len(part.kinds) != part.count or max(part.kinds) > BYTES):
             raise Corrupt("a part of a write-ahead log record has other types than payloads")
         total_bytes += sum(array_from_bytes("I", part.sizes))
     if not write.parts or total_bytes != body_bytes:
-        raise Corrupt("a write-ahead log record has other payloads than its head says")
+        raise Corrupt("a write-ahead log record has other payloads than its head lists")
 
 
 def _pack_sizes(values: Sequence[bytes]) -> bytes:
@@ -278,7 +278,7 @@ def array_to_bytes(values: array[int]) -> bytes:
 
 
 def array_from_bytes(code: str, data: bytes) -> array[int]:
-    """Undo `array_to_bytes` for an array with this type code."""
+    """Return the array with this type code that `array_to_bytes` converted."""
     values = array(code, data)
     if sys.byteorder != "little":
         values.byteswap()

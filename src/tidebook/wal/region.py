@@ -91,7 +91,7 @@ class Region:
         self._metrics = metrics
         self._labels: dict[str, object] = {"namespace": topics.namespace, "region": topics.region}
         self._on_pinned = on_pinned
-        self._is_offering = False
+        self._in_callback = False
         self._exclusive = asyncio.Lock()
         self._snapshot_bytes = 0
         self._cleaner_task: asyncio.Task[None] | None = None
@@ -157,7 +157,8 @@ class Region:
     async def write_many(self, writes: Writes) -> list[Written]:
         """Write to several tables atomically, in the order given; return one `Written` for each pair.
 
-        `writes` is a sequence of (table, payloads) pairs, or a mapping from table to payloads. Raise as `write`.
+        `writes` is a sequence of (table, payloads) pairs, or a mapping from table to payloads. The errors are those of
+        `write`.
         """
         packed = pack_writes(writes)
         return await self._owner().write(packed)
@@ -177,14 +178,17 @@ class Region:
         """
         start = whole_number(from_offset, "from_offset")
         pages = self._pages(lambda meta: read_region(self._topics, meta, from_offset=start))
-        async with aclosing(pages):  # release the fetch at once if the caller stops early, not at garbage collection
+        async with aclosing(pages):  # if the caller stops early, release the fetch now, not at garbage collection
             async for page in pages:
                 for run in page.runs:
                     for entry in run:
                         yield entry
 
     async def read_table(self, table: int, *, start: int = 1) -> AsyncGenerator[WalEntry, None]:
-        """Yield one table's entries from sequence number `start` on, without those marked deleted; raise as `read`."""
+        """Yield one table's entries from sequence number `start` on, without those marked deleted.
+
+        The errors are those of `read`.
+        """
         id, first = table_id(table), whole_number(start, "start")
         pages = self._pages(lambda meta: read_table(self._topics, meta, table=id, start=first))
         async with aclosing(pages):
@@ -277,16 +281,16 @@ class Region:
         """
         table = table_id(table)
         if type(seq) is not int:
-            raise InvalidInput(f"seq is a whole number, not {type(seq).__name__}")
+            raise InvalidInput(f"seq must be a whole number, not {type(seq).__name__}")
         current = await self._current_table(table, seq)
         if incarnation is not None and current.incarnation != incarnation:
             raise NotFound(f"region {self.id}: table {table} was dropped and made again")
         if seq > current.next_seq_num:
             raise InvalidInput(
-                f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num}, which is all"
+                f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num} to mark all"
             )
         if seq < current.latest_marked_deleted:
-            raise InvalidInput(f"table {table}: already marked to {current.latest_marked_deleted}, not back to {seq}")
+            raise InvalidInput(f"table {table}: marks move up from {current.latest_marked_deleted}, not back to {seq}")
         if seq > current.latest_marked_deleted:
             await self._append_control(MarkDeleted(table, current.incarnation, seq))
 
@@ -348,14 +352,14 @@ class Region:
         return snapshot
 
     async def clean(self) -> Cleaned:
-        """Truncate the part of the log that no table needs any more, after writing snapshots that replace it.
+        """Truncate the part of the log that no table needs, after writing snapshots that replace it.
 
         Tables that retain more than `force_flush_bytes` are passed to the `on_pinned` callback first. A crash between
         any two steps leaves a region that recovers to the same state: the data topic is truncated only below what two
         snapshots, read back from the meta topic, still need.
         """
         await self.refresh()
-        await self._offer_pinned()
+        await self._call_on_pinned()
         async with self._exclusive:
             start = await self._topics.start()
             wanted = self._meta.first_offset
@@ -378,11 +382,11 @@ class Region:
             self._metrics.gauge("wal_snapshot_age_seconds", age_ms / 1000, **self._labels)
         return Cleaned(new_start, new_start - start, pinned[0].table if pinned else None, held_bytes)
 
-    async def _offer_pinned(self) -> None:
+    async def _call_on_pinned(self) -> None:
         """Call the flush callback for each table that retains more than `force_flush_bytes`, oldest first."""
-        if self._on_pinned is None or not self._settings.force_flush_bytes or self._is_offering:
+        if self._on_pinned is None or not self._settings.force_flush_bytes or self._in_callback:
             return
-        self._is_offering = True  # a callback that calls `clean` must not be called again for the same table
+        self._in_callback = True  # a callback that calls `clean` must not be called again for the same table
         try:
             for pinned in self.pinned():
                 if pinned.held_bytes <= self._settings.force_flush_bytes:
@@ -392,7 +396,7 @@ class Region:
                 if result is not None and isawaitable(result):
                     await result
         finally:
-            self._is_offering = False
+            self._in_callback = False
 
     def _snapshot_age_ms(self) -> int | None:
         return None if self._meta.snapshot_ms is None else self._clock.now_ms() - self._meta.snapshot_ms

@@ -1,7 +1,7 @@
-"""Snapshots of a region's state: their chunks in the meta topic, and what they decide.
+"""Snapshots of a region's state: encode them as chunks, choose the one to recover from, and plan truncations.
 
-A recovery starts at the snapshot that reaches furthest; the log is truncated only below what two snapshots need. Such a
-decision never becomes invalid: records that a fold of acknowledged records does not need, no later fold needs.
+A recovery starts at the snapshot with the highest offset; the log is truncated only below what two snapshots need. Such
+a decision stays valid: records that the fold of acknowledged records no longer needs are not needed by a later fold.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def take_snapshot(meta: RegionMeta, *, topic_id: str, truncated_to: int, taken_m
 
 
 def restore_meta(snapshot: RegionSnapshot) -> RegionMeta:
-    """Return the state that a snapshot was taken of; raise `Corrupt` if the snapshot is inconsistent."""
+    """Return the state that a snapshot contains; raise `Corrupt` if the snapshot is inconsistent."""
     meta = RegionMeta(
         term=snapshot.term,
         writer=snapshot.writer,
@@ -173,15 +173,15 @@ def _assemble(chunks: Sequence[_Chunk]) -> RegionSnapshot | None:
 def plan_recovery(
     stored: Sequence[StoredSnapshotChunks], *, topic: str, topic_id: str, log_start: int, log_end: int
 ) -> RegionSnapshot | None:
-    """Return the snapshot that reaches furthest, None to scan the whole log; raise `LogLost` if records are missing."""
+    """Return the snapshot with the highest offset, None to scan all records; raise `LogLost` if some are missing."""
     if not stored:
         if log_start > 0:
             remedy = "there is no usable snapshot, so the whole log is needed: restore the meta topic"
             raise _lost(topic, 0, log_start - 1, remedy)
         return None
-    best = max((each.snapshot for each in stored if each.snapshot.topic_id == topic_id), key=_reach, default=None)
+    best = max((each.snapshot for each in stored if each.snapshot.topic_id == topic_id), key=_offsets, default=None)
     if best is None:
-        other = max((each.snapshot for each in stored), key=_reach)
+        other = max((each.snapshot for each in stored), key=_offsets)
         remedy = "the data topic was made again under the same name: restore it, or delete the region's meta topic too"
         raise _lost(topic, other.truncated_to, max(other.truncated_to, other.data_offset - 1), remedy)
     if log_end < best.data_offset:
@@ -199,7 +199,7 @@ def check_complete(topic: str, meta: RegionMeta, log_start: int) -> None:
         raise _lost(topic, meta.first_offset, log_start - 1, remedy)
 
 
-def _reach(snapshot: RegionSnapshot) -> tuple[int, int]:
+def _offsets(snapshot: RegionSnapshot) -> tuple[int, int]:
     return snapshot.data_offset, snapshot.truncated_to
 
 
@@ -217,8 +217,8 @@ class Truncation(msgspec.Struct, frozen=True):
 
 def copies_needed(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wanted: int) -> int:
     """Return how many snapshots must be written before the data topic may be truncated at `wanted`."""
-    good = sum(1 for each in stored if each.snapshot.topic_id == topic_id and each.snapshot.data_offset >= wanted)
-    return max(1, SNAPSHOTS_KEPT - good)
+    usable = sum(1 for each in stored if each.snapshot.topic_id == topic_id and each.snapshot.data_offset >= wanted)
+    return max(1, SNAPSHOTS_KEPT - usable)
 
 
 def plan_truncation(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wanted: int) -> Truncation | None:
@@ -227,11 +227,11 @@ def plan_truncation(stored: Sequence[StoredSnapshotChunks], *, topic_id: str, wa
     Snapshots are ordered by the offset they cover, not by their position in the meta topic, so that a late snapshot of
     a fenced owner never displaces a newer one.
     """
-    ours = sorted(
+    usable = sorted(
         (each for each in stored if each.snapshot.topic_id == topic_id),
         key=lambda each: (each.snapshot.data_offset, each.first_offset),
     )
-    kept = ours[-SNAPSHOTS_KEPT:]
+    kept = usable[-SNAPSHOTS_KEPT:]
     if len(kept) < SNAPSHOTS_KEPT:
         return None
     return Truncation(min(wanted, kept[0].snapshot.data_offset), min(each.first_offset for each in kept))

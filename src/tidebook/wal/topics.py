@@ -90,7 +90,7 @@ class RegionTopics:
         return None if state is None else state.topic_id
 
     async def check_incarnation(self) -> None:
-        """Raise `NotFound` if the data topic was deleted and created again: its offsets would be mistaken for ours."""
+        """Raise `NotFound` if the data topic was deleted and created again: its offsets have another meaning."""
         if await self.find_id() not in (None, self.topic_id):
             raise NotFound(f"{self.data}: the region was deleted and made again: open it again")
 
@@ -221,7 +221,7 @@ class RegionTopics:
         await self.follow(meta, stop=sent.offset + 1, on_record=on_record)
 
     async def retry(self, call: Callable[[], Awaitable[T]], *errors: type[TidebookError]) -> T:
-        """Return the result of the call, which is repeated at once after one of these errors."""
+        """Return the result of the call, which is retried immediately after one of these errors."""
         for _ in range(self.settings.attempts_max - 1):
             with suppress(*errors):
                 return await call()
