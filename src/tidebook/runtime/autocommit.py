@@ -1,10 +1,10 @@
-"""Whether a caller's database connection is in a transaction; drivers and frameworks are recognised, never imported."""
+"""Detect whether a caller's connection is in a transaction; drivers and frameworks are recognized, never imported."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: The top packages of the drivers that are recognised.
+#: The top-level packages of the drivers that are recognized.
 DRIVERS = frozenset({"psycopg", "psycopg2", "pymysql", "MySQLdb", "mysql", "mariadb", "sqlite3", "apsw"})
 _POSTGRES_IDLE = 0
 _MYSQL_IN_TRANSACTION = 1
@@ -12,19 +12,19 @@ _MYSQL_NO_SAVEPOINT = 1305
 
 
 def class_packages(target: Any) -> list[str]:
-    """Return the top packages of the object's class and of its base classes."""
+    """Return the top-level packages of the object's class and of its base classes."""
     return [kind.__module__.partition(".")[0] for kind in type(target).__mro__]
 
 
 def driver_of(target: Any) -> str | None:
-    """Return the top package of the driver that the object belongs to, or None."""
+    """Return the top-level package of the driver that the object belongs to, or None."""
     return next((package for package in class_packages(target) if package in DRIVERS), None)
 
 
 def commits_each_statement(connection: Any) -> bool:
     """Return whether the connection is in autocommit and in no transaction; False where this cannot be determined.
 
-    Takes a driver's connection (sync or async), SQLAlchemy's sync `Connection`, or Django's connection.
+    `connection` is a driver's connection (sync or async), SQLAlchemy's sync `Connection`, or Django's connection.
     """
     driver = driver_of(connection)
     if driver is not None:
@@ -41,7 +41,7 @@ def _driver_commits(driver: str, connection: Any) -> bool:
         case "psycopg" | "psycopg2":
             return bool(connection.autocommit) and connection.info.transaction_status == _POSTGRES_IDLE
         case "pymysql" | "MySQLdb" | "mysql" | "mariadb":
-            getter = getattr(connection, "get_autocommit", None)  # a driver that has it sets by calling `autocommit`
+            getter = getattr(connection, "get_autocommit", None)  # where it exists, `autocommit` is the setter
             autocommit = bool(getter() if callable(getter) else connection.autocommit)
             return autocommit and not _in_mysql_transaction(connection)
         case "sqlite3":

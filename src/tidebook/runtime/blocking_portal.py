@@ -22,11 +22,11 @@ class BlockingPortal:
     """Runs coroutines and async iterators for threads without an event loop."""
 
     def __init__(self) -> None:
-        self._lead_to(asyncio.new_event_loop())
+        self._attach(asyncio.new_event_loop())
         self._thread = threading.Thread(target=self._run_loop, name="tidebook-portal", daemon=True)
         self._thread.start()
 
-    def _lead_to(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Attach the portal to a loop. The conformance suite calls only this, with a running loop."""
         self._loop = loop
         #: The id of the portal's own thread, once it runs the loop.
@@ -60,22 +60,26 @@ class BlockingPortal:
         """Run a coroutine to completion and return its result."""
         if threading.get_ident() == self._loop_thread_id:  # the loop would wait for itself forever
             coroutine.close()
-            raise InvalidInput("a blocking call from within the book's own loop: make it from a thread of your own")
+            raise InvalidInput(
+                "a blocking call inside the book's event loop would wait forever: make it from another thread"
+            )
         future = self.submit(coroutine)
         try:
             return future.result()
         except CancelledError as error:
             if not self._closed:
                 raise
-            raise OutcomeUnknown("the book was closed before this was answered: it may have happened") from error
+            raise OutcomeUnknown("the book was closed before the call returned: it may have taken effect") from error
         except BaseException:
             future.cancel()
             raise
 
     def iterate(self, items: AsyncIterator[T], *, ahead_max: int = PREFETCH_MAX) -> Iterator[T]:
-        """Iterate an async iterator from a thread without a loop; items cross between the threads in batches."""
+        """Iterate an async iterator from a thread without a loop; items are passed between the threads in batches."""
         if threading.get_ident() == self._loop_thread_id:
-            raise InvalidInput("a blocking iteration from within the book's own loop: do it in a thread of your own")
+            raise InvalidInput(
+                "a blocking iteration inside the book's event loop would wait forever: run it in another thread"
+            )
         ready: deque[T] = deque()
         changed = threading.Condition()
         has_room = asyncio.Event()
@@ -98,7 +102,7 @@ class BlockingPortal:
 
         def on_done(task: Future[None]) -> None:
             # If the portal is closed meanwhile, the consumer must not mistake a part of the items for all of them.
-            interrupted = Unavailable("the book was closed during the iteration: what came is not all of it")
+            interrupted = Unavailable("the book was closed during the iteration: the part received is not all of it")
             with changed:
                 outcome.append(interrupted if task.cancelled() else task.exception())
                 changed.notify()

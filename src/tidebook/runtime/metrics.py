@@ -125,7 +125,7 @@ class Sample(NamedTuple):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """The number of the durations of one operation, and their sum."""
+    """How often one operation was timed, and the sum of the durations."""
 
     count: int = 0
     total_s: float = 0.0
@@ -135,7 +135,7 @@ class Metrics:
     """The metrics of one book, in a registry of their own. They are thread-safe."""
 
     def __init__(self) -> None:
-        #: What `prometheus_client.start_http_server` and `generate_latest` export.
+        #: The registry to pass to `prometheus_client.start_http_server` and `generate_latest`.
         self.registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._metrics: dict[str, Any] = {}
@@ -182,12 +182,12 @@ class Metrics:
         if child is None:
             with self._lock:
                 if name not in self._metrics:
-                    self._metrics[name] = self._made(kind, name)
+                    self._metrics[name] = self._create(kind, name)
             metric = self._metrics[name]
             child = self._children[key] = metric.labels(**labels) if labels else metric
         return child
 
-    def _made(self, kind: dict[str, tuple[str, ...]], name: str) -> Counter | Gauge | Histogram:
+    def _create(self, kind: dict[str, tuple[str, ...]], name: str) -> Counter | Gauge | Histogram:
         help_text, *labels = kind[name]
         if kind is COUNTERS:
             return Counter(name, help_text, labels, namespace="tidebook", registry=self.registry)

@@ -136,7 +136,7 @@ class _PortalHere(BlockingPortal):
     """A portal into a loop that is already running."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._lead_to(loop)
+        self._attach(loop)
 
 
 class JournalSuite:
