@@ -1,4 +1,4 @@
-"""What the relay, the outbox's database and the relay's targets exchange, and the port of a target.
+"""The values that the relay, the outbox's database and the relay's targets exchange, and the port of a target.
 
 The database's side of the relay is `OutboxStore` in `store.py`. All times are by the database's clock.
 """
@@ -178,9 +178,9 @@ class ParkedMessage(msgspec.Struct, frozen=True):
 
 # ---- the target
 
-#: 16 bytes of session uuid and 8 bytes of row id: a scan recognises the session's messages by it.
+#: 16 bytes of session uuid and 8 bytes of row id: a scan recognizes the session's messages by it.
 SESSION_HEADER = "tidebook-session"
-#: 16 bytes of outbox uuid and 8 bytes of row id: consumers recognise duplicates by it.
+#: 16 bytes of outbox uuid and 8 bytes of row id: consumers recognize duplicates by it.
 ID_HEADER = "tidebook-id"
 
 #: How a late sender is fenced. `lock`: by the embedded log's file lock, which a stopped process keeps. `append_id`:

@@ -140,7 +140,7 @@ def _as_backend(choice: BackendName | Backend) -> Backend:
 
 
 class AsyncSession(Protocol):
-    """The method by which SQLAlchemy's AsyncSession and AsyncConnection are recognised."""
+    """The method by which SQLAlchemy's AsyncSession and AsyncConnection are recognized."""
 
     def run_sync(self, fn: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
 

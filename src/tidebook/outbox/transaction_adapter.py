@@ -1,4 +1,4 @@
-"""Run statements in the caller's transaction. Sessions and connections are recognised, no driver is imported."""
+"""Run statements in the caller's transaction. Sessions and connections are recognized, no driver is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACCEPTED = (
     "give a SQLAlchemy 2 session or connection (sync or async), Django's connection, or a connection of psycopg, "
     "psycopg2, pymysql, mysqlclient, mysql-connector, mariadb, sqlite3 or apsw"
 )
-#: A driver's top package → its database and its parameter style.
+#: The database and the parameter style of a driver, by its top-level package.
 _DRIVERS: dict[str, tuple[Dialect, Style]] = {
     "psycopg": ("postgresql", "binary"),
     "psycopg2": ("postgresql", "format"),
@@ -53,7 +53,7 @@ class TransactionAdapter(NamedTuple):
                 self.execute(*statement)
 
     async def run_async(self, statements: Iterable[SqlStatement]) -> None:
-        """Run the statements in order with a driver whose `execute` is awaited; raises as `run` does."""
+        """Run the statements in order with a driver whose `execute` is awaited; raise the errors of `run`."""
         with _missing_tables_reported():
             for statement in statements:
                 await self.execute(*statement)
@@ -107,7 +107,7 @@ def is_async_driver(target: Any) -> bool:
 def adapt_transaction(target: Any, *, transaction: bool = True) -> TransactionAdapter:
     """Return what runs statements in the caller's transaction.
 
-    Raise InvalidInput if the target is not recognised or, unless `transaction=False`, is in no transaction.
+    Raise InvalidInput if the target is not recognized or, unless `transaction=False`, is in no transaction.
     """
     if driver_of(target) is None and callable(getattr(target, "exec_driver_sql", None)):
         return _sqlalchemy(target, transaction)

@@ -100,7 +100,7 @@ async def _replay(book: Book, parked: Parked, id: str, *, raw: bool) -> tuple[in
 
 async def _append(book: Book, parked: Parked, id: str, events: list[Event]) -> tuple[int | None, int | None]:
     # The original `expected` no longer applies. The append id depends only on the record's position, so that a
-    # repeated replay is recognised.
+    # repeated replay is recognized.
     epoch, floor = await _replay_start(book, parked, id)
     append_id = blake2b(_position_text(parked).encode(), digest_size=16, person=b"tidebook-parked").digest()
     retry = OutcomeUnknown("a replay that began before", append_id=append_id, floor=floor, epoch=epoch)

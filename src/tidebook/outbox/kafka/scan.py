@@ -1,4 +1,4 @@
-"""Read a Kafka topic: scan it for the messages of one session, and look whether it holds journals."""
+"""Read a Kafka topic: scan it for the messages of one session, and check whether it holds journals."""
 
 from __future__ import annotations
 
