@@ -1,4 +1,4 @@
-"""Entries on their way into a queue: checked, encoded, and identified by the hash of their key."""
+"""Entries to be put into a queue: they are validated, encoded, and identified by the hash of their key."""
 
 from __future__ import annotations
 

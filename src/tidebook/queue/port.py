@@ -17,7 +17,7 @@ NEVER_MS: Final = 2**63 - 1
 #: Entries from this priority on are claimed only when nothing more urgent is due.
 SLOW_PRIORITY: Final = 200
 PRIORITY_MAX: Final = 255
-#: Entries in one call of `put`.
+#: The maximum number of entries in one call of `put`.
 ENTRIES_MAX: Final = 1_000
 #: Bytes of data in one put; a single entry may be larger.
 PUT_BYTES_MAX: Final = 16_000_000

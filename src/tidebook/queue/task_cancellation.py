@@ -1,4 +1,4 @@
-"""Cancelling tasks reliably."""
+"""Cancel tasks reliably."""
 
 from __future__ import annotations
 

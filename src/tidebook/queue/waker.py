@@ -1,4 +1,4 @@
-"""Wakes listeners when work becomes due, whichever process put it, with one connection and the loop's timers."""
+"""Wake listeners when work becomes due, whichever process put it, with one connection and the loop's timers."""
 
 from __future__ import annotations
 

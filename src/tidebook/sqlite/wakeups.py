@@ -23,7 +23,7 @@ PING_S_MIN = 0.001
 POLL_S = 1.0
 #: Interval at which a failed attempt to listen is repeated.
 _LISTEN_S = 30.0
-#: Number of channels in a datagram. Their names have a topic of at most 200 characters.
+#: The maximum number of channels in a datagram. Their names have a topic of at most 200 characters.
 _CHANNELS_MAX = 30
 _DATAGRAM_BYTES_MAX = 8_000
 _LOOPBACK = "127.0.0.1"

@@ -27,7 +27,7 @@ WAITING_MAX = 200_000
 #: How long a transaction accepts operations, and how long the lock is held while there are more of them.
 TRANSACTION_S_MAX = 0.05
 TRANSACTION_BYTES_MAX = 16_000_000
-#: Maximum number of operations of one kind that are executed by one call.
+#: The maximum number of operations of one kind that one call executes.
 GROUP_MAX = 256
 
 

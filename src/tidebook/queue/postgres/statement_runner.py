@@ -1,4 +1,4 @@
-"""Runs statements on pooled connections: retries transient failures and translates errors."""
+"""Run statements on pooled connections, retry transient failures, and translate errors."""
 
 from __future__ import annotations
 

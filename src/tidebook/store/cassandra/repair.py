@@ -32,7 +32,7 @@ from tidebook.store.cassandra.scan import EventPages
 from tidebook.store.cassandra.session import run_bounded
 from tidebook.store.cassandra.tag_writes import clear_batches, tag_batches
 
-#: Rows that a repair reads at once.
+#: How many rows a repair reads per request.
 PAGE_ROWS: Final = 100
 
 

@@ -82,7 +82,7 @@ class PageSizes:
 #: Segments read concurrently where one cannot fill the page, or was empty.
 SEGMENTS_AT_ONCE_MAX: Final = 32
 SCANS_AT_ONCE: Final = 16
-#: Rows of a segment list read at once.
+#: How many rows of a segment list are read per request.
 LISTED_PAGE: Final = 1000
 
 

@@ -29,7 +29,7 @@ from tidebook.store.sqlite.tables import FILE, SCHEMA
 PAGE_MAX: Final = 1_000
 SCAN_PAGE_MAX: Final = 5_000
 PAGE_BYTES_MAX: Final = 8_000_000
-#: Number of rows that are fetched before their size is checked.
+#: How many rows are fetched before their size is checked.
 STEP_ROWS: Final = 50
 #: A string after every id: the last character of Unicode, more often than an id has room for.
 _AFTER_ALL_IDS: Final = "\U0010ffff" * (ID_BYTES_MAX // 4 + 1)

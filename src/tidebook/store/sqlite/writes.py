@@ -48,7 +48,7 @@ _EXTRA_EVENT = "DELETE FROM journal WHERE topic = ? AND id = ? AND seq_nr = ?"
 _EXTRA_TAG = """DELETE FROM tag_views WHERE tag = ? AND log_ms = ? AND topic = ? AND partition = ? AND "offset" = ?
     AND "index" = ? AND epoch = ?"""
 _CLEAR_SNAPSHOTS = 'DELETE FROM snapshot WHERE topic = ? AND id = ? AND (epoch, "offset") <= (?, ?)'
-#: Number of events that are read at once to find the tag rows to delete.
+#: How many events are read per query to find the tag rows to delete.
 CLEAR_PAGE = 1000
 _encode_config = msgspec.json.Encoder().encode
 _decode_config = msgspec.json.Decoder(TopicConfig).decode
@@ -107,15 +107,17 @@ def repair_journal(transaction: WriteTransaction, planned: Repair) -> Fenced | N
         )
     key, head = planned.key, planned.head
     transaction.connection.executemany(_EXTRA_EVENT, [(*key, seq_nr) for seq_nr in planned.extra_rows])
-    places = [(at.tag, at.time_ms, at.topic, at.partition, at.offset, at.index, at.epoch) for at in planned.extra_tags]
-    transaction.connection.executemany(_EXTRA_TAG, places)
+    tag_keys = [
+        (at.tag, at.time_ms, at.topic, at.partition, at.offset, at.index, at.epoch) for at in planned.extra_tags
+    ]
+    transaction.connection.executemany(_EXTRA_TAG, tag_keys)
     _put_keys(transaction, [(PutEvents(key, head, planned.rows), PutTags(key, head, planned.tags), PutHead(key, head))])
     transaction.channels.add(ANY_POINTER)
     return None
 
 
 def _put_keys(transaction: WriteTransaction, keys: Sequence[Sequence[Write]]) -> None:
-    # The transaction becomes visible at once, so only the final state of each key is written, after all of its clears:
+    # A transaction becomes visible as a whole, so only the final state of each key is written, after all of its clears:
     # ClearJournal discards the rows that were put before it, and ClearEvents only covers numbers below all rows that
     # are still to be put.
     # Keys and tag rows are sorted as in their tables, so that each page of a table is visited and split once.
@@ -161,7 +163,7 @@ def _put_keys(transaction: WriteTransaction, keys: Sequence[Sequence[Write]]) ->
         if last is not None:
             heads += (*last.key, last.head.live, last.head.expires_at_ms, encode_head(last.head))
     insert_rows(transaction.connection, "INSERT OR REPLACE INTO journal VALUES {}", 9, events)
-    # The table sorts the rows of one log partition so too: offsets are in the order of the log's time.
+    # This is the table's order within one log partition, because log time and offsets ascend together.
     tags.sort(key=attrgetter("tag", "offset", "index"))
     tag_values = list(chain.from_iterable(map(astuple, tags)))
     insert_rows(transaction.connection, "INSERT OR REPLACE INTO tag_views VALUES {}", 14, tag_values)
