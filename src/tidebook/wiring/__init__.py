@@ -1,1 +1,1 @@
-"""The composition root: read the settings, open the adapters they name, and build the features on them."""
+"""The composition root: read the settings, open the configured adapters, and build the features on them."""

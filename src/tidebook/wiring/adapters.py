@@ -1,4 +1,4 @@
-"""Open the log and the store that the settings name; import a driver only if it is used."""
+"""Open the log and the store that are configured in the settings; import a driver only if it is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def extra(module: str, name: str) -> ModuleType:
 
 
 def server_settings(settings: Settings, part: str, server: str, module: str, type_: str) -> Any:
-    """Return the settings of the server that `part` is on; raise `InvalidInput` if its URL names another server."""
+    """Return the settings of the server of `part`; raise `InvalidInput` if its URL is of another kind of server."""
     section = settings.section(part)
     if section.url is None or scheme(section.url) != server:
         raise InvalidInput(f"[{part}] url: {scheme(section.url or '')}:// is unknown; there is {server}://")
@@ -43,7 +43,7 @@ def kafka_settings(settings: Settings) -> Any:
 
 
 async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log:
-    """Open the log that the settings name; a missing embedded log is created by the first write."""
+    """Open the configured log; a missing embedded log is created by the first write."""
     if not settings.section("log").embedded:
         kafka = kafka_settings(settings)
         log: Log = await extra("tidebook.log.kafka.log", "kafka").open_kafka_log(kafka, metrics=metrics)
@@ -59,7 +59,7 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
 
 
 async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
-    """Open the store that the settings name; a missing embedded store is created by the first write."""
+    """Open the configured store; a missing embedded store is created by the first write."""
     if not settings.section("store").embedded:
         module = "tidebook.store.cassandra.settings"
         cassandra = server_settings(settings, "store", "cassandra", module, "CassandraSettings")

@@ -87,7 +87,7 @@ class Book:
         return part
 
     def _shared(self) -> dict[str, Any]:
-        """Return what every part of the book is made with."""
+        """Return the arguments that every part of the book is created with."""
         return {"clock": self.clock, "ids": self.ids, "metrics": self.metrics}
 
     def journal(self, topic: str) -> Journal:
