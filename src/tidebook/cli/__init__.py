@@ -1,1 +1,1 @@
-"""The command line: one module a command group, each of which parses, calls and prints."""
+"""The command line: one module per command group, each of which parses, calls and prints."""

@@ -374,7 +374,7 @@ async def parked(
     book: BookOption,
     replay: bool = flag("--replay", "Append the records' events to their journals, and remove the records."),
     raw: bool = flag("--raw", "With --replay: use a record's raw bytes as the payload of one event."),
-    id: str | None = option("ID", "With --replay: the journal of records whose key is no journal id."),
+    id: str | None = option("ID", "With --replay: the journal for records without a valid journal id."),
     offset: int | None = number("Use only the record at this offset; needs --topic.", 0, None),
     topic: TopicsOption = None,
 ) -> None:

@@ -122,7 +122,7 @@ def is_record(value: bytes | None) -> bool:
 
 
 def has_other_version(value: bytes | None) -> bool:
-    """Return whether a record claims another version than ours; `read_record` verifies the claim by its checksum."""
+    """Return whether a record claims a version other than the current one; `read_record` verifies its checksum."""
     return value is not None and value[:1] == _MAGIC_BYTE and value[1:2] != _VERSION_BYTE
 
 

@@ -1,4 +1,4 @@
-"""The horizon of streams by tag: no event can arrive below it any more.
+"""The horizon of streams by tag: a log time below which no event can arrive any longer.
 
 The pointer of each partition has the log time through which it is replicated, which never decreases. Everything
 strictly below the least of these times is complete and in its final order, whatever the clocks do.
