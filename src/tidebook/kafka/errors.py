@@ -88,13 +88,13 @@ def not_acknowledged(error: KafkaError, topic: str, partition: int) -> TidebookE
     """Return the error of a record that the client accepted: only a rejection proves that it was not written."""
     if error.code() in _INVALID:
         return not_sent(error, topic, partition)
-    look = ""
+    hint = ""
     if error.code() in UNKNOWN_TOPIC:
-        look = "; is the topic still there?"
+        hint = "; is the topic still there?"
     elif error.code() in REFUSED:
-        look = "; check user, password, CA and ACLs"
+        hint = "; check user, password, CA and ACLs"
     return OutcomeUnknown(
-        f"sending to {topic}/{partition}: no acknowledgement ({error.name()}: {error.str()}{look}): "
+        f"sending to {topic}/{partition}: no acknowledgement ({error.name()}: {error.str()}{hint}): "
         "the record may be in the log; retry with the same append id",
         partition=partition,
     )

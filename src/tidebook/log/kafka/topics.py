@@ -132,7 +132,7 @@ class Topics:
             f"making topic {topic}",
         )
         exists = KafkaError.TOPIC_ALREADY_EXISTS
-        await self._ask(doing, lambda: self._client.create_topics([new], **self._timeout), exists)
+        await self._request(doing, lambda: self._client.create_topics([new], **self._timeout), exists)
         async with _deadline(self._timeout_s, doing):
             while (found := await self._describe(topic)) is None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
@@ -143,7 +143,7 @@ class Topics:
     async def delete(self, topic: str) -> None:
         """Delete the topic, and return when the broker no longer lists it."""
         doing = f"deleting topic {topic}"
-        await self._ask(doing, lambda: self._client.delete_topics([topic], **self._timeout))
+        await self._request(doing, lambda: self._client.delete_topics([topic], **self._timeout))
         async with _deadline(self._timeout_s, doing):
             while await self._describe(topic) is not None:  # noqa: ASYNC110 - the broker sends no event
                 await asyncio.sleep(_POLL_S)
@@ -152,16 +152,16 @@ class Topics:
         """Delete the records below `before` (DeleteRecords)."""
         at = TopicPartition(topic, partition, before)
         doing = f"truncating {topic}/{partition} before {before}"
-        await self._ask(doing, lambda: self._client.delete_records([at], **self._timeout))
+        await self._request(doing, lambda: self._client.delete_records([at], **self._timeout))
 
     async def _describe(self, topic: str) -> tuple[TopicState, dict[str, str]] | None:
         doing, resource = f"looking for topic {topic}", ConfigResource(ConfigResource.Type.TOPIC, topic)
-        described = await self._ask(
+        described = await self._request(
             doing, lambda: self._client.describe_topics(TopicCollection([topic]), **self._timeout), *UNKNOWN_TOPIC
         )
         if described is None:
             return None
-        entries = await self._ask(
+        entries = await self._request(
             doing, lambda: self._client.describe_configs([resource], **self._timeout), *UNKNOWN_TOPIC
         )
         if entries is None:
@@ -169,14 +169,14 @@ class Topics:
         state = TopicState(topic, str(described.topic_id), len(described.partitions))
         return state, {name: str(entry.value) for name, entry in entries.items()}
 
-    async def _ask(self, doing: str, ask: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
+    async def _request(self, doing: str, send: Callable[[], Mapping[Any, Future[Any]]], *ignored: int) -> Any:
         """Return the only result of a request, or None after an ignored error; retry while a leader is elected.
 
-        `ask` must not hold the client: the traceback of an error may keep it until a garbage collection.
+        `send` must not hold the client: the traceback of an error may keep it until a garbage collection.
         """
         async with _deadline(self._timeout_s, doing):
             while True:
-                futures = ask()  # the client requires that a future stays in the map
+                futures = send()  # the client requires that a future stays in the map
                 (answer,) = map(asyncio.wrap_future, futures.values())
                 answer.add_done_callback(ignore_failure)
                 try:
