@@ -169,11 +169,11 @@ class JournalChannel:
                     self._unknown = str(error)
                     return
                 if not self._attempt.is_retry:
-                    # Not made, because others appended much since its floor was read: it goes with the next batch.
+                    # It had no effect, because too many other appends followed its floor: the next batch retries it.
                     self._not_made = True
                     return
-                # The head no longer remembers whether this append was made, and the same holds for those that follow:
-                # each is known to be there, or is as doubtful as this one. None of them is made now.
+                # The head no longer shows whether this append was applied. Each of those that follow is known to be
+                # applied, or its outcome is as unknown as that of this one; none of them is applied now.
                 reason = (
                     f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
                     "drop it if the journal has it, else retry"

@@ -39,7 +39,7 @@ def unpack_headers(packed: bytes | None) -> Headers:
 
 
 class Keyed(Protocol):
-    """What has a key, in any form that a message takes."""
+    """An object with a key, in any form that a message takes."""
 
     @property
     def key(self) -> bytes | None: ...

@@ -23,7 +23,7 @@ from tidebook.runtime.metrics import Metrics
 
 LOGGER = logging.getLogger("tidebook.outbox")
 
-#: The pause before a database that failed is asked again.
+#: The pause before a request to a database that failed is retried.
 RETRY_S = 1.0
 #: After a nudge, which may precede the publisher's commit, the relay polls so often with a growing pause.
 NUDGE_POLLS_MAX = 7
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_wakeups.clear)
 
 
 class RelayWakeup:
-    """What a relay sleeps on. A nudge may precede the publisher's commit, so the relay polls several times."""
+    """The event that a sleeping relay waits for; the relay then polls, because a nudge may precede the commit."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -244,7 +244,7 @@ class OutboxStore(ABC):
         return tuple(WaitingMessage(*row) for row in rows)
 
     def park(self, lock: TopicLock, decisions: Sequence[ParkingDecision]) -> None:
-        """Park messages of which nothing is in the log; raise Fenced if the lock is lost."""
+        """Park messages that are not in the log; raise Fenced if the lock is lost."""
         with self._transaction(durable=True):
             _held_row(lock, self._guard(lock))
             self._park(lock.topic, decisions)

@@ -81,7 +81,7 @@ class RelayShutdown:
 
 @dataclass
 class RelayState:
-    """What the threads of a relay share."""
+    """The state that the threads of a relay share."""
 
     settings: OutboxSettings
     ids: Ids = field(default_factory=RandomIds)

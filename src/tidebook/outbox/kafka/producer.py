@@ -32,7 +32,7 @@ _32 = 0xFFFFFFFF
 _FATAL = "Fatal error: "
 #: What the client logs, with `debug = "eos"`, once an idempotent producer has its id.
 _HAS_ID = "-> Assigned"
-#: The client's warnings about our settings, which are intended.
+#: The client's warnings about settings that are intended.
 _CONFIG_WARNING = "CONFWARN"
 
 
