@@ -194,7 +194,7 @@ class HeadCache:
             try:
                 waited = self.next_offset
                 news = await self._log.wait(self.topic, self.partition, offset=waited, timeout_s=DROP_INTERVAL_S)
-                if news and self.next_offset == waited:  # otherwise the record was our own, and is taken already
+                if news and self.next_offset == waited:  # otherwise this process wrote the record and has taken it
                     await self._take_through(await self._log.end(self.topic, self.partition) - 1)
                 if time.monotonic() - dropped_at > DROP_INTERVAL_S:
                     await self._drop_replicated()

@@ -54,7 +54,7 @@ def choose_base(
 ) -> ViewBase | None:
     """Choose the base of a view; return None if neither the store's answer nor the cache suffices.
 
-    `stored` is what the store answered, if it was asked. `cached` is the head that this process has folded, at or after
+    `stored` is what the store returned, if it was read. `cached` is the head that this process has folded, at or after
     the barrier, and `tail_start` the first offset of the records that it still has. `pointer` is None if the store
     is unavailable: the tail must then hold the whole incarnation.
     """

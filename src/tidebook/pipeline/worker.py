@@ -1,4 +1,4 @@
-"""What Spark tasks share: a book's log and store inside a Python worker, and conversions to Arrow."""
+"""The resources that Spark tasks share: a book's log and store inside a Python worker, and conversions to Arrow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def arrow_schema(columns: str) -> pa.Schema:
 
 
 def rows_to_arrow(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows, of which there is at least one, as one Arrow batch."""
+    """Return one or more rows as one Arrow batch."""
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,4 +1,4 @@
-"""What the queues of a book share: the store, opened on first use, its wake-ups and its maintenance."""
+"""The resources that the queues of a book share: the store, opened on first use, its wake-ups and its maintenance."""
 
 from __future__ import annotations
 

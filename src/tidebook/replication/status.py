@@ -1,4 +1,4 @@
-"""How far a topic is replicated: where replication starts, its lag, records the log lost, and a run's last report."""
+"""Determine how far a topic is replicated: start offsets, lag, records that the log lost, and a run's last report."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _driver_commits(driver: str, connection: Any) -> bool:
 
 
 def _sqlalchemy_commits(connection: Any) -> bool:
-    """Ask the driver's connection; for a driver that only SQLAlchemy knows, ask its dialect."""
+    """Return what the driver's connection reports or, for a driver that only SQLAlchemy knows, its dialect."""
     inner = getattr(connection.connection, "driver_connection", None)
     driver = driver_of(inner)
     if driver is not None:

@@ -41,7 +41,7 @@ async def read_buckets(store: StoreWriter) -> Buckets:
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Tag numbers that a stream lacks of one journal; `row`, a later event of the journal, is held back meanwhile."""
+    """Tag numbers of one journal that a stream has not found; it holds back `row`, a later event of the journal."""
 
     row: TagRow
     #: The first number that may be missing; the last is the one before the row's.

@@ -87,7 +87,7 @@ class Progress(msgspec.Struct, frozen=True):
     partitions: tuple[PartitionStatus, ...]
     #: Why a partition is stopped, by topic/partition.
     stopped: dict[str, str] = {}
-    #: The error because of which the run is paused, if any.
+    #: The error that has paused the run, if any.
     waiting: str | None = None
     #: Records that this run parked.
     parked: int = 0

@@ -303,7 +303,7 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
 
 
 def whole_bundles(held: Sequence[LeasedEntry]) -> dict[bytes, list[LeasedEntry]]:
-    """Return the entries of bundles of which every entry is given, by token."""
+    """Return, by token, the entries of the bundles whose entries are all given."""
     bundles: dict[bytes, list[LeasedEntry]] = {}
     for entry in held:
         if entry.together:
