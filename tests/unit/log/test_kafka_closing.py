@@ -52,7 +52,8 @@ class Silent:
     def purge(self, *_: Any, **__: Any) -> None:
         self._purged = True
 
-    def list_topics(self, *_: Any, **__: Any) -> None: ...
+    def list_topics(self, *_: Any, timeout: float) -> None:
+        time.sleep(timeout)
 
 
 async def test_a_cancelled_close_stops_the_producer_and_every_record_gets_a_result(
@@ -85,6 +86,17 @@ async def test_a_close_that_is_cancelled_while_it_stops_the_producer_stops_it_la
     await producer._stopped
     assert not hasattr(producer, "_client")
     assert not producer._thread.is_alive()
+
+
+async def test_closing_waits_for_metadata_no_longer_than_for_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producing, "connect", lambda *_, **__: Silent())
+    settings = KafkaSettings(servers=("h:1",), request_timeout_ms=50, send_timeout_ms=30_000)
+    producer = KafkaProducer(settings, Metrics(), batch_bytes=1000)
+    refreshing = asyncio.create_task(producer.refresh_metadata("t"))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await producer.close()
+        await refreshing
 
 
 class Gate:

@@ -255,6 +255,7 @@ class KafkaProducer:
         self._bridge = LoopBridge()
         self._config = producer_config(settings, batch_bytes=batch_bytes)
         self._timeout_s = settings.send_timeout_ms / 1000
+        self._metadata_timeout_s = settings.request_timeout_ms / 1000
         self._client_number = 0  # counts the clients created; the last one is in use
         self._client = self._connect()
         #: Clients with a fatal error, polled until all their records have a result.
@@ -417,7 +418,7 @@ class KafkaProducer:
     async def refresh_metadata(self, topic: str) -> None:
         """Refresh the metadata of a topic: one that was sent to while it did not exist stays unknown for minutes."""
         # In a thread of its own: all threads of the loop's executor may be blocked by appends to this topic.
-        lookup = partial(self._client.list_topics, topic, timeout=self._timeout_s)
+        lookup = partial(self._client.list_topics, topic, timeout=self._metadata_timeout_s)
         try:
             await self._loop.run_in_executor(self._metadata_executor, lookup)
         except KafkaException:
