@@ -356,8 +356,11 @@ class HeadCache:
         return self._unreplicated.base
 
     def base(self, id: str) -> ViewBase | None:
-        """Return the cached head as of the tail."""
-        return ViewBase(self.heads[id], self.next_offset - 1) if id in self.heads else None
+        """Return the cached head as of the tail, or as of its own position if the store was ahead of the tail."""
+        if id not in self.heads:
+            return None
+        head = self.heads[id]
+        return ViewBase(head, max(self.next_offset - 1, stored_base(None, head, self.config.epoch).as_of))
 
     def remember_head(self, id: str, head: Head | None, as_of: int) -> None:
         """Cache a head that a read has folded up to `as_of`, if it is exact as of the tail.

@@ -58,8 +58,11 @@ class Reader:
         await self.cache.reach(await self.barriers.fix(kind))
         return await self.cache.head(id)
 
-    async def view(self, key: Key, kind: BarrierKind) -> ReadView:
-        """Return the journal as of a barrier fixed now; on a remote log, read the store at the same time."""
+    async def view(self, key: Key, kind: BarrierKind, *, again: bool = False) -> ReadView:
+        """Return the journal as of a barrier fixed now; on a remote log, read the store at the same time.
+
+        With `again`, a view was not readable: use neither the cached head nor a pointer that was read before.
+        """
         cache = self.cache
         if self._log.end_is_linearizable:
             barrier = await self.barriers.fix(kind)
@@ -67,8 +70,8 @@ class Reader:
         fixing = asyncio.ensure_future(self.barriers.fix(kind))
         pointer, stored, down = None, None, None
         try:
-            pointer = await cache.recent_pointer()
-            if not is_replicated(cache.heads.get(key.id), pointer):
+            pointer = await (cache.pointer() if again else cache.recent_pointer())
+            if again or not is_replicated(cache.heads.get(key.id), pointer):
                 stored = stored_base(pointer, await self._store.head(key), cache.config.epoch)
         except Unavailable as error:
             pointer, down = None, error
@@ -155,11 +158,11 @@ class Reader:
 
         With `incarnation`, raise Truncated if the journal is no longer that incarnation.
         """
-        after, yielded = start - 1, False
-        for _ in range(PLANS_MAX):
+        after = start - 1
+        for number in range(PLANS_MAX):
             with closing(RowPrefetcher(self._store, key, limit=self._settings.page_events)) as rows:
-                if yielded:
-                    view = await self.view(key, kind)
+                if number:
+                    view = await self.view(key, kind, again=True)
                 else:
                     view = await self.begin(key, kind, rows, after=after, to=to)
                 if incarnation is not None and not may_continue(incarnation, view.head, after):
@@ -173,7 +176,7 @@ class Reader:
                             break
                         if page:
                             # A later plan must continue this incarnation, and not add newer events.
-                            yielded, incarnation, to = True, view.head.incarnation, plan.to
+                            incarnation, to = view.head.incarnation, plan.to
                             for event in page:
                                 yield event
                             after = page[-1].seq_nr

@@ -325,19 +325,22 @@ class ConsumerPool:
         self._closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        for _ in range(self._settings.consumers_max):
-            await self._free.acquire()
         for reader in self._idle:
             self._close(reader)
         self._idle.clear()
-        self._count = 0
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(self._settings.consumers_max):
+            await self._free.acquire()
+        await asyncio.shield(asyncio.gather(*self._tasks, return_exceptions=True))
 
     def _release(self, reader: SliceReader, reading: asyncio.Future[RecordPage]) -> None:
         ignore_failure(reading)  # the caller may have been cancelled
+        if self._closed:  # `close` waits for it, unless its caller was cancelled
+            self._close(reader)
+            self._free.release()
+            return
         reader.idle_since = self._loop.time()
         self._idle.append(reader)
-        if self._sweep_timer is None and not self._closed:
+        if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(_PAUSE_AFTER_S, self._sweep)
         self._free.release()
 

@@ -244,6 +244,7 @@ class KafkaLog:
 
     def _producer(self, known: KafkaTopic) -> KafkaProducer:
         """Return the producer for the topic's batch limit; topics with the same limit share one."""
+        self._check_usable()  # the log may have been closed while the topic was looked up
         producer = self._producers.get(known.batch_bytes_max)
         if producer is None:
             producer = KafkaProducer(self.settings, self._metrics, batch_bytes=known.batch_bytes_max)
@@ -359,17 +360,23 @@ class KafkaLog:
     async def close(self) -> None:
         if self._closed or self._forked:
             return
-        while self._lookups:
-            await asyncio.gather(*self._lookups, return_exceptions=True)
-        self._closed = True
-        self._validated_topics.clear()
-        await asyncio.gather(
-            *(producer.close() for producer in self._producers.values()),
-            self._pool.close(),
-            self._tail.close(),
-            self._offsets.close(),
-            self._topics.close(),
-        )
+        try:
+            while self._lookups:
+                await asyncio.wait(self._lookups)  # does not cancel them if the caller is cancelled
+        finally:
+            self._closed = True
+            self._validated_topics.clear()
+            # Also if the caller is cancelled, or one of them fails, this waits until all are closed.
+            closed = await asyncio.gather(
+                *(producer.close() for producer in self._producers.values()),
+                self._pool.close(),
+                self._tail.close(),
+                self._offsets.close(),
+                self._topics.close(),
+                return_exceptions=True,
+            )
+        for error in filter(None, closed):
+            raise error
 
 
 def _frame_bytes(record: Outgoing) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidebook.core.errors import NotFound, TidebookError
+from tidebook.core.errors import NotFound, TidebookError, Unavailable
 from tidebook.kafka.client import new_consumer
 from tidebook.kafka.errors import TRANSIENT, failed, kafka_error
 from tidebook.kafka.settings import KafkaSettings
@@ -37,17 +37,22 @@ class Offsets:
         self._timeout_s = settings.request_timeout_ms / 1000
         self._thread = ThreadPoolExecutor(1, "tidebook-kafka-offsets")
         self._client: Consumer | None = None
+        self._closed = False
         #: Returns the current offset: the leader is asked after this call has begun.
         self.fetch = MicroBatcher[OffsetRequest, int](self._fetch_in_thread, group_max=_REQUESTS_MAX)
 
     async def _fetch_in_thread(self, requests: Sequence[OffsetRequest]) -> list[int | BaseException]:
+        if self._closed:
+            raise Unavailable("this log is closed: open it again")
         found = await asyncio.get_running_loop().run_in_executor(self._thread, self._fetch, set(requests))
         return [found[request] for request in requests]
 
     async def close(self) -> None:
         """Close the client."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._closed = True
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
+        await asyncio.shield(closing)  # if the caller is cancelled, the thread still closes it
 
     # ---- in the client's thread
 

@@ -9,6 +9,7 @@ it finds no report; then it is the thread's turn again. Only one of them polls a
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -256,6 +257,7 @@ class KafkaProducer:
         self._bridge = LoopBridge()
         self._config = producer_config(settings, batch_bytes=batch_bytes)
         self._timeout_s = settings.send_timeout_ms / 1000
+        self._metadata_timeout_s = settings.request_timeout_ms / 1000
         self._client_number = 0  # counts the clients created; the last one is in use
         self._client = self._connect()
         #: Clients with a fatal error, polled until all their records have a result.
@@ -276,6 +278,7 @@ class KafkaProducer:
         #: The reports of the thread's poll: callbacks and their arguments, for the loop to call.
         self.reports: list[tuple[Delivery | ProduceBatch, KafkaError | None, Any]] = []
         self._stopping = False
+        self._stopped: asyncio.Task[None] | None = None
         self._metadata_executor = ThreadPoolExecutor(1, "tidebook-kafka-metadata")
         self._thread = threading.Thread(target=self._run, name="tidebook-kafka-producer", daemon=True)
         self._thread.start()
@@ -360,15 +363,15 @@ class KafkaProducer:
         self._waiting.popleft()
 
     def _expire_waiting(self) -> None:
-        """Fail the records that have waited past their deadline; none of them was written."""
-        now = self._loop.time()
-        while self._waiting and self._waiting[0].deadline <= now:
+        """Fail the records that have waited past their deadline."""
+        self._fail_waiting(self._loop.time(), f"no Kafka server accepted it for {self._timeout_s:g} s")
+
+    def _fail_waiting(self, deadline: float, why: str) -> None:
+        """Fail the records that wait until this time at most; none of them was written."""
+        while self._waiting and self._waiting[0].deadline <= deadline:
             delivery = self._waiting[0]
             record = delivery.record
-            error = Unavailable(
-                f"sending to {record.topic}/{record.partition}: no Kafka server accepted it for "
-                f"{self._timeout_s:g} s: nothing was written"
-            )
+            error = Unavailable(f"sending to {record.topic}/{record.partition}: {why}: nothing was written")
             self._reject(delivery, error)
             self._metrics.count("kafka_send_failed", error="Unavailable")
 
@@ -417,7 +420,7 @@ class KafkaProducer:
     async def refresh_metadata(self, topic: str) -> None:
         """Refresh the metadata of a topic: one that was sent to while it did not exist stays unknown for minutes."""
         # In a thread of its own: all threads of the loop's executor may be blocked by appends to this topic.
-        lookup = partial(self._client.list_topics, topic, timeout=self._timeout_s)
+        lookup = partial(self._client.list_topics, topic, timeout=self._metadata_timeout_s)
         try:
             await self._loop.run_in_executor(self._metadata_executor, lookup)
         except KafkaException:
@@ -455,10 +458,20 @@ class KafkaProducer:
         return client
 
     async def close(self) -> None:
-        """Wait for the records in flight, up to the send timeout; the outcome of the rest is unknown."""
-        await self._drain(self._timeout_s + 1)
+        """Wait for the records in flight, up to the send timeout; the outcome of the rest is unknown.
+
+        If the caller is cancelled, it does not wait for them, but still stops the thread and frees the client.
+        """
+        try:
+            await self._drain(self._timeout_s + 1)
+        finally:
+            self._stopped = asyncio.create_task(self._stop())
+            await asyncio.shield(self._stopped)
+
+    async def _stop(self) -> None:
         if self.in_flight or self._waiting:
             LOGGER.warning("records were not acknowledged before closing")
+        self._fail_waiting(math.inf, "the log was closed")
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._metadata_executor.shutdown)

@@ -93,7 +93,8 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._closed = False
+        #: Done when the client is closed; it then never answers the requests in flight.
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: The last authentication or authorization error of the client, and when it occurred.
         self._refusal: tuple[KafkaError, float] | None = None
         self._timeout_s = settings.request_timeout_ms / 1000
@@ -101,8 +102,8 @@ class Topics:
 
     @cached_property
     def _client(self) -> AdminClient:
-        if self._closed:
-            raise Unavailable("this log is closed: open it again")
+        if self._closed.done():
+            raise _closed_error()
         return connect(AdminClient, common_config(self._settings) | {"error_cb": self._on_error})
 
     async def find(self, topic: str) -> KafkaTopic | None:
@@ -179,8 +180,12 @@ class Topics:
                 futures = send()  # the client requires that a future stays in the map
                 (answer,) = map(asyncio.wrap_future, futures.values())
                 answer.add_done_callback(ignore_failure)
+                # This does not cancel the answer: the client fails on a cancelled future.
+                await asyncio.wait((answer, self._closed), return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    raise _closed_error()
                 try:
-                    return await asyncio.shield(answer)  # the client fails on a cancelled future
+                    return answer.result()
                 except KafkaException as error:
                     code = kafka_error(error).code()
                     if code in ignored:
@@ -207,9 +212,13 @@ class Topics:
 
     async def close(self) -> None:
         """Close the client."""
-        self._closed = True
+        self._closed.set_result(None)
         clients = [self.__dict__.pop("_client", None)]
         await asyncio.to_thread(clients.clear)  # in a thread, because freeing the client waits for its threads
+
+
+def _closed_error() -> Unavailable:
+    return Unavailable("this log is closed: open it again")
 
 
 @asynccontextmanager
