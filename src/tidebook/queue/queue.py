@@ -329,7 +329,11 @@ class Queue:
         self._runtime.finished(ref, len(finished))
         if len(finished) == sum(map(len, calls)):
             return [[] for _ in calls]
-        return [[each for each in call if each not in finished] for call in calls]
+        lost: list[list[LeasedEntry] | BaseException] = []
+        for call in calls:  # an entry is finished by one caller only
+            lost.append([each for each in call if each not in finished])
+            finished.difference_update(call)
+        return lost
 
     def _own_jobs(self, jobs: Job | Sequence[Job]) -> list[Job]:
         several: object = jobs or ()
