@@ -164,7 +164,13 @@ class Queue:
             raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
-        return await self._claim(ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM))
+        claiming = self._claim(ClaimCall(limit, lease_ms, together and limit > SMALL_CLAIM))
+        try:
+            return await claiming
+        except asyncio.CancelledError:
+            if not claiming.cancelled() and claiming.exception() is None:  # it ended just before
+                self._release(claiming.result())
+            raise
 
     async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
         """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
@@ -323,7 +329,11 @@ class Queue:
         self._runtime.finished(ref, len(finished))
         if len(finished) == sum(map(len, calls)):
             return [[] for _ in calls]
-        return [[each for each in call if each not in finished] for call in calls]
+        lost: list[list[LeasedEntry] | BaseException] = []
+        for call in calls:  # an entry is finished by one caller only
+            lost.append([each for each in call if each not in finished])
+            finished.difference_update(call)
+        return lost
 
     def _own_jobs(self, jobs: Job | Sequence[Job]) -> list[Job]:
         several: object = jobs or ()

@@ -234,3 +234,34 @@ async def test_what_a_cancelled_claim_took_is_given_back(book: tidebook.Book, li
         while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else tells
             await asyncio.sleep(0.01)
     assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_what_a_claim_took_that_is_cancelled_as_it_ends_is_given_back(book: tidebook.Book, limit: int) -> None:
+    queue = await book.queue("mail").open()
+    await queue.put("x")
+    claim = queue._claim
+
+    def cancelled_at_its_end(call: Any) -> Any:
+        ending = claim(call)
+        ending.add_done_callback(lambda _: claiming.cancel())
+        return ending
+
+    queue._claim = cancelled_at_its_end  # type: ignore[assignment]
+    claiming = asyncio.create_task(queue.claim(limit))
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    queue._claim = claim
+    async with asyncio.timeout(30):
+        while not (jobs := await queue.claim()):  # noqa: ASYNC110  nothing else tells
+            await asyncio.sleep(0.01)
+    assert (jobs[0].data, jobs[0].timeouts) == ("x", 1)
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_only_one_of_concurrent_calls_finishes_a_job(book: tidebook.Book, limit: int) -> None:
+    queue = book.queue("mail")
+    await queue.put_many(["x", "y"])
+    jobs = await queue.claim(limit)
+    ended = await asyncio.gather(*(queue.done(jobs) for _ in range(5)), return_exceptions=True)
+    assert [type(each) for each in ended if each is not None] == [tidebook.LeaseLost] * 4

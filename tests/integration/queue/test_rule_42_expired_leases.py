@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tidebook.queue.postgres.store import PostgresQueues
-from tidebook.testing.conformance.queue_base import Desk, entry
+from tidebook.testing.conformance.queue_base import Desk, entry, new_queue
 
 pytestmark = pytest.mark.postgres
 SOON_S = 10
@@ -117,3 +117,29 @@ async def test_a_put_that_is_rolled_back_was_never_there(desk: Desk, store: Post
     await holder.rollback()
     await holder.close()
     assert await desk.claim(1) == []
+
+
+async def test_an_entry_that_ran_out_and_a_waiting_one_of_its_parallel_key_are_finished_one_by_one(
+    store: PostgresQueues, postgres_url: str
+) -> None:
+    desk = Desk(store, await new_queue(store, parallel_keys=True))
+    await desk.put("k", data="old")
+    await desk.claim(1, lease_ms=1)
+    holder = await put_and_hold(desk, postgres_url, "k", "new")
+    await store.sweep(desk.ref)
+    await holder.commit()
+    await holder.close()
+    taken = [*await desk.claim(5), *await desk.claim(5)]
+    assert sorted(each.name for each in taken) == ["new", "old"]
+    assert [await desk.finish(each) for each in taken] == [[True], [True]]
+
+
+async def test_entries_of_a_parallel_key_that_ran_out_are_finished_one_by_one(store: PostgresQueues) -> None:
+    desk = Desk(store, await new_queue(store, parallel_keys=True))
+    for data in ("first", "second"):
+        await desk.put("k", data=data)
+        await desk.claim(1, lease_ms=500)
+    await asyncio.sleep(0.6)
+    taken = [*await desk.claim(5), *await desk.claim(5)]
+    assert [each.name for each in taken] == ["first", "second"]
+    assert [await desk.finish(each) for each in taken] == [[True], [True]]

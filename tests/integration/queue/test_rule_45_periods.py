@@ -98,6 +98,19 @@ async def test_what_failed_goes_to_the_current_table(desk: Desk, postgres_url: s
     assert await desk.names() == ["k"]
 
 
+async def test_what_failed_does_not_wait_beside_a_locked_entry_of_its_key_in_an_old_table(
+    desk: Desk, postgres_url: str, schema: str
+) -> None:
+    await desk.put("k", data="old")
+    taken = await desk.take()
+    await desk.put("k", data="new")
+    await turn(desk, postgres_url, schema)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as holder:
+        await holder.execute(f"SELECT FROM {schema}.entry WHERE status = 'W' FOR UPDATE")
+        assert await desk.fail(taken) == "waiting"
+    assert [(each.name, each.entry.timeouts) for each in await desk.claim(5)] == [("new", 1)]
+
+
 async def test_stragglers_move_on_when_the_next_period_ends_and_can_still_be_finished(
     desk: Desk, postgres_url: str, schema: str
 ) -> None:

@@ -2,6 +2,7 @@
 -- its number in p_places. Slow priorities (200 and above) are claimed only if nothing else was; a call returns at most
 -- 64 MB. The statement that picks also checks whether a key is held: within one snapshot a waiting entry is never
 -- visible without the entry that holds its key. That is a scalar subquery, as NOT EXISTS would be planned as a join.
+-- Of a key that may be held several times, a call returns one entry: its hash and the call's token identify it.
 CREATE OR REPLACE FUNCTION @schema@.@table@_claim(
     p_queue integer, p_limit integer, p_places bigint[], p_tokens uuid[], p_lease bigint, p_max smallint,
     p_serial boolean, p_together boolean
@@ -30,13 +31,16 @@ BEGIN
                 SELECT e.slot, e.ctid, e.priority, e.process_at, e.id, octet_length(e.data) AS size
                 FROM @schema@.@table@ e WHERE e.queue = p_queue AND e.status = 'W' AND e.priority = p.priority
                     AND e.process_at BETWEEN p.process_at AND v_now AND e.expires_at > v_now
-                    AND (e.key IS NULL OR NOT p_serial OR (SELECT true FROM @schema@.@table@ h WHERE h.queue = p_queue
-                        AND h.status = 'P' AND h.keyhash = e.keyhash LIMIT 1) IS NULL)
+                    AND (e.key IS NULL OR (SELECT true FROM @schema@.@table@ h WHERE h.queue = p_queue
+                        AND h.status = 'P' AND h.keyhash = e.keyhash AND (p_serial OR h.lease_until = 0) LIMIT 1) IS NULL)
                 ORDER BY e.process_at, e.id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS w LIMIT p_limit
         ), expired AS MATERIALIZED (
             SELECT e.slot, e.ctid, e.priority, e.process_at, e.id, octet_length(e.data) AS size
             FROM @schema@.@table@ e WHERE e.queue = p_queue AND e.status = 'P' AND e.lease_until = 0
                 AND e.priority >= v_first AND e.priority < v_first + 200 AND e.expires_at > v_now
+                AND (p_serial OR (SELECT true FROM @schema@.@table@ h WHERE h.queue = p_queue AND h.status = 'P'
+                    AND h.keyhash = e.keyhash AND h.lease_until + 0 = 0 AND h.expires_at > v_now
+                    AND (h.priority, h.process_at, h.id) < (e.priority, e.process_at, e.id) LIMIT 1) IS NULL)
             ORDER BY e.priority, e.process_at, e.id LIMIT p_limit FOR UPDATE SKIP LOCKED
         ), picked AS (
             SELECT c.slot, c.ctid, width_bucket(row_number() OVER age, p_places) AS caller,

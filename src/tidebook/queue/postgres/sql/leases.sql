@@ -169,7 +169,9 @@ BEGIN
             THEN @schema@.@table@_retire(v_now, r.timeouts, p_max, p_reasons[i], r.slot, r.ctid) ELSE 'lost' END;
         IF v_outcome IS NULL THEN
             v_at := v_now + p_delays[i];
-            BEGIN
+            BEGIN  -- the waiting entry of its key may be in an older partition, where no index prevents a second one
+                PERFORM FROM @schema@.@table@ e
+                    WHERE e.queue = p_queue AND e.status = 'W' AND e.keyhash = r.keyhash FOR UPDATE NOWAIT;
                 DELETE FROM @schema@.@table@ e
                     WHERE e.queue = p_queue AND e.status = 'W' AND e.keyhash = r.keyhash AND e.expires_at <= v_now;
                 v_outcome := 'merged';
