@@ -31,3 +31,10 @@ def test_import_contracts_hold() -> None:
     script = "from importlinter.cli import lint_imports_command as run; run()"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_opening_a_book_imports_only_the_parts_in_use() -> None:
+    parts = ("tidebook.outbox", "tidebook.queue", "tidebook.tags", "tidebook.wal")
+    script = f"import sys, tidebook; tidebook.open_sync; print(*[n for n in sys.modules if n.startswith({parts!r})])"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert told.stdout.split() == []

@@ -36,8 +36,9 @@ def blocking(
 
     @wraps(method)
     def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        portal = self._portal  # first: a facade that is not open raises, and would leave a coroutine that never ran
         coroutine: Coroutine[Any, Any, T] = getattr(self._target, method.__name__)(*args, **kwargs)
-        return self._portal.run(coroutine)
+        return portal.run(coroutine)
 
     return call
 

@@ -74,12 +74,15 @@ class SeqOffsets(Mapping[int, int]):
     def append(self, count: int, *, offset: int) -> None:
         """Map the next `count` numbers to the record at `offset`."""
         if not self._batches or self._offsets[-1] != offset:
-            if (self._stop > _NARROW_MAX or offset > _NARROW_MAX) and self._firsts.typecode == _NARROW:
-                self._firsts, self._offsets = array(_WIDE, self._firsts), array(_WIDE, self._offsets)
+            self._widen_for(max(self._stop, offset))
             self._firsts.append(self._stop)
             self._offsets.append(offset)
             self._batches += 1
         self._stop += count
+
+    def _widen_for(self, number: int) -> None:
+        if number > _NARROW_MAX and self._firsts.typecode == _NARROW:
+            self._firsts, self._offsets = array(_WIDE, self._firsts), array(_WIDE, self._offsets)
 
     def remove_below(self, seq: int) -> None:
         """Remove the numbers below `seq`."""
@@ -88,8 +91,9 @@ class SeqOffsets(Mapping[int, int]):
         first = self._batches if seq >= self._stop else self._index(seq)
         self._firsts, self._offsets = self._firsts[first : self._batches], self._offsets[first : self._batches]
         self._batches = len(self._firsts)
-        if self._batches:
-            self._firsts[0] = max(self._firsts[0], seq)
+        if self._batches and seq > self._firsts[0]:
+            self._widen_for(seq)
+            self._firsts[0] = seq
 
     def frozen(self) -> SeqOffsets:
         """Return a view of the current state that later changes do not affect; the arrays are shared."""

@@ -5,32 +5,30 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log
-from tidebook.outbox.log_topic import LogTopic
-from tidebook.outbox.outbox import AsyncOutbox
-from tidebook.queue.port import QueueSettings
-from tidebook.queue.queue import Queue
-from tidebook.queue.queues import Queues
 from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.store.port import StoreWriter
-from tidebook.tags.settings import TagSettings
-from tidebook.tags.tags import Tags
-from tidebook.wal.settings import WalSettings
-from tidebook.wal.wal import Wal
 from tidebook.wiring.adapters import open_log, open_store
-from tidebook.wiring.feed import EntryFactory, Feed
-from tidebook.wiring.outbox import make_outbox
-from tidebook.wiring.queue import make_queues
 from tidebook.wiring.settings import Settings, read_settings
-from tidebook.wiring.topics import TopicDescription, delete_topic, describe_topic
+
+if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
+    from tidebook.outbox.log_topic import LogTopic
+    from tidebook.outbox.outbox import AsyncOutbox
+    from tidebook.queue.port import QueueSettings
+    from tidebook.queue.queue import Queue
+    from tidebook.queue.queues import Queues
+    from tidebook.tags.tags import Tags
+    from tidebook.wal.wal import Wal
+    from tidebook.wiring.feed import EntryFactory, Feed
+    from tidebook.wiring.topics import TopicDescription
 
 Part = TypeVar("Part")
 
@@ -109,6 +107,9 @@ class Book:
         """Events by tag, across all journals: read them, follow them, or share them among a group of consumers."""
         self._refuse_fork()
         if self._tags is None:
+            from tidebook.tags.settings import TagSettings
+            from tidebook.tags.tags import Tags
+
             settings = self.settings.options("tags", TagSettings)
             self._tags = Tags(log=self.log, store=self.store, settings=settings, **self._shared())
         return self._tags
@@ -118,6 +119,9 @@ class Book:
         self._refuse_fork()
         found = self._wals.get(namespace)
         if found is None:
+            from tidebook.wal.settings import WalSettings
+            from tidebook.wal.wal import Wal
+
             settings = self.settings.options("wal", WalSettings)
             found = self._wals[namespace] = Wal(self.log, namespace, settings=settings, **self._shared())
             self._stack.push_async_callback(found.close)
@@ -128,6 +132,8 @@ class Book:
         """All work queues of this book; the queue store opens when a queue is first used."""
         self._refuse_fork()
         if self._queues is None:
+            from tidebook.wiring.queue import make_queues
+
             self._queues = make_queues(self.settings, **self._shared())
             self._stack.push_async_callback(self._queues.close)
         return self._queues
@@ -151,6 +157,8 @@ class Book:
         >>> async def mail_paid_orders(book):
         ...     await book.feed("paid", "mail").run()
         """
+        from tidebook.wiring.feed import Feed
+
         return Feed(self.tags, tag, self.queue(queue), make=make, group=group, topics=topics)
 
     @property
@@ -158,6 +166,9 @@ class Book:
         """The outbox in the book's SQL database: publish in your own transaction, relay afterwards."""
         self._refuse_fork()
         if self._outbox is None:
+            from tidebook.outbox.outbox import AsyncOutbox
+            from tidebook.wiring.outbox import make_outbox
+
             made = make_outbox(self.settings, lambda: Book(self.settings), ids=self.ids, metrics=self.metrics)
             self._outbox = AsyncOutbox(made)
             self._stack.push_async_callback(self._outbox.close)
@@ -168,6 +179,8 @@ class Book:
 
         Raise `InvalidInput` if the log is Kafka: read the topic with any Kafka consumer instead.
         """
+        from tidebook.outbox.log_topic import LogTopic
+
         if not self.settings.section("log").embedded:
             raise InvalidInput(f"topic {topic} is on Kafka: read it with a Kafka consumer; log_topic reads a folder")
         return LogTopic(self.log, topic)
@@ -187,6 +200,8 @@ class Book:
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
+        from tidebook.wiring.topics import describe_topic
+
         return await describe_topic(self.log, self.store, topic)
 
     async def delete_topic(self, topic: str) -> None:
@@ -195,6 +210,8 @@ class Book:
         Stop its writers and its replicator first. Raise `InvalidInput` for journals on Cassandra, which cannot be
         deleted as a whole (purge each of them), and for the topics of a write-ahead log (delete the region).
         """
+        from tidebook.wiring.topics import delete_topic
+
         await delete_topic(self.log, self.store, topic)
         if (journal := self._journals.pop(topic, None)) is not None:
             await journal.close()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from tidebook.core.errors import InvalidInput
 from tidebook.journal.sync import SyncJournal
-from tidebook.outbox.log_topic import SyncLogTopic
-from tidebook.outbox.outbox import Outbox
-from tidebook.queue.sync import SyncQueue, SyncQueues
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded, part
 from tidebook.runtime.blocking_portal import BlockingPortal
-from tidebook.tags.sync import SyncTags
-from tidebook.wal.sync import SyncWal
 from tidebook.wiring.book import Book, open
-from tidebook.wiring.feed import SyncFeed
+
+if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
+    from tidebook.outbox.log_topic import SyncLogTopic
+    from tidebook.outbox.outbox import Outbox
+    from tidebook.queue.port import QueueSettings
+    from tidebook.queue.sync import SyncQueue, SyncQueues
+    from tidebook.tags.sync import SyncTags
+    from tidebook.wal.sync import SyncWal
+    from tidebook.wiring.feed import EntryFactory, SyncFeed
 
 
 class SyncBook(BlockingFacade[Book]):
@@ -40,23 +44,49 @@ class SyncBook(BlockingFacade[Book]):
     log = forwarded(Book.log)
     store = forwarded(Book.store)
     journal = part(SyncJournal, Book.journal)
-    wal = part(SyncWal, Book.wal)
-    queue = part(SyncQueue, Book.queue)
-    feed = part(SyncFeed, Book.feed)
-    log_topic = part(SyncLogTopic, Book.log_topic)
     topics = blocking(Book.topics)
     describe_topic = blocking(Book.describe_topic)
     delete_topic = blocking(Book.delete_topic)
     create = blocking(Book.create)
 
+    def wal(self, namespace: str) -> SyncWal:
+        """Return the write-ahead log of a namespace; open its regions with `open_region`."""
+        from tidebook.wal.sync import SyncWal
+
+        return SyncWal(self._portal, self._target.wal(namespace))
+
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> SyncQueue:
+        """Return a work queue by name; its first use creates it. See `Book.queue` for the arguments."""
+        from tidebook.queue.sync import SyncQueue
+
+        return SyncQueue(self._portal, self._target.queue(name, settings=settings, fields=fields))
+
+    def feed(
+        self, tag: str, queue: str, *, make: EntryFactory | None = None, group: str | None = None, topics: Any = None
+    ) -> SyncFeed:
+        """Return a feed that puts each event of a tag into a queue exactly once. See `Book.feed` for the arguments."""
+        from tidebook.wiring.feed import SyncFeed
+
+        return SyncFeed(self._portal, self._target.feed(tag, queue, make=make, group=group, topics=topics))
+
+    def log_topic(self, topic: str) -> SyncLogTopic:
+        """Return a consumer of the messages that the outbox relayed to a topic of an embedded log."""
+        from tidebook.outbox.log_topic import SyncLogTopic
+
+        return SyncLogTopic(self._portal, self._target.log_topic(topic))
+
     @property
     def tags(self) -> SyncTags:
         """Events by tag, across all journals."""
+        from tidebook.tags.sync import SyncTags
+
         return SyncTags(self._portal, self._target.tags)
 
     @property
     def queues(self) -> SyncQueues:
         """All work queues of this book."""
+        from tidebook.queue.sync import SyncQueues
+
         return SyncQueues(self._portal, self._target.queues)
 
     @property

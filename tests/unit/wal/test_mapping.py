@@ -72,6 +72,15 @@ def test_a_restricted_copy_contains_what_is_in_the_ranges(
     assert dict(mapping) == model
 
 
+def test_a_mark_beyond_four_bytes_inside_a_batch_is_stored() -> None:
+    mapping = SeqOffsets(2**32 - 10)
+    mapping.append(100, offset=7)
+    mapping.remove_below(2**32 + 5)
+    assert mapping.start == 2**32 + 5
+    assert mapping[2**32 + 5] == 7
+    assert SeqOffsets.unpacked(mapping.packed()) == mapping
+
+
 @given(STEPS)
 def test_it_survives_packing_and_unpacking(steps: list[tuple[str, int, int]]) -> None:
     mapping, _ = build(steps)

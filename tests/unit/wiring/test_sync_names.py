@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from typing import Any
 
 import pytest
 
 import tidebook
+from tidebook.core.errors import InvalidInput
 from tidebook.journal.journal import Journal
 from tidebook.journal.sync import SyncJournal
 from tidebook.outbox.log_topic import LogTopic, SyncLogTopic
@@ -74,3 +76,11 @@ def test_every_blocking_name_has_a_docstring(blocking: type) -> None:
 
 def test_a_blocking_book_is_opened_with_the_same_arguments() -> None:
     assert inspect.signature(tidebook.open).parameters == inspect.signature(tidebook.open_sync).parameters
+
+
+def test_a_call_on_a_book_that_is_not_open_leaves_no_coroutine(recwarn: pytest.WarningsRecorder) -> None:
+    book = tidebook.open_sync("unused")
+    with pytest.raises(InvalidInput, match="not open"):
+        book.topics()
+    gc.collect()
+    assert [str(each.message) for each in recwarn] == []
