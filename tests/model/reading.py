@@ -333,7 +333,7 @@ class Reading:
         """Which row of the world this is, by number, record and bytes; -1 for an event that nobody appended so."""
         for index in range(3):
             number = self.world.interned.known_row(
-                EventRow(row.seq_nr, row.kept, row.timestamp_ms, row.position, index)
+                EventRow(row.seq_nr, row.encoded, row.timestamp_ms, row.position, index)
             )
             if number is not None:
                 return number

@@ -77,7 +77,7 @@ class RepairedRun(Run):
         stamp = write_stamp(pointer.position)
         key, chosen = Key(TOPIC, id), dice.choice(rows)
         segment = event_segment(chosen.seq_nr, head.segment_size)
-        wrong = msgspec.structs.replace(chosen, kept=encode_event(Event("wrong")))
+        wrong = msgspec.structs.replace(chosen, encoded=encode_event(Event("wrong")))
         damages = [
             [CqlStatement(cql.CLEAR_EVENT, [stamp, id, TOPIC, segment, chosen.seq_nr])],
             # As a single row, and within its packed row.

@@ -47,7 +47,7 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq_nr: int
     #: The encoded event, which is opaque to the store.
-    kept: bytes
+    encoded: bytes
     timestamp_ms: int
     position: Position
     #: The index of the event within its record, from 0.
@@ -87,7 +87,7 @@ class TagRow(msgspec.Struct, frozen=True, gc=False):
     tag_seq_nr: int
     seq_nr: int
     timestamp_ms: int
-    kept: bytes
+    encoded: bytes
 
     @property
     def place(self) -> TagPosition:
@@ -107,7 +107,7 @@ class TagRow(msgspec.Struct, frozen=True, gc=False):
     @property
     def event(self) -> EventRow:
         """The event as a row of its journal."""
-        return EventRow(self.seq_nr, self.kept, self.timestamp_ms, self.position, self.index, self.time_ms)
+        return EventRow(self.seq_nr, self.encoded, self.timestamp_ms, self.position, self.index, self.time_ms)
 
 
 def tag_row(tag: str, key: Key, partition: int, incarnation: Position, tag_seq_nr: int, event: EventRow) -> TagRow:
@@ -115,7 +115,7 @@ def tag_row(tag: str, key: Key, partition: int, incarnation: Position, tag_seq_n
     at = event.position
     return TagRow(
         tag, event.time_ms, key.topic, partition, at.offset, event.index, at.epoch, key.id,
-        incarnation.epoch, incarnation.offset, tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept,
+        incarnation.epoch, incarnation.offset, tag_seq_nr, event.seq_nr, event.timestamp_ms, event.encoded,
     )  # fmt: skip
 
 
@@ -342,7 +342,7 @@ def _tag_rows(
     tag_rows = []
     counts = dict(counts)
     for row in rows:
-        for tag in event_tags(row.kept):
+        for tag in event_tags(row.encoded):
             counts[tag] = number = counts.get(tag, 0) + 1
             tag_rows.append(tag_row(tag, key, partition, incarnation, number, row))
     return tag_rows

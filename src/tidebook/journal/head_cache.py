@@ -121,7 +121,7 @@ class HeadCache:
             raise self._closed_error()
         if self._log.indexed_by_key:
             if offset - self.next_offset >= CATCH_UP_RECORDS_MAX:
-                self._metrics.count("head_cache_forgotten")
+                self._metrics.count("head_cache_reset")
                 self._restart_tail(offset + 1)
             else:
                 await self._take_through(offset)

@@ -127,7 +127,7 @@ class Reader:
         if down is not None:
             self._metrics.count("read_without_store")
         elif stored is None:
-            self._metrics.count("read_head_known")
+            self._metrics.count("read_head_cached")
         elif base.as_of >= barrier:
             self._metrics.count("read_store_only")
 
@@ -184,7 +184,7 @@ class Reader:
                         return
                 except LogLost:
                     pass  # replicated and truncated since: the store has it now
-                self._metrics.count("read_planned_again")
+                self._metrics.count("read_replanned")
         raise Truncated(f"{key}: the journal changes faster than it can be read: start the read again")
 
     async def _pages(
@@ -195,7 +195,7 @@ class Reader:
         partition, epoch = self.cache.partition, self.cache.config.epoch
         if head is not None and after < plan.rows_to:
             if not rows.begin(head, after=after, to=plan.rows_to):
-                self._metrics.count("read_rows_in_vain")
+                self._metrics.count("read_rows_discarded")
             while after < plan.rows_to:
                 page = await rows.take(after)
                 if not self._log.end_is_linearizable:
@@ -224,7 +224,7 @@ class Reader:
         if view.appends is not None:
             yield view
             return
-        self._metrics.count("read_tail_twice")
+        self._metrics.count("read_tail_retried")
         part, cache = ReadView(view.restart, self.cache.config), self.cache
         start, stop = view.restart.as_of + 1, view.as_of + 1
         while start < stop:

@@ -208,7 +208,7 @@ def read_events(rows: Iterable[EventRow], partition: int) -> list[ReadEvent]:
     decode, add = _decode, events.append
     try:
         for row in rows:
-            event = decode(row.kept)
+            event = decode(row.encoded)
             kind, payload, tags, metadata = event.payload_type, event.payload, event.tags, event.metadata
             add(
                 ReadEvent(

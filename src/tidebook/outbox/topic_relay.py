@@ -227,7 +227,7 @@ class TopicRelay:
             sent = []
             if batch.parked_count:
                 LOGGER.warning("outbox: %s messages of topic %r were parked", batch.parked_count, topic.topic)
-                self._metrics.count("outbox_set_aside", batch.parked_count, topic=topic.topic)
+                self._metrics.count("outbox_messages_parked", batch.parked_count, topic=topic.topic)
             if not batch.messages:
                 if batch.more or batch.parked_count:
                     continue
@@ -309,7 +309,7 @@ class TopicRelay:
         self._store.park(self._lock, decisions)
         for each in decisions:
             LOGGER.warning("outbox: message %s of topic %r was parked: %s", each.id, topic.topic, each.reason)
-        self._metrics.count("outbox_set_aside", len(decisions), topic=topic.topic)
+        self._metrics.count("outbox_messages_parked", len(decisions), topic=topic.topic)
         self._state.suspect_topics.discard(topic.topic)
 
     # ---- heartbeats, notices and metrics

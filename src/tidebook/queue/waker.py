@@ -265,7 +265,7 @@ class Waker:
                 if watches:
                     await self._poll(watches)
             except TidebookError:
-                self._metrics.count("queue_look_failures")
+                self._metrics.count("queue_due_date_failures")
                 for watch in watches:
                     watch.published_sleep = None
                     self._schedule_poll(watch, time.monotonic() + _RETRY_S)
@@ -278,7 +278,7 @@ class Waker:
     async def _poll(self, watches: list[DueDates]) -> None:
         asked_at = time.monotonic()
         dues = await self._store.due([watch.ref for watch in watches])
-        self._metrics.count("queue_looks", len(watches))
+        self._metrics.count("queue_due_date_reads", len(watches))
         self.clock.observe(dues[0].now_ms, asked_at)
         sleeps = {}
         for watch, due in zip(watches, dues, strict=True):
@@ -349,7 +349,7 @@ class Waker:
             try:
                 await self._store.still_asleep(self._sleeper)
             except TidebookError:
-                self._metrics.count("queue_beat_failures")
+                self._metrics.count("queue_heartbeat_failures")
 
     async def _stop_watching(self, watch: DueDates) -> None:
         watch.cancel_timers()

@@ -209,7 +209,7 @@ async def _read_tags(store: StoreWriter, key: Key, first: JournalState, found: J
     moments = {(place.tag, place.time_ms) for place in (*first.tags, *first.damaged_tags)}
     for row in [*first.rows.values(), *found.rows.values()]:
         try:
-            moments |= {(tag, row.time_ms) for tag in event_tags(row.kept)}
+            moments |= {(tag, row.time_ms) for tag in event_tags(row.encoded)}
         except Corrupt:
             continue  # the first read has found the tag rows of a damaged event
     pages = await asyncio.gather(

@@ -345,4 +345,4 @@ def _show_head(head: Head, names: Iterable[str] = ("seq_nr", "delete_to", "posit
 
 
 def _show_row(row: EventRow | None) -> str | None:
-    return None if row is None else f"{len(row.kept)} bytes at {row.position.epoch}:{row.position.offset}"
+    return None if row is None else f"{len(row.encoded)} bytes at {row.position.epoch}:{row.position.offset}"

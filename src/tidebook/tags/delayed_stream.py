@@ -118,7 +118,7 @@ class DelayedStream:
         """Yield events that arrived late, of journals without a later event."""
         if self._position is None:
             return
-        self._metrics.count("tags_back_tracks", tag=self._tag)
+        self._metrics.count("tags_backtracks", tag=self._tag)
         period_s = self._settings.back_track_period_s
         if isinstance(period_s, str):
             from_ms = (await read_buckets(self._store)).before(self._position.time_ms)
@@ -233,7 +233,7 @@ class DelayedStream:
         while page := await self._store.events(key, head, after=after, to=row.seq_nr - 1, limit=PAGE_EVENTS):
             unknown = [event for event in page if not self._is_known(event, gap)]
             has_all = has_all or len(unknown) < len(page)
-            tagged += (event for event in unknown if tag in event_tags(event.kept))
+            tagged += (event for event in unknown if tag in event_tags(event.encoded))
             after = page[-1].seq_nr
         now = await self._store.head(key)
         if now is None or (now.live, now.incarnation, now.delete_to) != (True, head.incarnation, head.delete_to):

@@ -67,18 +67,18 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
         """The payload that was appended."""
         payload = self._payload
         if payload is UNSET:
-            self._payload = payload = read_payload(self.row.kept)
+            self._payload = payload = read_payload(self.row.encoded)
         return payload
 
     @property
     def tags(self) -> frozenset[str]:
         """All tags of the event."""
-        return frozenset(event_tags(self.row.kept))
+        return frozenset(event_tags(self.row.encoded))
 
     @property
     def metadata(self) -> dict[str, Any] | None:
         """The metadata that was appended with the payload."""
-        metadata = decode_event(self.row.kept).metadata
+        metadata = decode_event(self.row.encoded).metadata
         return None if metadata is None else decode_payload(JSON, metadata)
 
     @property

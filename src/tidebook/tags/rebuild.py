@@ -110,7 +110,7 @@ class _Rebuild(msgspec.Struct, frozen=True):
 
     async def _tagged(self, key: Key, head: Head) -> AsyncIterator[list[tuple[EventRow, str]]]:
         async for page in self._events(key, head, after=head.delete_to, to=head.seq_nr):
-            yield [(row, tag) for row in page for tag in event_tags(row.kept) if self.tag in (None, tag)]
+            yield [(row, tag) for row in page for tag in event_tags(row.encoded) if self.tag in (None, tag)]
 
     async def _events(self, key: Key, head: Head, *, after: int, to: int) -> AsyncIterator[Sequence[EventRow]]:
         while page := await self.store.events(key, head, after=after, to=to, limit=PAGE_EVENTS):
@@ -196,7 +196,7 @@ class _Rebuild(msgspec.Struct, frozen=True):
         return stale
 
     def _matches(self, row: TagRow, event: EventRow | None) -> bool:
-        if event is None or row.tag not in event_tags(event.kept):
+        if event is None or row.tag not in event_tags(event.encoded):
             return False
         position = (event.time_ms, event.position, event.index, partition_of(row.id, self.config.partitions))
         return position == (row.time_ms, row.position, row.index, row.partition)

@@ -228,7 +228,7 @@ async def test_a_position_that_was_cut_off_is_not_taken_for_the_present_one(
         reader = SliceReader(log.settings, metrics)
         wanted = LogSlice(topic, 0, 15, 20, None, 100, 1_000_000)
         tries = 0
-        while not metrics.counted("kafka_consumer_assigned_again"):
+        while not metrics.counted("kafka_consumer_reassigned"):
             tries += 1
             assert tries <= 100, "the client sent no such event"
             reader._assign(LogSlice(topic, 0, 0, 20, None, 100, 1_000_000), 0)

@@ -90,7 +90,7 @@ async def next_job(queue: Queue) -> tuple[object, float]:
 
 async def settled(book: tidebook.Book) -> None:
     """Wait until the listener has polled, found nothing, and published its sleep."""
-    await until(lambda: book.metrics.counted("queue_looks") >= 3)
+    await until(lambda: book.metrics.counted("queue_due_date_reads") >= 3)
 
 
 async def test_a_put_elsewhere_wakes_a_listener(where: Path) -> None:
@@ -154,10 +154,10 @@ async def test_a_listener_wakes_when_the_key_that_held_work_up_is_free(where: Pa
 async def test_an_idle_listener_hardly_asks(book: tidebook.Book) -> None:
     waiting = asyncio.create_task(next_job(book.queue("mail")))
     await settled(book)
-    before = book.metrics.counted("queue_looks")
+    before = book.metrics.counted("queue_due_date_reads")
     done, _ = await asyncio.wait([waiting], timeout=3)
     assert not done
-    assert book.metrics.counted("queue_looks") - before <= 2
+    assert book.metrics.counted("queue_due_date_reads") - before <= 2
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 

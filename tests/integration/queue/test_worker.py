@@ -74,7 +74,7 @@ async def test_after_a_burst_what_is_put_elsewhere_is_taken_at_once(where: Path)
             seen[job.data] = time.monotonic()
 
         async with working(here.queue("mail"), handle, concurrency=4) as worker:
-            await until(lambda: here.metrics.counted("queue_looks") >= 3)
+            await until(lambda: here.metrics.counted("queue_due_date_reads") >= 3)
             await there.queue("mail").put_many(list(range(30)))
             await until(lambda: worker.done == 30)
             late_s = []
@@ -94,7 +94,7 @@ async def test_what_is_put_later_is_taken_at_once(book: tidebook.Book) -> None:
         seen.set()
 
     async with working(queue, handle):
-        await until(lambda: book.metrics.counted("queue_looks") >= 3)
+        await until(lambda: book.metrics.counted("queue_due_date_reads") >= 3)
         began = time.monotonic()
         await queue.put("x")
         await asyncio.wait_for(seen.wait(), 30)

@@ -82,6 +82,6 @@ async def test_a_page_of_large_events_is_bounded_by_bytes(book: Book, topic: str
     await settle(book, topic)
     rows, place = 0, None
     while page := await book.store.tag_rows(tag, after=place, from_ms=0, until_ms=2**62, limit=1000):
-        assert sum(len(row.kept) for row in page) <= max(PAGE_BYTES, 16 * (size_bytes + 100))
+        assert sum(len(row.encoded) for row in page) <= max(PAGE_BYTES, 16 * (size_bytes + 100))
         rows, place = rows + len(page), page[-1].place
     assert rows == 40

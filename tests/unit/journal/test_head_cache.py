@@ -106,7 +106,7 @@ async def test_a_replicated_journal_that_was_read_before_costs_the_store_its_row
     reader.store_faults.calls.clear()
     assert await reader.read("a") == [1, 2, 3]
     assert set(reader.store_faults.calls) == {"events"}
-    assert reader.metrics.counted("read_head_known") == 1
+    assert reader.metrics.counted("read_head_cached") == 1
 
 
 @pytest.mark.parametrize("kind", ["like kafka"])
@@ -204,7 +204,7 @@ async def test_a_tail_too_long_to_hold_is_read_twice_and_is_the_same(open_rig: O
     for i in range(4):
         await rig.append("a", f"new {i}")
     assert await rig.read("a") == [f"new {i}" for i in range(4)]
-    assert rig.metrics.counted("read_tail_twice") == 1
+    assert rig.metrics.counted("read_tail_retried") == 1
 
 
 async def test_a_tail_truncated_during_its_second_pass_continues_from_the_store(open_rig: OpenRig) -> None:

@@ -73,7 +73,7 @@ async def test_a_read_that_plans_again_takes_nothing_newer_than_its_first_plan(o
     lost = LogLost(topic=TOPIC, partition=0, first=0, last=3)
     rig.log_faults.fail("read", lost, where=lambda *_, key=None, **__: key == b"a")
     assert [event.payload async for event in reading] == [3, 4]
-    assert rig.metrics.counted("read_planned_again") == 1
+    assert rig.metrics.counted("read_replanned") == 1
     if purged:
         await other.journal.purge("a")
     assert await rig.read("a") == ([] if purged else [1, 2, 3, 4, 5, 6])

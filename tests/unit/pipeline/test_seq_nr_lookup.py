@@ -44,14 +44,14 @@ async def test_every_event_that_is_there_is_numbered_once_in_the_logs_order(
             found += await number_events(store, TOPIC, 0, records[start : start + size], CONFIG)
         await store.close()
     truth = {
-        (id, row.seq_nr, row.position.offset, row.kept)
+        (id, row.seq_nr, row.position.offset, row.encoded)
         for id, each in truth_of(steps, CONFIG).items()
         for row in each.rows
     }
     offsets = [row.position.offset for _, row in found]
     assert offsets == sorted(offsets)
     assert len(found) == len(truth)
-    assert {(id, row.seq_nr, row.position.offset, row.kept) for id, row in found} == truth
+    assert {(id, row.seq_nr, row.position.offset, row.encoded) for id, row in found} == truth
 
 
 @pytest.mark.parametrize("appends", [10, 100])

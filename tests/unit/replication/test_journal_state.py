@@ -71,7 +71,7 @@ def test_a_mend_puts_right_whatever_was_damaged(actions: list[Action], data: st.
         row = rows.pop(seq_nr, None)
         if row is None and truth.rows:
             some = next(iter(truth.rows.values()))
-            rows[seq_nr] = msgspec.structs.replace(some, seq_nr=seq_nr, kept=b"extra")
+            rows[seq_nr] = msgspec.structs.replace(some, seq_nr=seq_nr, encoded=b"extra")
     head = truth.head
     if head is not None and data.draw(st.booleans()):
         head = msgspec.structs.replace(head, seq_nr=head.seq_nr + 1)

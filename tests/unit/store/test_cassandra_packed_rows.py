@@ -25,7 +25,9 @@ def test_the_rest_of_a_packed_row_is_stamped_above_the_tombstones_of_the_delete(
     assert truth.head is not None
     # The events of a record share its position object, by which rows of one record are recognized.
     position = Position(1, 0)
-    left = [type(row)(row.seq_nr, row.kept, row.timestamp_ms, position, row.index, row.time_ms) for row in truth.rows]
+    left = [
+        type(row)(row.seq_nr, row.encoded, row.timestamp_ms, position, row.index, row.time_ms) for row in truth.rows
+    ]
     writes = SliceWrites("orders", 0, None, Pointer(truth.head.position, 5), ((ClearEvents(KEY, truth.head, 0),),))
     batches, _ = (list(each) for each in rounds_of(writes, 1, {KEY: left}))
     values = {statement.cql: statement.values for batch in batches for statement in batch}

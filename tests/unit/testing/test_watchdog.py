@@ -13,7 +13,7 @@ CONFTEST = """
 from tests.watchdog import Watchdog
 
 def pytest_configure(config):
-    config.pluginmanager.register(Watchdog(closing_s=0.5))
+    config.pluginmanager.register(Watchdog(closing_s=2))
 """
 STUCK = """
 import threading
@@ -24,7 +24,7 @@ def stuck():
     yield
     threading.Event().wait()
 
-@pytest.mark.timeout(0.5)
+@pytest.mark.timeout(30)
 def test_that_leaves_something_open(stuck):
     assert False  # pytest-timeout does not cover the teardown
 """
@@ -40,7 +40,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_alone_the_run_ends_with_the_stack_of_the_fixture(tmp_path: Path) -> None:
     done = run(tmp_path, "-p", "no:xdist")
     assert done.returncode == 1
-    assert "Timeout (0:00:00.5" in done.stderr
+    assert "Timeout (0:00:02" in done.stderr
     assert "in stuck" in done.stderr
 
 

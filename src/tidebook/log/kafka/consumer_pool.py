@@ -204,7 +204,7 @@ class SliceReader:
                 f"reading {wanted}: Kafka says that offset {offset} is out of range, and that the log is from {low} "
                 f"to {high}, for {self._timeout_s:g} s: try again later"
             )
-        self._metrics.count("kafka_consumer_assigned_again")
+        self._metrics.count("kafka_consumer_reassigned")
         self._assign(wanted, offset)
 
     def _watermarks(self, wanted: LogSlice) -> tuple[int, int]:

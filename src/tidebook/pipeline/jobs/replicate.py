@@ -332,7 +332,7 @@ class Replication:
                     failed += 1
                     if failed >= STATUS_FAILURES_MAX:
                         raise
-                    metrics.count("pipeline_look_failures")
+                    metrics.count("pipeline_progress_failures")
                     LOGGER.warning("the partitions' status could not be read, the query continues: %s", error)
                 else:
                     failed = 0
@@ -401,7 +401,7 @@ class Replication:
             try:
                 self._portal.run(write_job_status(self._book.store, JobStatus(at_ms=self._book.clock.now_ms(), **same)))
             except TidebookError as error:  # replication does not depend on the status
-                metrics.count("pipeline_note_failures")
+                metrics.count("pipeline_status_failures")
                 LOGGER.warning("the status for 'tidebook pipeline status' could not be written: %s", error)
 
 

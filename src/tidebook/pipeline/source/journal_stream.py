@@ -170,7 +170,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         selection = self._selection
         if not selection.takes(id, row.seq_nr, row.timestamp_ms):
             return False
-        return selection.tag is None or selection.tag in decode_event(row.kept).tags
+        return selection.tag is None or selection.tag in decode_event(row.encoded).tags
 
 
 async def _config_of(worker: SparkWorker, topic: str) -> TopicConfig:

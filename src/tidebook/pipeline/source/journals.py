@@ -57,7 +57,7 @@ class EventPage:
 
     def add(self, ids: Sequence[str], partition: int, rows: Sequence[EventRow]) -> None:
         """Add event rows of one log partition, with their journal ids."""
-        encoded = [row.kept for row in rows]
+        encoded = [row.encoded for row in rows]
         events = decode_events(encoded)
         added: tuple[Sequence[Any], ...] = (
             ids,

@@ -66,7 +66,7 @@ _PACKED: Final = 0x90 | len(PackedEvents.__struct_fields__)
 def encode_rows(rows: Sequence[EventRow]) -> bytes:
     """Encode events that share a row into its cell."""
     first = rows[0]
-    events = tuple([row.kept for row in rows])
+    events = tuple([row.encoded for row in rows])
     return encode_row(
         PackedEvents(len(rows), first.seq_nr, events, first.timestamp_ms, first.position, first.index, first.time_ms)
     )

@@ -92,13 +92,13 @@ def _puts(rows: Iterable[TagRow], bucket: int, stamp: int | None) -> Iterator[tu
 def _cell(row: TagRow) -> tuple[Any, ...]:
     """Return the fields of a `TagCell` as plain tuples, which encode to the same bytes."""
     position, incarnation = (row.epoch, row.offset), (row.life_epoch, row.life_offset)
-    event = (row.seq_nr, row.kept, row.timestamp_ms, position, row.index, row.time_ms)
+    event = (row.seq_nr, row.encoded, row.timestamp_ms, position, row.index, row.time_ms)
     return (row.id, incarnation, row.tag_seq_nr, event)
 
 
 def tag_positions(key: Key, partition: int, row: EventRow) -> Iterator[TagPosition]:
     """Yield the positions of an event's tag rows."""
-    for tag in event_tags(row.kept):
+    for tag in event_tags(row.encoded):
         yield TagPosition(tag, row.time_ms, key.topic, partition, row.position.offset, row.index, row.position.epoch)
 
 
@@ -133,7 +133,7 @@ def tag_row(tag: str, columns: tuple[Any, ...]) -> TagRow:
     incarnation, event = decoded.incarnation, decoded.event
     return TagRow(
         tag, time_ms, topic, partition, offset, index, epoch, decoded.id,
-        incarnation.epoch, incarnation.offset, decoded.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.kept,
+        incarnation.epoch, incarnation.offset, decoded.tag_seq_nr, event.seq_nr, event.timestamp_ms, event.encoded,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ STEP_ROWS: Final = 50
 #: A string after every id: the last character of Unicode, more often than an id has room for.
 _AFTER_ALL_IDS: Final = "\U0010ffff" * (ID_BYTES_MAX // 4 + 1)
 
-_EVENT = 'seq_nr, kept, time_ms, epoch, "offset", "index", log_ms FROM journal'
+_EVENT = 'seq_nr, encoded, time_ms, epoch, "offset", "index", log_ms FROM journal'
 _EVENTS = f"SELECT {_EVENT} WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"
 _SCAN_EVENTS = f"""SELECT id, {_EVENT} WHERE topic = ? AND (id, seq_nr) > (?, ?) AND id <= ?
     ORDER BY id, seq_nr LIMIT ?"""
@@ -42,7 +42,7 @@ _SCAN_HEADS = "SELECT id, head FROM metajournal WHERE topic = ? AND id <= ? AND 
 _BORDERS = """SELECT id FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM metajournal WHERE topic = ?)
     WHERE n % ? = 0 ORDER BY id"""
 _TAG_ROWS = """SELECT log_ms, topic, partition, "offset", "index", epoch, id, life_epoch, life_offset, tag_seq_nr,
-    seq_nr, time_ms, kept FROM tag_views
+    seq_nr, time_ms, encoded FROM tag_views
     WHERE tag = ? AND log_ms < ? AND (log_ms, topic, partition, "offset", "index", epoch) > (?, ?, ?, ?, ?, ?)
     ORDER BY log_ms, topic, partition, "offset", "index", epoch LIMIT ?"""
 _SNAPSHOTS = """SELECT seq_nr, payload_type, payload, time_ms FROM snapshot
@@ -292,7 +292,7 @@ def _head_or_damage(topic: str, id: str, data: Any) -> Head | Damage:
 
 def _event_or_damage(topic: str, id: str, row: EventRow) -> EventRow | Damage:
     """Return the row, or Damage if its event cannot be decoded or a column has a wrong type, which SQLite permits."""
-    encoded: object = row.kept
+    encoded: object = row.encoded
     numbers = (row.timestamp_ms, row.position.epoch, row.position.offset, row.index, row.time_ms)
     if not isinstance(encoded, bytes) or not all(isinstance(each, int) for each in numbers):
         return Damage("event", topic, id, "a column of the event has the wrong type", seq_nr=row.seq_nr)
@@ -305,7 +305,7 @@ def _event_or_damage(topic: str, id: str, row: EventRow) -> EventRow | Damage:
 
 def _tag_row_or_damage(row: TagRow) -> TagRow | Damage:
     """Return the row, or Damage if a column has a wrong type."""
-    encoded: object = row.kept
+    encoded: object = row.encoded
     id: object = row.id
     numbers = (row.life_epoch, row.life_offset, row.tag_seq_nr, row.seq_nr, row.timestamp_ms)
     if isinstance(encoded, bytes) and isinstance(id, str) and all(isinstance(each, int) for each in numbers):

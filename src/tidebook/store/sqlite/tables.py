@@ -34,7 +34,7 @@ SCHEMA: Final = Schema(
             "offset" INTEGER NOT NULL,
             "index" INTEGER NOT NULL,
             log_ms INTEGER NOT NULL,
-            kept BLOB NOT NULL,
+            encoded BLOB NOT NULL,
             PRIMARY KEY (topic, id, seq_nr)
         ) WITHOUT ROWID;
 
@@ -54,7 +54,7 @@ SCHEMA: Final = Schema(
             tag_seq_nr INTEGER NOT NULL,
             seq_nr INTEGER NOT NULL,
             time_ms INTEGER NOT NULL,
-            kept BLOB NOT NULL,
+            encoded BLOB NOT NULL,
             PRIMARY KEY (tag, log_ms, topic, partition, "offset", "index", epoch)
         ) WITHOUT ROWID;
 

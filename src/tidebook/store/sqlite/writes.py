@@ -40,7 +40,7 @@ from tidebook.sqlite.multi_insert import insert_rows
 from tidebook.sqlite.writer import WriteTransaction, one_by_one
 from tidebook.store.port import StoredSnapshot
 
-_EVENTS = """SELECT seq_nr, log_ms, epoch, "offset", "index", kept FROM journal
+_EVENTS = """SELECT seq_nr, log_ms, epoch, "offset", "index", encoded FROM journal
     WHERE topic = ? AND id = ? AND seq_nr > ? AND seq_nr <= ? ORDER BY seq_nr LIMIT ?"""
 _CLEAR_TAG = """DELETE FROM tag_views
     WHERE tag = ? AND log_ms = ? AND topic = ? AND "offset" = ? AND "index" = ? AND epoch = ? AND id = ?"""
@@ -154,7 +154,7 @@ def _put_keys(transaction: WriteTransaction, keys: Sequence[Sequence[Write]]) ->
         for put in rows:
             topic, id = put.key
             for row in put.rows:
-                events += (topic, id, row.seq_nr, row.timestamp_ms, *row.position, row.index, row.time_ms, row.kept)
+                events += (topic, id, row.seq_nr, row.timestamp_ms, *row.position, row.index, row.time_ms, row.encoded)
         for put_tags in tag_writes:
             tags += put_tags.rows
             for tag, last_row in {row.tag: row for row in put_tags.rows}.items():
@@ -180,8 +180,8 @@ def _clear_events(transaction: WriteTransaction, write: ClearEvents | ClearJourn
             break
         keys = [
             (tag, log_ms, key.topic, offset, index, epoch, key.id)
-            for _, log_ms, epoch, offset, index, kept in rows
-            for tag in event_tags(kept)
+            for _, log_ms, epoch, offset, index, encoded in rows
+            for tag in event_tags(encoded)
         ]
         transaction.connection.executemany(_CLEAR_TAG, keys)
         last = rows[-1][0]

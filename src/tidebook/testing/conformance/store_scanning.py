@@ -144,7 +144,7 @@ class ScanningCases(StoreSuite):
         await store.apply(SliceWrites(topic, 0, pointer, pointer, (writes,)))
         rows = await read_pages(store, key, head)
         if not self.last_write_wins:
-            assert [row.kept for row in rows[1:3]] == [b"wrong", b"wrong"]
+            assert [row.encoded for row in rows[1:3]] == [b"wrong", b"wrong"]
         assert Position(*pointer.position) >= first
 
     async def _all(self, store: StoreWriter, topic: str) -> list[tuple[str, EventRow]]:
