@@ -35,7 +35,7 @@ from tidebook.outbox.migrations.tables import script
 from tidebook.outbox.outbox import Outbox
 from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.outbox.sql import dialect
-from tidebook.pipeline.prometheus_text import serve_metrics
+from tidebook.runtime.metrics import serve_metrics
 from tidebook.wiring.book import Book
 from tidebook.wiring.outbox import make_outbox
 

@@ -36,7 +36,6 @@ from tidebook.pipeline.errors import run_with_retries
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars, missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.parked import replay_parked
-from tidebook.pipeline.prometheus_text import serve_metrics
 from tidebook.pipeline.session import pipeline_settings
 from tidebook.pipeline.submit import job as submitted_job
 from tidebook.replication.status import (
@@ -47,6 +46,7 @@ from tidebook.replication.status import (
 )
 from tidebook.replication.ticks import has_tags
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.metrics import serve_metrics
 from tidebook.wal.record import ID_MAX
 from tidebook.wiring.book import Book
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 import prometheus_client.samples
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from tidebook.core.errors import InvalidInput, Unavailable
 
 Labels = tuple[tuple[str, str], ...]
+PORT_MAX = 65_535
 #: The upper bounds of the buckets of a duration.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -196,3 +200,21 @@ class Metrics:
         return Histogram(
             f"{name}_seconds", help_text, labels, namespace="tidebook", registry=self.registry, buckets=BUCKETS_S
         )
+
+
+@contextmanager
+def serve_metrics(metrics: Metrics, address: str) -> Iterator[int]:
+    """Serve the metrics over HTTP at host:port and yield the port; port 0 lets the system choose one."""
+    host, _, port = address.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port) > PORT_MAX:
+        raise InvalidInput(f"metrics are served at HOST:PORT, for example 127.0.0.1:9401, not at {address!r}")
+    try:
+        server, thread = start_http_server(int(port), host or "127.0.0.1", registry=metrics.registry)
+    except OSError as error:
+        raise Unavailable(f"metrics cannot be served at {address}: {error.strerror or error}") from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

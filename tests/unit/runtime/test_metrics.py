@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
 
-from tidebook.runtime.metrics import COUNTERS, DURATIONS, GAUGES, Metrics, Sample
+from tidebook.core.errors import InvalidInput, Unavailable
+from tidebook.runtime.metrics import COUNTERS, DURATIONS, GAUGES, Metrics, Sample, serve_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "src" / "tidebook"
@@ -141,3 +143,21 @@ def test_no_count_is_lost_between_threads() -> None:
     for thread in threads:
         thread.join()
     assert metrics.counted("kafka_sent") == 8000
+
+
+def test_metrics_are_served_over_http_and_the_port_is_free_again() -> None:
+    metrics = Metrics()
+    metrics.gauge("kafka_brokers_down", 1)
+    with serve_metrics(metrics, "127.0.0.1:0") as port:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert "tidebook_kafka_brokers_down 1.0" in answer.read().decode()
+        with pytest.raises(Unavailable, match="cannot be served"), serve_metrics(metrics, f"127.0.0.1:{port}"):
+            pass
+    with serve_metrics(metrics, f"127.0.0.1:{port}"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["", "9401x", "127.0.0.1", "127.0.0.1:70000", ":-1"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(InvalidInput, match="HOST:PORT"), serve_metrics(Metrics(), address):
+        pass
