@@ -14,6 +14,7 @@ from tidebook.core.errors import Fenced
 from tidebook.core.event import Event, encode_event, pack_events
 from tidebook.core.key import Key
 from tidebook.core.position import Position
+from tidebook.core.repair import Damage
 from tidebook.core.replication_plan import Pointer, PositionedAction, PutHead, SliceWrites, plan_key
 from tidebook.core.topic_config import TopicConfig
 from tidebook.sqlite.multi_insert import insert_rows
@@ -131,3 +132,12 @@ async def test_a_purge_removes_the_tags_that_its_own_slice_wrote_before_it(store
     await store.apply(SliceWrites(KEY.topic, 0, None, pointer(1), ((*before, *after),)))
     assert await tag_offsets(store) == []
     assert list(await store.events(KEY, head, after=0, to=10, limit=10)) == []
+
+
+async def test_an_event_that_became_a_number_is_reported_as_damage(store: SqliteStore) -> None:
+    await apply(store, None, 0)
+    with store._database.writing as connection:
+        connection.execute("UPDATE journal SET kept = 5")
+    [split] = await store.splits(KEY.topic, count=1)
+    found = [row async for page in store.inspect(KEY.topic, split) for _, row in page]
+    assert [row.what for row in found if isinstance(row, Damage)] == ["event"]

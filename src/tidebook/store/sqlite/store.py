@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise, starmap
 from pathlib import Path
@@ -274,7 +275,8 @@ def _fetch_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]
     # Fetch in steps, at half the cost of single rows. Steps are short, since their size is not known before.
     while size_bytes <= PAGE_BYTES_MAX and (step := list(islice(rows, STEP_ROWS))):
         page += step
-        size_bytes += sum([len(row[size_column]) for row in step])
+        with suppress(TypeError):  # a damaged column may hold a number, which the reader of the page reports
+            size_bytes += sum([len(row[size_column]) for row in step])
     rows.close()
     return page
 
