@@ -95,7 +95,7 @@ class AskedStore:
 class BarrierLast(Reader):
     """A reader whose mark is slow: pointer and head are read before the barrier is fixed."""
 
-    async def view(self, key: Key, kind: BarrierKind) -> ReadView:
+    async def view(self, key: Key, kind: BarrierKind, *, again: bool = False) -> ReadView:
         stored = await self.cache.stored(key)
         return await self._view(key, await self.barriers.fix(kind), None, stored)
 
@@ -129,9 +129,9 @@ class HeadKnown(Reader):
         rows.begin(known, after=max(after, known.delete_to), to=min(to, known.seq_nr))
         return await self._with_rows(key, kind, known, rows)
 
-    async def view(self, key: Key, kind: BarrierKind) -> ReadView:
+    async def view(self, key: Key, kind: BarrierKind, *, again: bool = False) -> ReadView:
         self.since = None  # nothing of what was answered before is used
-        return await super().view(key, kind)
+        return await super().view(key, kind, again=again)
 
     async def _earlier(self, key: Key) -> Head | None:
         return await self._store.head(key)
@@ -315,7 +315,7 @@ class Reading:
     def _memory(self, reading: Any, question: Question, asked: list[tuple[str, Any]]) -> tuple[Any, ...]:
         """All that the suspended reader will still use of what it has learned."""
         kept = reading.ag_frame.f_locals
-        carried = (kept["after"], kept["yielded"], kept["incarnation"], kept["to"])
+        carried = (kept["after"], kept["again"], kept["incarnation"], kept["to"])
         reader = kept["self"]
         if isinstance(reader, HeadKnown) and reader.since is not None:
             # As long as a plan made with an earlier head is carried out, all that was answered may matter.

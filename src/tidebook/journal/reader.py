@@ -158,10 +158,10 @@ class Reader:
 
         With `incarnation`, raise Truncated if the journal is no longer that incarnation.
         """
-        after = start - 1
-        for number in range(PLANS_MAX):
+        after, again = start - 1, False
+        for _ in range(PLANS_MAX):
             with closing(RowPrefetcher(self._store, key, limit=self._settings.page_events)) as rows:
-                if number:
+                if again:
                     view = await self.view(key, kind, again=True)
                 else:
                     view = await self.begin(key, kind, rows, after=after, to=to)
@@ -185,6 +185,7 @@ class Reader:
                 except LogLost:
                     pass  # replicated and truncated since: the store has it now
                 self._metrics.count("read_replanned")
+                again = True
         raise Truncated(f"{key}: the journal changes faster than it can be read: start the read again")
 
     async def _pages(

@@ -126,12 +126,13 @@ async def test_a_topic_that_is_found_after_closing_opens_no_producer(
     monkeypatch.setattr(producing, "connect", lambda *_, **__: Silent())
     log = KafkaLog(SETTINGS, metrics=Metrics())
     monkeypatch.setattr(log, "_topics", Gate())
+    before = threading.enumerate()
     asked = asyncio.create_task(log.create_topic("t", 1) if call == "create_topic" else log.topic("t"))
     await asyncio.sleep(0)
     await log.close()
     with pytest.raises(Unavailable, match="closed"):
         await asked
-    assert not [thread for thread in threading.enumerate() if thread.name == "tidebook-kafka-producer"]
+    assert "tidebook-kafka-producer" not in [each.name for each in threading.enumerate() if each not in before]
 
 
 async def test_a_close_that_is_cancelled_while_a_topic_is_looked_up_fails_its_records(
