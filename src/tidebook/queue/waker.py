@@ -66,6 +66,8 @@ class DueDates:
         self.listeners: set[asyncio.Event] = set()
         #: Process dates in the future, ascending.
         self.dates: list[int] = []
+        #: Those that were added since the last poll was sent, which may have missed them.
+        self.added: list[int] = []
         #: Whether the store may have later dates than these.
         self.has_later_dates = False
         #: Whether due entries wait for another entry of their key to be finished.
@@ -87,12 +89,13 @@ class DueDates:
             listener.set()
 
     def update(self, due: Due) -> None:
-        """Replace what is known by what the store reported."""
-        self.dates = list(due.upcoming)
+        """Replace what is known by what the store reported, and what was put since it was asked."""
+        self.dates = sorted({*due.upcoming, *self.added})
         self.has_later_dates = len(due.upcoming) >= UPCOMING_MAX
         self.waits_for_key = due.held
 
     def add_date(self, date_ms: int) -> None:
+        self.added.append(date_ms)
         index = bisect_left(self.dates, date_ms)
         if index == len(self.dates) or self.dates[index] != date_ms:
             self.dates.insert(index, date_ms)
@@ -277,6 +280,8 @@ class Waker:
 
     async def _poll(self, watches: list[DueDates]) -> None:
         asked_at = time.monotonic()
+        for watch in watches:
+            watch.added.clear()
         dues = await self._store.due([watch.ref for watch in watches])
         self._metrics.count("queue_due_date_reads", len(watches))
         self.clock.observe(dues[0].now_ms, asked_at)

@@ -1,11 +1,15 @@
-"""Polling and announcing pauses grow until the queue changes."""
+"""Polling and announcing pauses grow until the queue changes, and no date is lost to a poll."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
-from tidebook.queue.port import QueueRef, QueueSettings
-from tidebook.queue.waker import DueDates
+from tidebook.queue.port import NEVER_MS, Due, QueueRef, QueueSettings
+from tidebook.queue.waker import DueDates, Waker
+from tidebook.runtime.metrics import Metrics
 
 
 @pytest.fixture
@@ -37,3 +41,22 @@ def test_a_poll_without_ready_work_makes_the_next_work_new(due_dates: DueDates) 
     due_dates.announce_delay_s()
     due_dates.next_poll_s()
     assert due_dates.announce_delay_s() == 0.0
+
+
+async def test_an_entry_that_is_put_during_a_poll_keeps_its_date(due_dates: DueDates) -> None:
+    class Store:
+        async def due(self, queues: list[QueueRef]) -> list[Due]:
+            waker.put(due_dates.ref, 2_000, 1_000)
+            return [Due(1_000, NEVER_MS, False, False, (3_000,))]
+
+        async def sleep(self, *_: object) -> None: ...
+
+    store: Any = Store()
+    waker = Waker(store, b"", metrics=Metrics())
+    waker._watches[1] = due_dates
+    due_dates.listeners.add(asyncio.Event())
+    due_dates.add_date(9_000)  # before the poll, which no longer finds it
+    await waker._poll([due_dates])
+    assert due_dates.dates == [2_000, 3_000]
+    assert due_dates.published_sleep == (2_000, False)
+    due_dates.cancel_timers()
