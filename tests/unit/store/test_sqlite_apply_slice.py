@@ -137,7 +137,7 @@ async def test_a_purge_removes_the_tags_that_its_own_slice_wrote_before_it(store
 async def test_an_event_that_became_a_number_is_reported_as_damage(store: SqliteStore) -> None:
     await apply(store, None, 0)
     with store._database.writing as connection:
-        connection.execute("UPDATE journal SET kept = 5")
+        connection.execute("UPDATE journal SET encoded = 5")
     [split] = await store.splits(KEY.topic, count=1)
     found = [row async for page in store.inspect(KEY.topic, split) for _, row in page]
     assert [row.what for row in found if isinstance(row, Damage)] == ["event"]
