@@ -41,7 +41,7 @@ class Spoiler:
         segment = event_segment(seq_nr, config.segment_size)
         await self._run(
             key,
-            "UPDATE journal SET kept = ? WHERE topic = ? AND id = ? AND seq_nr = ?",
+            "UPDATE journal SET encoded = ? WHERE topic = ? AND id = ? AND seq_nr = ?",
             (GARBAGE, *key, seq_nr),
             "UPDATE journal USING TIMESTAMP ? SET event = ? WHERE id = ? AND topic = ? AND segment = ? AND seq_nr = ?",
             [GARBAGE, key.id, key.topic, segment, seq_nr],
@@ -53,7 +53,7 @@ class Spoiler:
         place = (row.tag, row.time_ms, row.topic, row.partition, row.offset, row.index)
         await self._run(
             Key(row.topic, row.id),
-            "UPDATE tag_views SET kept = 'no bytes' WHERE tag = ? AND log_ms = ? AND topic = ? AND partition = ? "
+            "UPDATE tag_views SET encoded = 'no bytes' WHERE tag = ? AND log_ms = ? AND topic = ? AND partition = ? "
             'AND "offset" = ? AND "index" = ?',
             place,
             "UPDATE tag_views USING TIMESTAMP ? SET event = ? WHERE tag = ? AND bucket = ? AND log_ms = ? "

@@ -98,9 +98,9 @@ class QueueMaintenance:
             self._next_sweep_at[ref.id] = asked_at + _RETRY_S
             return
         self._clock.observe(swept.now_ms, asked_at)
-        for name, count in (("expired", swept.expired), ("run_out", swept.run_out), ("dead", swept.dead)):
-            if count:
-                self._metrics.count(f"queue_{name}", count, queue=ref.name)
+        self._metrics.count("queue_expired", swept.expired, queue=ref.name)
+        self._metrics.count("queue_leases_expired", swept.run_out, queue=ref.name)
+        self._metrics.count("queue_dead", swept.dead, queue=ref.name)
         due_at = max(self._clock.monotonic_at(swept.next_at), time.monotonic() + SWEEP_S_LEAST)
         self._next_sweep_at[ref.id] = min(self._next_sweep_at[ref.id], due_at)
         self._start_announcing()
