@@ -26,6 +26,8 @@ from tidebook.wiring.book import Book
 BYTES = b"x" * 200
 WRITERS = 256
 PAGE = 1000
+#: Turns of each client that do not count: a broker that was just started compiles its code for several seconds.
+WARM_TURNS = 8
 #: Others end by themselves after this long, whatever became of this process.
 OTHERS_S_MAX = 60
 #: Appends 10,000 a second until its standard input ends; tells when it began, then how many, and when it ended.
@@ -157,10 +159,10 @@ class Bench:
 
     async def _in_turn(self, sides: Mapping[str, Callable[[str], Awaitable[None]]], *, turns: int) -> None:
         rates = defaultdict[str, list[float]](list)
-        for turn in range(1 + turns):
+        for turn in range(WARM_TURNS + turns):
             for name, send in sides.items():
                 rate = await self._writers(name, send)
-                if turn:  # the first warms up broker and clients alike
+                if turn >= WARM_TURNS:
                     rates[f"{name}_256_per_s"].append(rate)
         self._medians(rates)
 
