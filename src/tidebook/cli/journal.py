@@ -42,6 +42,8 @@ def _missing(topic: str, id: str) -> NotFound:
 
 def _show(event: ReadEvent) -> None:
     row = output.fields_of(event, "seq_nr", "payload", "tags", "metadata", "timestamp", "partition", "offset")
+    if event.type is not None:
+        row |= {"type": event.type, "version": event.version}
     tags = f"  [{', '.join(row['tags'])}]" if row["tags"] else ""
     output.emit(row, f"{event.seq_nr:>8}  {row['timestamp']}  {output.format_value(row['payload'])}{tags}")
 

@@ -16,44 +16,66 @@ from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, enco
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
+TYPE_BYTES_MAX = 200
+TYPE_VERSION_MAX = 2**31 - 1
 #: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
 TAGS_WARN = 10
 
 #: Used instead of a payload's type if the append is more than a single payload.
 NOT_PLAIN = -1
 
+#: An event in encodable form: the fields of an `EncodedEvent`, without the last ones if they have their defaults.
+_Encodable = tuple[Any, ...]
+
 #: The number of events that carry each tag, sorted by tag.
 TagCounts = tuple[tuple[str, int], ...]
 
 
 class Event:
-    """An event to be appended: a payload, optionally with tags and metadata.
+    """An event to be appended: a payload, optionally with tags, metadata, and the name and version of its type.
 
     >>> Event({"total": 3}, tags={"paid"})
     Event({'total': 3}, tags={'paid'})
     """
 
-    __slots__ = ("metadata", "payload", "tags")
+    __slots__ = ("metadata", "payload", "tags", "type", "version")
 
-    def __init__(self, payload: Any, *, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        payload: Any,
+        *,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        type: str | None = None,
+        version: int = 1,
+    ) -> None:
         if isinstance(tags, str):
             raise InvalidInput(f"tags are a set of texts: write {{{tags!r}}}")
         self.payload = payload
         try:
             self.tags = frozenset(tags)
         except TypeError as error:
-            raise InvalidInput(f"tags are a set of texts, not {type(tags).__name__}: {error}") from error
+            raise InvalidInput(f"tags are a set of texts, not {tags.__class__.__name__}: {error}") from error
         self.metadata = metadata
+        self.type = type
+        self.version = version
 
     def __repr__(self) -> str:
         more = f", tags={set(self.tags)!r}" if self.tags else ""
         more += f", metadata={self.metadata!r}" if self.metadata is not None else ""
+        more += f", type={self.type!r}, version={self.version}" if self.type is not None else ""
         return f"Event({self.payload!r}{more})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
             return NotImplemented
-        return (self.payload, self.tags, self.metadata) == (other.payload, other.tags, other.metadata)
+        return (self.payload, self.tags, self.metadata, self.type, self.version) == (
+            other.payload,
+            other.tags,
+            other.metadata,
+            other.type,
+            other.version,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -69,10 +91,13 @@ class EncodedEvent(msgspec.Struct, frozen=True, array_like=True, gc=False, forbi
     tags: tuple[str, ...] = ()
     #: A JSON object.
     metadata: bytes | None = None
+    #: The name of the event's type, and its version; None for an event without a type.
+    type: Annotated[str, msgspec.Meta(min_length=1, max_length=TYPE_BYTES_MAX)] | None = None
+    version: Annotated[int, msgspec.Meta(ge=1, le=TYPE_VERSION_MAX)] = 1
 
 
 class _PlainEvent(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """An EncodedEvent without tags and metadata, which decodes faster."""
+    """An EncodedEvent with a payload only, which decodes faster."""
 
     payload_type: Annotated[int, msgspec.Meta(ge=JSON, le=BYTES)]
     payload: bytes
@@ -89,6 +114,15 @@ class _TagsOnly(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tags: tuple[str, ...] = ()
 
 
+class _TypeOnly(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    payload_type: int
+    payload: msgspec.Raw
+    tags: msgspec.Raw = msgspec.Raw(b"\x90")
+    metadata: msgspec.Raw = msgspec.Raw(b"\xc0")
+    type: str | None = None
+    version: int = 1
+
+
 class ReadEvent(msgspec.Struct, frozen=True, gc=False):
     """An event as a reader receives it."""
 
@@ -99,6 +133,10 @@ class ReadEvent(msgspec.Struct, frozen=True, gc=False):
     timestamp_ms: int
     partition: int
     offset: int
+    #: The name of the event's type; None if it was appended without one.
+    type: str | None = None
+    #: The version of the type.
+    version: int = 1
 
     @property
     def timestamp(self) -> datetime:
@@ -112,6 +150,9 @@ _decode_all = msgspec.msgpack.Decoder(list[EncodedEvent]).decode
 _decode_plain = msgspec.msgpack.Decoder(list[_PlainEvent]).decode
 _decode_payload = msgspec.msgpack.Decoder(_PayloadOnly).decode
 _decode_tags = msgspec.msgpack.Decoder(_TagsOnly).decode
+_decode_type = msgspec.msgpack.Decoder(_TypeOnly).decode
+#: The first byte of an encoded event that is only a payload: an array of two.
+_PLAIN_HEADER = b"\x92"
 #: The number of length bytes of msgpack's array 16 and array 32; a fixarray has its length in the first byte.
 _LENGTH_BYTES = {0xDC: 2, 0xDD: 4}
 _decode_many = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
@@ -126,11 +167,13 @@ def encode_event(event: Event) -> bytes:
     return _encode(_encodable(event))
 
 
-def _encodable(event: Event) -> EncodedEvent | tuple[int, bytes]:
-    """Validate an event and return it in encodable form: only the payload if it has neither tags nor metadata."""
+def _encodable(event: Event) -> _Encodable:
+    """Validate an event and return it in encodable form: only the payload if it has nothing else."""
     payload_type, payload = encode_payload(event.payload)
     if not event.tags and event.metadata is None:
-        return payload_type, payload
+        if event.type is None:
+            return payload_type, payload
+        return payload_type, payload, (), None, *_check_type(event.type, event.version)
     tags = tuple(sorted({_check_tag(tag) for tag in event.tags}))  # the attribute may have been set to a list
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
         raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
@@ -141,11 +184,13 @@ def _encodable(event: Event) -> EncodedEvent | tuple[int, bytes]:
         if not isinstance(event.metadata, Mapping):
             raise InvalidInput(f"an event's metadata is a JSON object, not {type(event.metadata).__name__}")
         metadata = encode_json(dict(event.metadata), "an event's metadata")
-    return EncodedEvent(payload_type, payload, tags, metadata)
+    if event.type is None:
+        return payload_type, payload, tags, metadata
+    return payload_type, payload, tags, metadata, *_check_type(event.type, event.version)
 
 
 def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[bytes]]:
-    """Return the types and the bytes of the payloads of plain appends: one event without tags and metadata.
+    """Return the types and the bytes of the payloads of plain appends: one event that is only a payload.
 
     Other appends have type NOT_PLAIN and no bytes. Two lists instead of a list of pairs spare the garbage collector
     thousands of tuples.
@@ -154,7 +199,7 @@ def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[
     for events in appends:
         if type(events) is list and len(events) == 1:
             event = events[0]
-            if type(event) is Event and not event.tags and event.metadata is None:
+            if type(event) is Event and not event.tags and event.metadata is None and event.type is None:
                 payload = event.payload
                 payload_type, payload = (BYTES, payload) if type(payload) is bytes else encode_payload(payload)
                 types.append(payload_type)
@@ -170,19 +215,19 @@ def encode_events(events: Sequence[Event]) -> tuple[bytes, TagCounts]:
 
     The tags are counted as they were encoded, because `check_events` compares the two.
     """
-    encoded: list[EncodedEvent | tuple[int, bytes]] = []
+    encoded: list[_Encodable] = []
     counts: dict[str, int] = {}
     for event in events:
         if not isinstance(event, Event):
             raise _not_an_event(event)
         payload = event.payload
-        if type(payload) is bytes and not event.tags and event.metadata is None:
+        if type(payload) is bytes and not event.tags and event.metadata is None and event.type is None:
             encoded.append((BYTES, payload))
         else:
             encodable = _encodable(event)
             encoded.append(encodable)
-            if type(encodable) is EncodedEvent:
-                for tag in encodable.tags:
+            if len(encodable) > 2:
+                for tag in encodable[2]:
                     counts[tag] = counts.get(tag, 0) + 1
     return _encode(encoded), tuple(sorted(counts.items()))
 
@@ -200,6 +245,26 @@ def _check_tag(tag: object) -> str:
     if size > TAG_BYTES_MAX or "\x00" in tag:
         raise InvalidInput(f"a tag may take {TAG_BYTES_MAX} bytes and no NUL: {tag[:40]!r} takes {size}")
     return tag
+
+
+def _check_type(name: object, version: object) -> tuple[str, int]:
+    """Return the name and the version of an event's type; raise InvalidInput if one of them is not valid."""
+    try:
+        return _checked_type(name, version)
+    except TypeError as error:  # not hashable
+        raise InvalidInput(f"an event's type is a text and its version a number: {error}") from error
+
+
+@lru_cache(512, typed=True)  # a service has few types of events; True is not version 1
+def _checked_type(name: object, version: object) -> tuple[str, int]:
+    if type(name) is not str or not name:
+        raise InvalidInput(f"the name of an event's type is a text that is not empty, not {name!r}")
+    encode_text(name, "the name of an event's type")
+    if not _is_valid_type(name):
+        raise InvalidInput(f"the name of an event's type may take {TYPE_BYTES_MAX} bytes and no NUL: {name[:40]!r}")
+    if type(version) is not int or not 1 <= version <= TYPE_VERSION_MAX:
+        raise InvalidInput(f"the version of type {name!r} is a number from 1, not {version!r}")
+    return name, version
 
 
 def decode_event(encoded: bytes | msgspec.Raw) -> EncodedEvent:
@@ -224,6 +289,29 @@ def event_tags(encoded: bytes) -> tuple[str, ...]:
         return _decode_tags(encoded).tags
     except DECODE_ERRORS as error:
         raise Corrupt(f"an event's bytes are damaged: {error}") from error
+
+
+def event_type_of(encoded: bytes) -> tuple[str | None, int]:
+    """Return name and version of an encoded event's type without decoding the rest; the name is None without a type."""
+    if encoded[:1] == _PLAIN_HEADER:
+        return None, 1
+    try:
+        event = _decode_type(encoded)
+    except DECODE_ERRORS as error:
+        raise Corrupt(f"an event's bytes are damaged: {error}") from error
+    return event.type, event.version
+
+
+def restore_event(encoded: bytes | msgspec.Raw) -> Event:
+    """Return an event that is encoded to these bytes; raise Corrupt for damaged bytes."""
+    event = decode_event(encoded)
+    return Event(
+        decode_payload(event.payload_type, event.payload),
+        tags=event.tags,
+        metadata=None if event.metadata is None else decode_payload(JSON, event.metadata),
+        type=event.type,
+        version=event.version,
+    )
 
 
 def read_payload(encoded: bytes) -> Any:
@@ -255,17 +343,18 @@ def check_events(body: bytes, count: int, tagged: TagCounts) -> None:
     # Check the length first: a few bytes can announce an arbitrarily large array.
     if _announced_count(body) != count:
         raise Corrupt(f"the append announces {count} events and holds {_announced_count(body)}")
-    if not tagged:
+    start = 1 + _LENGTH_BYTES.get(body[0], 0)
+    if not tagged and body[start : start + 1] == _PLAIN_HEADER:
         try:
             _decode_plain(body)
             return
         except STRICT_DECODE_ERRORS:
-            pass  # an event has metadata, or the body is damaged
+            pass  # an event has more than a payload, or the body is damaged
     try:
         events = _decode_all(body)
     except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the events of a record are damaged: {error}") from error
-    _check_tags(events, tagged)
+    _check_types_and_tags(events, tagged)
 
 
 def _announced_count(body: bytes) -> int:
@@ -278,11 +367,13 @@ def _announced_count(body: bytes) -> int:
     raise Corrupt("the events of a record are damaged: they are not an array")
 
 
-def _check_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> None:
-    """Check the tags of decoded events by the rules of `encode_event`, and that `tagged` counts them."""
+def _check_types_and_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> None:
+    """Check the types and tags of decoded events by the rules of `encode_event`, and that `tagged` counts them."""
     counts: dict[str, int] = {}
     for event in events:
         tags = event.tags
+        if event.type is not None and not _is_valid_type(event.type):
+            raise Corrupt(f"the type of an event is damaged: it has a NUL or takes more than {TYPE_BYTES_MAX} bytes")
         if not _are_valid_tags(tags):
             raise Corrupt(
                 "the tags of an event are damaged: one is empty, has a NUL, takes more than "
@@ -292,6 +383,12 @@ def _check_tags(events: Sequence[EncodedEvent], tagged: TagCounts) -> None:
             counts[tag] = counts.get(tag, 0) + 1
     if len(tagged) != len(counts) or dict(tagged) != counts:
         raise Corrupt("the append counts other tags than its events carry")
+
+
+@lru_cache(512)
+def _is_valid_type(name: str) -> bool:
+    """Return whether `encode_event` could have written this name of a type."""
+    return bool(name) and "\x00" not in name and len(name.encode()) <= TYPE_BYTES_MAX
 
 
 @lru_cache(512)  # most events of a topic carry the same few tags

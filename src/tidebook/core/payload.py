@@ -17,6 +17,13 @@ TYPE_NAMES: Final = ("json", "text", "bytes")
 DEPTH_MAX: Final = 100
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
+
+class EncodedJson(msgspec.Struct, frozen=True, gc=False):
+    """A JSON payload that is encoded already."""
+
+    data: bytes
+
+
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
 
@@ -31,6 +38,8 @@ def encode_payload(value: object) -> tuple[int, bytes]:
         return BYTES, value
     if type(value) is str:
         return TEXT, encode_text(value, "a payload")
+    if type(value) is EncodedJson:
+        return JSON, value.data
     return JSON, encode_json(value, "a payload")
 
 

@@ -219,6 +219,8 @@ def read_events(rows: Iterable[EventRow], partition: int) -> list[ReadEvent]:
                     row.timestamp_ms,
                     partition,
                     row.position.offset,
+                    event.type,
+                    event.version,
                 )
             )
     except DECODE_ERRORS as error:

@@ -11,9 +11,8 @@ import msgspec
 from tidebook.core.action import NEVER, expiry_ms
 from tidebook.core.bounds import DECODE_ERRORS, EVENTS_MAX
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.event import Event, decode_event, encode_event
+from tidebook.core.event import Event, encode_event, restore_event
 from tidebook.core.key import journal_id, topic_name
-from tidebook.core.payload import JSON, decode_payload
 from tidebook.core.seq_nr import seq_nr
 
 #: The prefix of header names that the relay writes itself.
@@ -162,7 +161,7 @@ class JournalAppend(msgspec.Struct, frozen=True, array_like=True):
 
     def decoded_events(self) -> list[Event]:
         """Return the events as the caller gave them."""
-        return [_event(each) for each in self.events]
+        return [restore_event(each) for each in self.events]
 
     def expiry(self) -> timedelta | int | None:
         """Return the expiry in the form that `Journal.append` takes."""
@@ -202,9 +201,3 @@ def read_journal_message(payload: bytes | None) -> JournalAppend:
         return _decode_append(payload or b"")
     except DECODE_ERRORS as error:
         raise Corrupt(f"the payload is not an append to a journal: {error}") from error
-
-
-def _event(encoded: bytes) -> Event:
-    event = decode_event(encoded)
-    metadata = None if event.metadata is None else decode_payload(JSON, event.metadata)
-    return Event(decode_payload(event.payload_type, event.payload), tags=event.tags, metadata=metadata)

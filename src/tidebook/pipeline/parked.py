@@ -18,9 +18,9 @@ from tidebook.core.errors import (
     TidebookError,
     Unavailable,
 )
-from tidebook.core.event import Event, decode_event, unpack_events
+from tidebook.core.event import Event, restore_event, unpack_events
 from tidebook.core.key import partition_of
-from tidebook.core.payload import JSON, decode_json, decode_payload
+from tidebook.core.payload import decode_json
 from tidebook.core.record import decode_record
 from tidebook.core.replication_plan import Parked
 from tidebook.wiring.book import Book
@@ -88,7 +88,7 @@ async def _replay(book: Book, parked: Parked, id: str, *, raw: bool) -> tuple[in
         raise Corrupt(f"{error}: it can be replayed only as raw bytes") from error
     match action:
         case Append():
-            return await _append(book, parked, id, [_event(encoded) for encoded in unpack_events(action.body)])
+            return await _append(book, parked, id, [restore_event(encoded) for encoded in unpack_events(action.body)])
         case Delete():
             await journal.delete(id, to=action.to)
         case Purge():
@@ -140,12 +140,6 @@ async def _change_started(book: Book, change: Callable[[_Started], _Started]) ->
         ):
             return changed
     return None
-
-
-def _event(encoded: bytes) -> Event:
-    event = decode_event(encoded)
-    metadata = None if event.metadata is None else decode_payload(JSON, event.metadata)
-    return Event(decode_payload(event.payload_type, event.payload), tags=event.tags, metadata=metadata)
 
 
 def _payload(value: bytes) -> object:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.event import decode_event, event_tags, read_payload
+from tidebook.core.event import decode_event, event_tags, event_type_of, read_payload
 from tidebook.core.key import topic_name
 from tidebook.core.payload import JSON, decode_payload, encode_text
 from tidebook.core.replication_plan import TagPosition, TagRow
@@ -74,6 +74,16 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
     def tags(self) -> frozenset[str]:
         """All tags of the event."""
         return frozenset(event_tags(self.row.encoded))
+
+    @property
+    def type(self) -> str | None:
+        """The name of the event's type; None if it was appended without one."""
+        return event_type_of(self.row.encoded)[0]
+
+    @property
+    def version(self) -> int:
+        """The version of the event's type."""
+        return event_type_of(self.row.encoded)[1]
 
     @property
     def metadata(self) -> dict[str, Any] | None:

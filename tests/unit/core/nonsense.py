@@ -29,7 +29,10 @@ edges = st.sampled_from(
     ]
 )
 tags = st.frozensets(st.sampled_from(["x", "y", "ü"]), max_size=3)
-events = st.lists(st.builds(Event, st.binary(max_size=3) | st.integers(0, 9), tags=tags), min_size=1, max_size=4)
+types = st.sampled_from([None, None, "a", "ü"])
+versions = st.integers(1, 3)
+event = st.builds(Event, st.binary(max_size=3) | st.integers(0, 9), tags=tags, type=types, version=versions)
+events = st.lists(event, min_size=1, max_size=4)
 bodies = events.map(encode_events)
 
 #: Replacements for a field.
@@ -160,9 +163,9 @@ HUGE = 2**64 - 1
 NONSENSE = {
     "a body that is nested too deep": append_of(array_of(deep(5_000))),
     "a payload that is nested too deep": append_of(array_of(array_of(b"\x02", deep(5_000)))),
-    "a field of an event that nobody knows": append_of(array_of(packed([2, b"", [], None, None]))),
+    "a field of an event that nobody knows": append_of(array_of(packed([2, b"", [], None, None, 1, None]))),
     "a deep field of an event that nobody knows": append_of(
-        array_of(array_of(b"\x02", packed(b""), b"\x90", b"\xc0", deep(5_000)))
+        array_of(array_of(b"\x02", packed(b""), b"\x90", b"\xc0", b"\xc0", b"\x01", deep(5_000)))
     ),
     "a field of a mark that nobody knows": packed([4, 1, None, None]),
     "a deep field that nobody knows": array_of(b"\x04", b"\x01", b"\xc0", deep(5_000)),
@@ -197,6 +200,15 @@ NONSENSE = {
     "a payload of an unknown type": append_of(packed([[3, b""]])),
     "a payload of a type past 2**63": append_of(packed([[HUGE, b""]])),
     "a payload that is text": append_of(packed([[2, "a"]])),
+    "an empty type of an event": append_of(packed([[2, b"", [], None, ""]])),
+    "a type of an event that is a number": append_of(packed([[2, b"", [], None, 5]])),
+    "a type of an event with NUL": append_of(packed([[2, b"", [], None, "a\x00"]])),
+    "a type of an event of too many bytes": append_of(packed([[2, b"", [], None, "é" * 101]])),
+    "a type of an event that is no UTF-8": append_of(b"\x91\x95\x02\xc4\x00\x90\xc0\xa1\xff"),
+    "a deep type of an event": append_of(array_of(array_of(b"\x02", packed(b""), b"\x90", b"\xc0", deep(5_000)))),
+    "a version 0 of a type": append_of(packed([[2, b"", [], None, "a", 0]])),
+    "a version of a type past 2**63": append_of(packed([[2, b"", [], None, "a", HUGE]])),
+    "a version of a type that is text": append_of(packed([[2, b"", [], None, "a", "1"]])),
     "metadata that is no bytes": append_of(packed([[2, b"", [], {}]])),
     "more events than an append may hold": append_of(pack_events([PLAIN] * (EVENTS_MAX + 1)), EVENTS_MAX + 1),
     "990,000 events": append_of(b"\xdd" + (990_000).to_bytes(4, "big") + b"\x90" * 990_000, 990_000),

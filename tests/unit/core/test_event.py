@@ -13,13 +13,16 @@ from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import (
     TAG_BYTES_MAX,
     TAGS_BYTES_MAX,
+    TYPE_BYTES_MAX,
     Event,
     ReadEvent,
     check_events,
     decode_event,
     encode_event,
     encode_events,
+    event_type_of,
     pack_events,
+    restore_event,
     unpack_events,
 )
 from tidebook.core.position import Position
@@ -30,9 +33,14 @@ tags = st.frozensets(
     st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=20), max_size=4
 )
 metadata = st.none() | st.dictionaries(st.text(max_size=5), st.integers(0, 9) | st.text(max_size=5), max_size=3)
-events = st.builds(
+types = st.none() | st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=1, max_size=20)
+untyped = st.builds(
     Event, st.binary(max_size=50) | st.text(max_size=20) | st.integers(0, 99), tags=tags, metadata=metadata
 )
+typed = st.builds(
+    Event, st.integers(0, 99), tags=tags, metadata=metadata, type=types.filter(bool), version=st.integers(1, 2**31 - 1)
+)
+events = untyped | typed
 
 
 def read(event: Event) -> ReadEvent:
@@ -42,7 +50,38 @@ def read(event: Event) -> ReadEvent:
 @given(events)
 def test_a_decoded_event_equals_the_encoded_one(event: Event) -> None:
     again = read(event)
-    assert Event(again.payload, tags=again.tags, metadata=again.metadata) == event
+    fields = {name: getattr(again, name) for name in ("tags", "metadata", "type", "version")}
+    assert Event(again.payload, **fields) == event
+    assert restore_event(encode_event(event)) == event
+
+
+@given(events)
+def test_the_type_of_an_event_is_read_without_the_rest(event: Event) -> None:
+    assert event_type_of(encode_event(event)) == (event.type, event.version)
+
+
+@given(st.lists(events, min_size=1, max_size=20))
+def test_every_encoded_body_passes_the_check(events: list[Event]) -> None:
+    body, tagged = encode_events(events)
+    check_events(body, len(events), tagged)
+
+
+@pytest.mark.parametrize("name", ["", 5, b"a", "x" * (TYPE_BYTES_MAX + 1), "ä" * 101, "a\x00", "\ud800", []], ids=repr)
+def test_a_type_that_is_not_a_short_text_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidInput, match="type"):
+        encode_event(Event(1, type=name))
+
+
+@pytest.mark.parametrize("version", [0, -1, 2**31, 1.5, "1", None, True], ids=repr)
+def test_a_version_that_is_not_a_number_from_1_is_refused(version: Any) -> None:
+    with pytest.raises(InvalidInput, match="version"):
+        encode_event(Event(1, type="deposited", version=version))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x96\x02", b"\x95\x02\xc4\x00\x90\xc0\x05"])
+def test_the_type_of_damaged_event_bytes_is_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        event_type_of(data)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30).map(lambda payload: encode_event(Event(payload))), max_size=20))
@@ -82,6 +121,7 @@ def test_the_repr_of_an_event_shows_its_fields() -> None:
     assert repr(Event({"total": 3}, tags={"paid"}, metadata={"by": "x"})) == (
         "Event({'total': 3}, tags={'paid'}, metadata={'by': 'x'})"
     )
+    assert repr(Event(5, type="deposited", version=2)) == "Event(5, type='deposited', version=2)"
 
 
 def test_the_timestamp_of_an_event_has_a_time_zone() -> None:
