@@ -1,7 +1,7 @@
 """Run as a program: processes that fork while they have a book open. Prints one JSON object.
 
 `refused` lists what each use of the parent's book came to in a child; `lost` counts what was acknowledged and is not
-there, of journals, WAL and queue.
+there, of journals, WAL, queue and outbox. The book is a folder, or a settings file with servers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from typing import Any
 
 import tidebook
 from tidebook.core.event import Event
+from tidebook.outbox import Message
 
 SECONDS_MAX = 60
 WORKERS = 3
+FEATURES = ("journal", "wal", "queue", "outbox")
+#: Topics, queues and namespaces of a run: servers are shared with other tests.
+NAME = sys.argv[3] if len(sys.argv) > 3 else "t"
 
 
 def work(folder: str, name: str, count: int, begun: Any, answer: Any) -> None:
     """Open a book, write to all that it has, and report what was acknowledged."""
     signal.alarm(SECONDS_MAX)
-    acknowledged = {"journal": 0, "wal": 0, "queue": 0}
+    acknowledged = dict.fromkeys(FEATURES, 0)
     problem = None
     try:
         with tidebook.open_sync(folder) as book:
-            journal, queue = book.journal("t"), book.queue("q")
-            region = book.wal("w").open_region(int(name), create=True)
+            journal, queue = book.journal(NAME), book.queue(NAME)
+            region = book.wal(NAME).open_region(int(name), create=True)
             for n in range(count):
                 journal.append(name, [Event({"n": n})])
                 acknowledged["journal"] += 1
@@ -40,6 +44,8 @@ def work(folder: str, name: str, count: int, begun: Any, answer: Any) -> None:
                 acknowledged["wal"] += 1
                 queue.put({"n": n}, key=f"{name}-{n}")
                 acknowledged["queue"] += 1
+                book.outbox.publish_alone([Message(topic=f"out-{name}", payload=b"%d" % n)])
+                acknowledged["outbox"] += 1
                 if n == 1:
                     begun.put(name)
     except BaseException as error:
@@ -50,15 +56,17 @@ def work(folder: str, name: str, count: int, begun: Any, answer: Any) -> None:
 
 def lost(folder: str, acknowledged: dict[str, dict[str, int]]) -> dict[str, int]:
     """How much of what was acknowledged is not there."""
-    missing = {"journal": 0, "wal": 0, "queue": 0}
+    missing = dict.fromkeys(FEATURES, 0)
     with tidebook.open_sync(folder) as book:
-        put = {entry.key for entry in book.queue("q").entries(limit=10_000)}
+        put = {entry.key for entry in book.queue(NAME).entries(limit=10_000)}
+        published = {status.topic: status.waiting for status in book.outbox.status()}
         for name, counts in acknowledged.items():
-            there = {event.payload["n"] for event in book.journal("t").read(name)}
+            there = {event.payload["n"] for event in book.journal(NAME).read(name)}
             missing["journal"] += counts["journal"] - len(there & set(range(counts["journal"])))
             missing["queue"] += sum(f"{name}-{n}" not in put for n in range(counts["queue"]))
+            missing["outbox"] += counts["outbox"] - published.get(f"out-{name}", 0)
             if counts["wal"]:
-                written = {entry.payload for entry in book.wal("w").open_region(int(name)).read()}
+                written = {entry.payload for entry in book.wal(NAME).open_region(int(name)).read()}
                 missing["wal"] += sum(b"%d" % n not in written for n in range(counts["wal"]))
     return missing
 
@@ -67,12 +75,12 @@ def workers(folder: str, method: str) -> dict[str, Any]:
     """Workers of `multiprocessing`, started while the book is open and busy; it is closed and opened as they work."""
     context: Any = multiprocessing.get_context(method)
     begun, answer = context.Queue(), context.Queue()
-    counts = {"journal": 0, "wal": 0, "queue": 0}
+    counts = dict.fromkeys(FEATURES, 0)
     acknowledged: dict[str, dict[str, int]] = {"0": counts}
     problems = []
 
     def append(book: Any) -> None:
-        book.journal("t").append("0", [Event({"n": counts["journal"]})])
+        book.journal(NAME).append("0", [Event({"n": counts["journal"]})])
         counts["journal"] += 1
 
     started = threading.Event()
@@ -108,14 +116,14 @@ def workers(folder: str, method: str) -> dict[str, Any]:
 
 def uses(book: Any) -> dict[str, Callable[[], Any]]:
     """Everything that a sync book does, by name."""
-    journal, region = book.journal("t"), book.wal("w").open_region(9, create=True)
-    queue, tags = book.queue("q"), book.tags
+    journal, region = book.journal(NAME), book.wal(NAME).open_region(9, create=True)
+    queue, tags, outbox = book.queue(NAME), book.tags, book.outbox
     queue.put({"n": 0})
     journal.append("0", [Event({"n": 0})])
     following = journal.tail("0")
     next(following)
     return {
-        "journal": lambda: book.journal("t"),
+        "journal": lambda: book.journal(NAME),
         "append": lambda: journal.append("0", [Event({})]),
         "read": lambda: list(journal.read("0")),
         "tail on": lambda: next(following),
@@ -125,6 +133,8 @@ def uses(book: Any) -> dict[str, Callable[[], Any]]:
         "queue": lambda: queue.put({"n": 1}),
         "claim": lambda: queue.claim(limit=1),
         "outbox": lambda: book.outbox.status(),
+        "outbox status": lambda: outbox.status(),
+        "publish alone": lambda: outbox.publish_alone([Message(topic=f"{NAME}-out", payload=b"x")]),
     }
 
 
@@ -158,16 +168,16 @@ def preload(folder: str) -> dict[str, Any]:
             refused = {name: told(use) for name, use in each.items()}
             with tidebook.open_sync(folder) as book:  # as in a `post_fork` hook
                 for n in range(5):
-                    book.journal("t").append(f"worker {number}", [Event({"n": n})])
+                    book.journal(NAME).append(f"worker {number}", [Event({"n": n})])
             os.write(sink, json.dumps(refused).encode())
             master.__exit__(None, None, None)
             sys.exit(0)  # the interpreter ends as usual, clean-up included
         os.close(sink)
-        master.journal("t").append("0", [Event({"n": number})])
+        master.journal(NAME).append("0", [Event({"n": number})])
         found, status = answer_of(pid, source)
         answers.append(found)
         assert status == 0
-    pointers = [master.journal("t").pointer(id) for id in ("0", "worker 1", "worker 2", "worker 3")]
+    pointers = [master.journal(NAME).pointer(id) for id in ("0", "worker 1", "worker 2", "worker 3")]
     master.__exit__(None, None, None)
     return {"refused": answers, "pointers": pointers}
 
@@ -192,32 +202,57 @@ def asynchronous(folder: str) -> dict[str, Any]:
 
     async def main() -> None:
         async with tidebook.open(folder) as book:
-            journal, queue, tags = book.journal("t"), book.queue("q"), book.tags
-            region = await book.wal("w").open_region(9, create=True)
-            await journal.append("0", [Event({"n": 0})])
+            journal, queue, tags, outbox = book.journal(NAME), book.queue(NAME), book.tags, book.outbox
+            region = await book.wal(NAME).open_region(9, create=True)
+            await journal.append("0", [Event({"n": 0}, tags={"x"})])
             await queue.put({"n": 0})
+            await outbox.publish_alone([Message(topic=f"{NAME}-out", payload=b"x")])
+            following = journal.tail("0")
+            await anext(following)
 
             async def journal_again() -> Any:
-                return book.journal("t")
+                return book.journal(NAME)
 
-            async def outbox() -> Any:
+            async def outbox_again() -> Any:
                 return await book.outbox.status()
+
+            async def publish() -> Any:
+                return outbox.publish(None, topic=f"{NAME}-out", payload=b"x")
 
             each: dict[str, Callable[[], Any]] = {
                 "journal": journal_again,
                 "append": lambda: journal.append("0", [Event({})]),
                 "append elsewhere": lambda: journal.append("1", [Event({})]),
+                "append many": lambda: journal.append_many([("2", [Event({})])]),
+                "purge": lambda: journal.purge("0"),
                 "read": lambda: listed(journal.read("0")),
+                "read elsewhere": lambda: listed(journal.read("3")),
+                "tail on": lambda: anext(following),
                 "pointer": lambda: journal.pointer("0"),
                 "ids": lambda: listed(journal.ids()),
                 "tags": lambda: listed(tags.read("x")),
+                "all tags": lambda: listed(tags.list()),
                 "wal": lambda: region.write(table=1, payloads=[b"x"]),
                 "queue": lambda: queue.put({"n": 1}),
                 "claim": lambda: queue.claim(limit=1),
-                "outbox": outbox,
+                "entries": lambda: queue.entries(),
+                "outbox": outbox_again,
+                "outbox status": lambda: outbox.status(),
+                "publish": publish,
+                "publish alone": lambda: outbox.publish_alone([Message(topic=f"{NAME}-out", payload=b"x")]),
+                "relay": lambda: outbox.relay(once=True),
             }
+
+            def in_flight() -> list[asyncio.Task[Any]]:
+                """Calls that have begun when the process forks, and that later ones would wait for."""
+                calls: list[Any] = [journal.append("4", [Event({})]), listed(journal.read("0")), journal.pointer("0")]
+                calls += [listed(journal.ids()), listed(tags.read("x")), outbox.status()]
+                return [asyncio.create_task(call) for call in calls]
+
             for where in ("the parent's loop", "a loop of its own"):
                 source, sink = os.pipe()
+                begun = in_flight()
+                await asyncio.sleep(0)
                 pid = os.fork()
                 if pid == 0:
                     signal.alarm(SECONDS_MAX)
@@ -233,6 +268,7 @@ def asynchronous(folder: str) -> dict[str, Any]:
                     os._exit(0)
                 os.close(sink)
                 found, status = answer_of(pid, source)
+                await asyncio.gather(*begun)
                 answers.update({f"{name} in {where}": each for name, each in found.items()})
                 answers[f"ended in {where}"] = str(status)
             await journal.append("0", [Event({"n": 1})])

@@ -12,14 +12,19 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 from tools.mutants.coverage_map import OUTPUT, SOURCE
 from tools.mutants.operators import Mutant, mutants_of, mutated
@@ -32,8 +37,25 @@ DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and n
 #: Slow tests are tried last, and no more than this many seconds of tests are run against one mutant.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
-OVERHEAD_SECONDS = 15.0
+#: A mutant that takes longer than its tests did without it, by this factor and this start-up time, is run again after a
+#: control run: a busy machine must not count as a kill.
+SLOWER_MAX = 4.0
+START_SECONDS_MAX = 30.0
 DEFAULT_PACKAGES = ("core", "journal", "store", "replication")
+
+
+class Verdict(Enum):
+    """What the tests said of a mutant."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    UNCOVERED = "not run"
+    #: The tests could not be run: neither a failure nor a success of theirs.
+    ERROR = "error"
+
+
+#: pytest's exit codes; all others say nothing about the mutant (an interrupt, a wrong test id, a crash, no tests).
+_VERDICTS = {0: Verdict.SURVIVED, 1: Verdict.KILLED}
 
 
 @dataclass(frozen=True)
@@ -42,13 +64,15 @@ class CoverageData:
 
     lines: dict[str, dict[str, list[str]]]
     seconds: dict[str, float]
+    #: Tests that fail without a mutant, and would seem to kill every one.
+    failed: frozenset[str] = frozenset()
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the mutant's line, quickest first, within the time limit."""
         found = self.lines.get(str(ROOT / mutant.path), {}).get(str(mutant.line), [])
         chosen: list[str] = []
         total = 0.0
-        for test in sorted(found, key=lambda test: self.seconds.get(test, 0.0)):
+        for test in sorted(set(found) - self.failed, key=lambda test: (self.seconds.get(test, 0.0), test)):
             total += self.seconds.get(test, 0.0)
             if chosen and (total > TEST_SECONDS_MAX or len(chosen) == TESTS_MAX):
                 break
@@ -57,39 +81,58 @@ class CoverageData:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the mutants that the arguments name; return 1 if fewer than the required share is killed."""
+    """Run the mutants that the arguments name; return 1 if a package has fewer than the required share killed."""
     options = _options(arguments)
     if options.child:
         return _run_child(sys.stdin.read())
-    paths = sorted({path for name in options.packages for path in _modules(name)})
-    every = [mutant for path in paths for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
-    covered = _coverage(options.tests, refresh=options.refresh)
-    chosen = every
-    if options.sample and options.sample < len(every):
-        chosen = sorted(random.Random(options.seed).sample(every, options.sample), key=lambda mutant: str(mutant))
-    _say(f"{len(chosen):,} of {len(every):,} mutants in {len(paths)} modules, seed {options.seed}")
-    killed, survivors, uncovered = _run_all(chosen, covered, options.jobs)
-    by_package: dict[str, list[int]] = {}
-    for mutant, verdict in [*((m, 1) for m in killed), *((m, 0) for m in [*survivors, *uncovered])]:
-        by_package.setdefault(_package_of(mutant), []).append(verdict)
-    for mutant in survivors:
-        print(f"survived  {mutant}")
-    for mutant in uncovered:
-        print(f"not run   {mutant}")
-    share = len(killed) / len(chosen) if chosen else 1.0
-    shares = {name: round(sum(found) / len(found), 4) for name, found in sorted(by_package.items())}
-    result = {"mutants": len(chosen), "of": len(every), "killed": len(killed), "survived": len(survivors)}
-    print(json.dumps({**result, "not_run": len(uncovered), "share": round(share, 4), "packages": shares}))
-    return 0 if share >= options.at_least else 1
+    modules = {name: sorted(_modules(name)) for name in options.packages}
+    every = {
+        name: [mutant for path in paths for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
+        for name, paths in modules.items()
+    }
+    chosen = {name: sample(mutants, options.sample, options.seed) for name, mutants in every.items()}
+    run = list(dict.fromkeys(mutant for mutants in chosen.values() for mutant in mutants))
+    _say(f"{len(run):,} of {sum(map(len, every.values())):,} mutants, seed {options.seed}")
+    covered = _controlled(_coverage(options.tests, refresh=options.refresh), run)
+    verdicts = _run_all(run, covered, options.jobs)
+    for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED):
+        for mutant in run:
+            if verdicts[mutant] is verdict:
+                print(f"{verdict.value:<9} {mutant}")
+    reports = {name: report(mutants, verdicts, len(every[name])) for name, mutants in chosen.items()}
+    for name, found in reports.items():
+        print(json.dumps({"package": name, **found}))
+    return exit_code(reports, options.at_least)
+
+
+def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Return so many of the mutants, chosen at random and in their order; all of them if `count` is 0."""
+    if not 0 < count < len(mutants):
+        return list(mutants)
+    return [mutants[index] for index in sorted(random.Random(seed).sample(range(len(mutants)), count))]
+
+
+def report(mutants: Sequence[Mutant], verdicts: Mapping[Mutant, Verdict], of: int) -> dict[str, float]:
+    """Return how many of a package's mutants came to what, and the share killed; errors count as not killed."""
+    counts = Counter(verdicts[mutant] for mutant in mutants)
+    found: dict[str, float] = {verdict.value.replace(" ", "_"): counts[verdict] for verdict in Verdict}
+    return {"mutants": len(mutants), "of": of, **found, "share": round(counts[Verdict.KILLED] / len(mutants), 4)}
+
+
+def exit_code(reports: Mapping[str, Mapping[str, float]], at_least: float) -> int:
+    """Return 2 if a mutant could not be judged, 1 if a package is below the required share, and 0 otherwise."""
+    if any(found["error"] for found in reports.values()):
+        return 2
+    return int(any(found["share"] < at_least for found in reports.values()))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dev mutate", description=__doc__)
     parser.add_argument("packages", nargs="*", default=DEFAULT_PACKAGES, help="packages or modules below src/tidebook")
-    parser.add_argument("--sample", type=int, default=0, help="run a random sample of this many mutants (0: all)")
+    parser.add_argument("--sample", type=int, default=0, help="run a random sample of so many of each package (0: all)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants that run at the same time")
-    parser.add_argument("--at-least", type=float, default=0.9, help="the share that must be killed for exit code 0")
+    parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -104,10 +147,6 @@ def _modules(name: str) -> Iterable[Path]:
     if not module.exists():
         raise SystemExit(f"dev: there is no package or module {name} below src/tidebook")
     return [module]
-
-
-def _package_of(mutant: Mutant) -> str:
-    return "/".join(Path(mutant.path).parts[2:-1])
 
 
 def _coverage(tests: Sequence[str], *, refresh: bool) -> CoverageData:
@@ -131,37 +170,73 @@ def _pytest_options() -> list[str]:
     return ["-p", "no:cacheprovider", "-p", "no:randomly", "--hypothesis-seed=0", "-p", "no:xdist"]
 
 
-def _run_all(
-    mutants: Sequence[Mutant], covered: CoverageData, jobs: int
-) -> tuple[list[Mutant], list[Mutant], list[Mutant]]:
-    killed: list[Mutant] = []
-    survivors: list[Mutant] = []
-    uncovered: list[Mutant] = []
+def _controlled(covered: CoverageData, mutants: Sequence[Mutant]) -> CoverageData:
+    """Run the tests of all mutants once without a mutant, and return how long each takes and which ones fail."""
+    tests = sorted({test for mutant in mutants for test in covered.tests_of(mutant)})
+    if not tests:
+        return covered
+    _say(f"control run of {len(tests):,} tests without a mutant")
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "control.json"
+        code = run_tests(None, tests, limit_s=None, outcome=found)
+        if code not in _VERDICTS:
+            raise SystemExit(f"dev: the tests cannot be run without a mutant: pytest ended with {code}")
+        outcome = json.loads(found.read_text())
+    for test in outcome["failed"]:
+        _say(f"fails without a mutant: {test}")
+    return CoverageData(covered.lines, outcome["seconds"], frozenset(outcome["failed"]))
+
+
+def _run_all(mutants: Sequence[Mutant], covered: CoverageData, jobs: int) -> dict[Mutant, Verdict]:
+    verdicts: dict[Mutant, Verdict] = {}
     lock = threading.Lock()
     started = time.monotonic()
 
     def run(mutant: Mutant) -> None:
         tests = covered.tests_of(mutant)
-        verdict = uncovered if not tests else (killed if _is_killed(mutant, tests, covered) else survivors)
+        seconds = sum(covered.seconds.get(test, 0.0) for test in tests)
+        found = judge(partial(run_tests, mutant, tests), partial(run_tests, None, tests), seconds) if tests else None
         with lock:
-            verdict.append(mutant)
-            done = len(killed) + len(survivors) + len(uncovered)
-            if verdict is not killed:
-                _say(f"{'survived' if tests else 'not run '} {mutant}")
-            if done % 20 == 0:
-                pace = (time.monotonic() - started) / done
-                left_min = pace * (len(mutants) - done) / 60
-                _say(f"{done:,} of {len(mutants):,}, {len(killed) / done:.1%} killed, {left_min:.0f} min left")
+            verdict = verdicts[mutant] = found or Verdict.UNCOVERED
+            if verdict is not Verdict.KILLED:
+                _say(f"{verdict.value} {mutant}")
+            if (done := len(verdicts)) % 20 == 0:
+                killed = sum(verdict is Verdict.KILLED for verdict in verdicts.values())
+                left_min = (time.monotonic() - started) / done * (len(mutants) - done) / 60
+                _say(f"{done:,} of {len(mutants):,}, {killed / done:.1%} killed, {left_min:.0f} min left")
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run, mutants))
-    return killed, survivors, uncovered
+    return verdicts
 
 
-def _is_killed(mutant: Mutant, tests: list[str], covered: CoverageData) -> bool:
-    """Run the tests in a child process; a run that does not end counts as killed."""
-    task = json.dumps({"path": mutant.path, "index": mutant.index, "tests": tests}).encode()
-    limit_s = OVERHEAD_SECONDS + 4 * sum(covered.seconds.get(test, 0.0) for test in tests)
+#: Runs tests within a limit in seconds, and returns pytest's exit code, or None if they did not end in time.
+RunTests = Callable[[float | None], int | None]
+
+
+def judge(mutant: RunTests, control: RunTests, seconds: float) -> Verdict:
+    """Return the verdict on a mutant whose tests took `seconds` without it.
+
+    If they do not end in time, the same tests run again without the mutant, as busy as the machine is now, and then
+    once more with it, with a limit that follows from the time of that control run.
+    """
+    code = mutant(START_SECONDS_MAX + SLOWER_MAX * seconds)
+    if code is None:
+        began = time.monotonic()
+        if control(None) != 0:
+            return Verdict.ERROR
+        code = mutant(START_SECONDS_MAX + SLOWER_MAX * (time.monotonic() - began))
+        if code is None:
+            return Verdict.KILLED
+    return _VERDICTS.get(code, Verdict.ERROR)
+
+
+def run_tests(
+    mutant: Mutant | None, tests: Sequence[str], limit_s: float | None, outcome: Path | None = None
+) -> int | None:
+    """Run tests in a child process; return pytest's exit code, or None if they did not end in time."""
+    change = None if mutant is None else {"path": mutant.path, "index": mutant.index}
+    task = {"mutant": change, "tests": tests, "outcome": None if outcome is None else str(outcome)}
     quiet = subprocess.DEVNULL
     child = subprocess.Popen(
         [sys.executable, "-m", "tools.mutants", "--child"],
@@ -172,10 +247,10 @@ def _is_killed(mutant: Mutant, tests: list[str], covered: CoverageData) -> bool:
         start_new_session=True,
     )
     try:
-        child.communicate(task, timeout=limit_s)
-        return child.returncode != 0
+        child.communicate(json.dumps(task).encode(), timeout=limit_s)
+        return child.returncode
     except subprocess.TimeoutExpired:
-        return True
+        return None
     finally:
         _end_group(child)
 
@@ -212,12 +287,32 @@ class _MutantFinder(MetaPathFinder):
         return importlib.util.spec_from_loader(fullname, Loader(fullname, str(self._path)), is_package=False)
 
 
-def _run_child(task: str) -> int:
+class _Outcome:
+    """Records which tests failed, and how long each took."""
+
+    def __init__(self) -> None:
+        self.failed: set[str] = set()
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+
+def _run_child(text: str) -> int:
     import pytest
 
-    wanted = json.loads(task)
-    sys.meta_path.insert(0, _MutantFinder(ROOT / wanted["path"], wanted["index"]))
-    return int(pytest.main([*_pytest_options(), "-x", "-q", "--no-header", *wanted["tests"]]))
+    task = json.loads(text)
+    if (mutant := task["mutant"]) is not None:
+        sys.meta_path.insert(0, _MutantFinder(ROOT / mutant["path"], mutant["index"]))
+    recorded = _Outcome()
+    stop = [] if task["outcome"] else ["-x"]
+    code = int(pytest.main([*_pytest_options(), *stop, "-q", "--no-header", *task["tests"]], plugins=[recorded]))
+    if task["outcome"]:
+        outcome = {"failed": sorted(recorded.failed), "seconds": recorded.seconds}
+        Path(task["outcome"]).write_text(json.dumps(outcome))
+    return code
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 #: Larger integers are tuning limits (sizes, timeouts): a difference of one has no effect that a test could observe.
 INTEGER_MAX = 64
@@ -91,9 +92,11 @@ def _body(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iter
 
 def _of_node(node: ast.AST) -> Iterator[_Mutation]:
     match node:
-        case ast.Compare(ops=[operator], lineno=line) if type(operator) in _COMPARISONS:
-            other = _COMPARISONS[type(operator)]
-            yield line, f"{_name(operator)} -> {other.__name__}", lambda: _set(node, ops=[other()])
+        case ast.Compare(ops=operators, lineno=line):
+            for at, operator in enumerate(operators):
+                if (other := _COMPARISONS.get(type(operator))) is not None:
+                    ops = [*operators[:at], other(), *operators[at + 1 :]]
+                    yield line, f"{_name(operator)} -> {other.__name__}", partial(_set, node, ops=ops)
         case ast.BoolOp(op=ast.And(), lineno=line):
             yield line, "and -> or", lambda: _set(node, op=ast.Or())
         case ast.BoolOp(op=ast.Or(), lineno=line):

@@ -30,6 +30,7 @@ from tidebook.journal.view import ReadView
 from tidebook.log.port import Log, Outgoing, RecordColumns, read_page
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.process import generation, refuse_fork
 from tidebook.store.port import StoredSnapshot, StoreWriter
 
 #: How many batches of `append_many` may be in flight: this bounds the memory of a call of any size.
@@ -68,6 +69,7 @@ class Journal:
         self._metrics = metrics or Metrics()
         self._open: OpenTopic | None = None
         self._opening = asyncio.Lock()
+        self._generation = generation()
 
     async def _open_topic(
         self, check: Callable[[TopicConfig], object] | None = None, *, create: bool = False
@@ -76,6 +78,7 @@ class Journal:
 
         `check` must accept the configuration that a new topic would have.
         """
+        refuse_fork(self._generation, f"topic {self.topic}")
         if self._open is None:
             async with self._opening:
                 if self._open is None:
@@ -424,6 +427,7 @@ class Journal:
 
     async def adopt(self) -> TopicConfig:
         """Accept the log as it is after it was recreated or restored: a new epoch starts from what the store has."""
+        refuse_fork(self._generation, f"topic {self.topic}")
         async with self._opening:
             config = await adopt_topic(self._log, self._store, self.topic, self._settings)
             if self._open is not None and self._open.config != config:

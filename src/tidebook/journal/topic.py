@@ -21,6 +21,7 @@ from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log, Outgoing, TopicState, last_record
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.process import forked_error, tell_of_forks
 from tidebook.store.port import StoreWriter
 
 #: How many journals of a topic have a cached address.
@@ -68,6 +69,11 @@ class OpenTopic:
             cache.seen = end - 1
         self.partitions = [Reader(log, store, cache, settings, metrics) for cache in caches]
         self._addresses: dict[str, Address] = {}
+        tell_of_forks(self)
+
+    def inherited(self) -> None:
+        """Refuse every use in a forked child, where no task and no driver would answer; an append pays nothing."""
+        self._superseded, self.check_due = forked_error(f"topic {self._topic}"), True
 
     def partition(self, id: str) -> Reader:
         """Return the partition of a journal, by the configured partition count, not by the log's current one."""

@@ -22,6 +22,7 @@ from tidebook.outbox.settings import BackendName, OutboxSettings
 from tidebook.outbox.store import OutboxDatabase, OutboxStore
 from tidebook.runtime.clock import Ids, RandomIds
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.process import generation, refuse_fork
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,6 +67,11 @@ class Outbox:
         self.metrics = metrics or Metrics()
         self._ready = False
         self._chosen: Backend | None = None
+        self._generation = generation()
+
+    def refuse_fork(self) -> None:
+        """Raise InvalidInput in a forked child, which has neither the threads nor the clients of its parent."""
+        refuse_fork(self._generation, "the outbox")
 
     @property
     def url(self) -> str:
@@ -111,6 +117,7 @@ class Outbox:
 
     def backend(self, name: BackendName | None = None) -> Backend:
         """Return the book's backend of this name; without one, that of the `use` block or of the settings."""
+        self.refuse_fork()
         if name is not None:
             return self._new_backend(name)
         if (chosen := of_block()) is not None:
@@ -158,6 +165,7 @@ class Outbox:
 
     def ready(self) -> None:
         """Create the missing tables on the first call, unless the settings leave that to migrations."""
+        self.refuse_fork()
         if not self._ready and self.settings.create_tables:
             self.create_tables()
         self._ready = True
@@ -191,6 +199,7 @@ class Outbox:
 
     def _ask(self, question: Callable[[OutboxStore], R], *, missing: R) -> R:
         """Ask the database; answer `missing` where its file does not exist, which reading must not create."""
+        self.refuse_fork()
         if self._parts.missing:
             return missing
         self.ready()
@@ -222,6 +231,7 @@ def _in_thread(
 
     @wraps(method)
     async def call(self: AsyncOutbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.blocking.refuse_fork()  # here, for the threads that would run it may not exist
         return await asyncio.to_thread(method, self.blocking, *args, **kwargs)
 
     return call
@@ -253,6 +263,7 @@ class AsyncOutbox:
 
     async def relay(self, *, threads: int | None = None, once: bool = False) -> int:
         """Relay until cancelled or, with `once`, until nothing is left that can be sent; return how many were sent."""
+        self.blocking.refuse_fork()
         relay = await asyncio.to_thread(self.blocking.new_relay, threads=threads)
         running = asyncio.ensure_future(asyncio.to_thread(relay.run, once=once))
         try:
@@ -265,6 +276,7 @@ class AsyncOutbox:
     @asynccontextmanager
     async def relaying(self, *, threads: int | None = None) -> AsyncIterator[Relay]:
         """Run a relay in the background of an `async with` block."""
+        self.blocking.refuse_fork()
         relay = await asyncio.to_thread(self.blocking.new_relay, threads=threads)
         running = asyncio.ensure_future(asyncio.to_thread(relay.run))
         try:

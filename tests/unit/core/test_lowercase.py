@@ -79,3 +79,15 @@ def test_letters_of_later_unicode_versions_are_unchanged(text: str, lowered: str
 def test_the_segment_of_a_head_does_not_depend_on_the_running_python() -> None:
     assert head_segment("\ua7dc", 512) == 0xA7DC % 512  # Unicode 16 gives it the lower case U+019B
     assert head_segment("ÄÖ", 512) == head_segment("äö", 512)
+
+
+def test_the_segment_of_a_head_is_never_taken_from_the_lower_case_of_the_running_python() -> None:
+    class OfLaterPython(str):
+        """Text whose own lower case is another one, as that of a letter is that a later Unicode gave a pair."""
+
+        __slots__ = ()
+
+        def lower(self) -> str:
+            return "another"
+
+    assert head_segment(OfLaterPython("ÄÖ"), 512) == head_segment("äö", 512) == (0xE4 * 31 + 0xF6) % 512

@@ -15,6 +15,7 @@ from tidebook.core.errors import Unavailable
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.futures import cancel_quietly
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.process import generation, refuse_fork
 from tidebook.store.cassandra.errors import NOT_SENT, TRANSIENT, translate, translated
 from tidebook.store.cassandra.mutations import Batch, CqlStatement
 from tidebook.store.cassandra.settings import CassandraSettings
@@ -93,6 +94,11 @@ class CassandraSession:
         self._writing = acsylla.Consistency[settings.writing]
         self._closed = False
         self._serial = acsylla.Consistency[settings.serial_consistency]
+        self._generation = generation()
+
+    def _refuse_fork(self) -> None:
+        """Raise InvalidInput in a forked child: the driver's threads do not exist there, and nothing would answer."""
+        refuse_fork(self._generation, "the store")
 
     async def read(
         self, cql: str, values: Sequence[Any], *, page_size: int = 5000, page_state: bytes | None = None
@@ -131,6 +137,7 @@ class CassandraSession:
     async def _select(
         self, cql: str, values: Sequence[Any], page_size: int, page_state: bytes | None, level: Any
     ) -> Any:
+        self._refuse_fork()
         with translated("a read"):
             prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
@@ -149,6 +156,7 @@ class CassandraSession:
         Retries are harmless, because the writes of a slice carry their own stamps, and necessary, because a write that
         timed out may have reached too few replicas to be read.
         """
+        self._refuse_fork()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._settings.write_deadline_s
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
@@ -170,6 +178,7 @@ class CassandraSession:
 
     async def write_once(self, statement: CqlStatement) -> None:
         """Execute one statement with a single attempt, so that the caller gets a failure at once."""
+        self._refuse_fork()
         with translated("a write", wrote="repeatedly"):
             async with self._singles:
                 await self._attempt([statement])
@@ -194,6 +203,7 @@ class CassandraSession:
 
     async def compare_and_set(self, cql: str, values: Sequence[Any]) -> dict[str, Any]:
         """Execute a conditional statement once; return `[applied]` and, if that is False, the values found."""
+        self._refuse_fork()
         with translated("a compare-and-set", wrote="once"):
             prepared = self._prepared.get(cql) or await self._prepare(cql)
             statement = prepared.bind(
@@ -213,6 +223,7 @@ class CassandraSession:
 
         If `address` is given that node executes it, or any other one if that node is unreachable.
         """
+        self._refuse_fork()
         with translated("a change of the schema", wrote="once"):
             if address is not None:
                 statement = acsylla.create_statement(ddl, timeout=SCHEMA_TIMEOUT_S)
@@ -226,18 +237,20 @@ class CassandraSession:
 
     async def query(self, cql: str) -> list[tuple[Any, ...]]:
         """Execute a read that is not worth preparing."""
+        self._refuse_fork()
         with translated("a read"):
             result = await self._session.query(cql, timeout=self._settings.read_timeout_s)
         return [row.as_tuple() for row in result]
 
     async def use(self, keyspace: str) -> None:
         """Select the keyspace."""
+        self._refuse_fork()
         with translated("choosing the keyspace"):
             await self._session.use_keyspace(keyspace)
 
     async def close(self) -> None:
-        """Close the session; a second call does nothing."""
-        if not self._closed:
+        """Close the session; a second call does nothing, nor does one in a forked child, where it cannot be closed."""
+        if not self._closed and self._generation == generation():
             self._closed = True
             self._prepared.clear()
             await self._session.close()

@@ -9,20 +9,30 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import tidebook
+from tests.integration.outbox.databases import postgres_database
 
 DRIVER = Path(__file__).with_name("fork_driver.py")
 ROOT = Path(__file__).resolve().parents[2]
+SERVERS = (pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.postgres)
 
 
-def driven(kind: str, folder: Path) -> Any:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(DRIVER), kind, str(folder)]
+def on_servers(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in SERVERS:
+        test = mark(test)
+    return test
+
+
+def driven(kind: str, where: Path, name: str = "t") -> Any:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(DRIVER), kind, str(where), name]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -32,13 +42,17 @@ def driven(kind: str, folder: Path) -> Any:
 def test_workers_that_open_a_book_of_their_own_lose_nothing(tmp_path: Path, method: str) -> None:
     report = driven(method, tmp_path)
     assert report["problems"] == []
-    assert report["lost"] == {"journal": 0, "wal": 0, "queue": 0}
-    assert [report["acknowledged"][name]["queue"] for name in "123"] == [40, 80, 120]
+    assert report["lost"] == {"journal": 0, "wal": 0, "queue": 0, "outbox": 0}
+    for feature in ("queue", "outbox"):
+        assert [report["acknowledged"][name][feature] for name in "123"] == [40, 80, 120]
 
 
 def test_workers_of_a_master_that_preloaded_the_application_are_refused_its_book(tmp_path: Path) -> None:
-    report = driven("preload", tmp_path)
-    assert len(report["refused"]) == 3
+    assert_workers_are_refused(driven("preload", tmp_path))
+
+
+def assert_workers_are_refused(report: Any) -> None:
+    assert [len(answers) for answers in report["refused"]] == [12, 12, 12]
     assert {told for answers in report["refused"] for told in answers.values()} == {"InvalidInput"}
     assert report["pointers"] == [4, 5, 5, 5]
 
@@ -80,10 +94,35 @@ def test_workers_of_gunicorn_with_preload_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_an_async_book_is_refused_in_the_child_at_once(tmp_path: Path) -> None:
-    refused = driven("async", tmp_path)["refused"]
+    assert_every_use_is_refused(driven("async", tmp_path)["refused"])
+
+
+def assert_every_use_is_refused(refused: dict[str, str]) -> None:
     assert refused.pop("ended in the parent's loop") == refused.pop("ended in a loop of its own") == "0"
-    assert len(refused) == 22
+    assert len(refused) == 42
     assert {name: told for name, told in refused.items() if told != "InvalidInput"} == {}
+
+
+@pytest.fixture
+def servers(tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, postgres_url: str) -> Iterator[Path]:
+    """The settings of a book that keeps everything on servers."""
+    with postgres_database(postgres_url) as database:
+        toml = tmp_path / "tidebook.toml"
+        toml.write_text(
+            f'[log]\nurl = "kafka://{kafka_bootstrap}"\n[store]\nurl = "cassandra://{cassandra_address}/fork_tests"\n'
+            f'[sql]\nurl = "{database.url}"\n[journal]\nsegments = 8\n'
+        )
+        yield toml
+
+
+@on_servers
+def test_an_async_book_on_servers_is_refused_in_the_child_at_once(servers: Path) -> None:
+    assert_every_use_is_refused(driven("async", servers, f"t{uuid4().hex[:12]}")["refused"])
+
+
+@on_servers
+def test_workers_of_a_master_that_preloaded_a_book_on_servers_are_refused_it(servers: Path) -> None:
+    assert_workers_are_refused(driven("preload", servers, f"t{uuid4().hex[:12]}"))
 
 
 CONFTEST = """
