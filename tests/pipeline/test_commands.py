@@ -138,12 +138,12 @@ def test_verify_tells_differences_as_rows_and_by_its_exit_code(
     assert cli("pipeline", "verify").code == 0
 
 
-def test_up_replicates_purges_what_has_expired_and_leaves_nothing_running(
+def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_running(
     tmp_path: Path, embedded: Book, portal: BlockingPortal
 ) -> None:
     folder = embedded.settings.folder
     toml = tmp_path / "up.toml"
-    toml.write_text(f'folder = "{folder}"\n[pipeline]\npurge_every_s = 0.5\nlook_every_s = 0.2\n')
+    toml.write_text(f'folder = "{folder}"\n[pipeline]\nengine = "spark"\npurge_every_s = 0.5\nlook_every_s = 0.2\n')
     journal = embedded.journal("orders")
     portal.run(journal.append("stays", [Event(1)]))
     portal.run(journal.append("goes", [Event(1)], expire_after=timedelta(milliseconds=1)))
@@ -166,13 +166,36 @@ def test_up_replicates_purges_what_has_expired_and_leaves_nothing_running(
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "java"])
-def test_up_without_spark_says_so_and_stays_open(tmp_path: Path, missing: str) -> None:
+def test_up_on_spark_without_spark_says_so_and_stays_open(tmp_path: Path, missing: str) -> None:
     code = WITHOUT_PYSPARK if missing == "pyspark" else "from tidebook.cli.app import main; main()"
     more = {} if missing == "pyspark" else {"JAVA_HOME": "", "PATH": str(tmp_path)}
-    with running("up", "--json", "--book", str(tmp_path / "book"), code=code, **more) as command:
+    toml = tmp_path / "tidebook.toml"
+    toml.write_text('[pipeline]\nengine = "spark"\n')
+    with running("up", "--json", "--book", str(toml), code=code, **more) as command:
         row = command.until(lambda row: str(row.get("replication", "")).startswith("off"))
         assert {"pyspark": "pip install 'tidebook[spark]'", "java": "Java 17"}[missing] in row["replication"]
         assert command.end()[0] == 0
+
+
+def test_inline_replication_beside_the_job_changes_nothing(cli: Cli, embedded: Book, portal: BlockingPortal) -> None:
+    where = str(embedded.settings.folder)
+    with (
+        running("pipeline", "replicate", "--json", "--book", where) as job,
+        running("pipeline", "replicate", "--engine", "inline", "--json", "--book", where) as beside,
+    ):
+        journal = embedded.journal("orders")
+        portal.run(journal.append("o-0", [Event(0, tags={"paid"})]))
+        job.until(lambda row: bool(row["partitions"]))
+        beside.until(lambda row: row["state"] == "active")
+        for number in range(300):
+            portal.run(journal.append(f"o-{number % 20}", [Event(number, tags={"paid"})]))
+        assert job.end()[0] == 0
+        assert beside.end()[0] == 0
+    assert cli("pipeline", "replicate", "--once", "--engine", "inline").code == 0
+    assert cli("pipeline", "verify").code == 0
+    status = cli("pipeline", "status")
+    assert {row["lag"] for row in status.rows if "lag" in row} == {0}
+    assert status.rows[-1]["job"]["engine"] in {"inline", "spark"}
 
 
 def test_replicate_waits_for_a_store_that_is_down_when_it_starts(tmp_path: Path) -> None:

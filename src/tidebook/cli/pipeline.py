@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidebook.cli import output
-from tidebook.cli.command import Group, stop_on_signals
+from tidebook.cli.command import Group, run, stop_on_signals
 from tidebook.cli.options import (
     BookOption,
     MetricsOption,
@@ -38,7 +40,10 @@ from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.parked import replay_parked
 from tidebook.pipeline.session import pipeline_settings
 from tidebook.pipeline.submit import job as submitted_job
+from tidebook.replication.inline import InlineStatus, replicate_to_end
 from tidebook.replication.status import (
+    Engine,
+    LostOffsets,
     accept_losses,
     partition_statuses,
     read_job_status,
@@ -49,6 +54,9 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.runtime.metrics import serve_metrics
 from tidebook.wal.record import ID_MAX
 from tidebook.wiring.book import Book
+from tidebook.wiring.replication import inline_replication, is_embedded, require_embedded
+from tidebook.wiring.settings import Settings
+from tidebook.wiring.spark import clears_tags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +72,17 @@ DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+
+#: How often an inline replication prints its progress, if that has changed.
+INLINE_REPORT_S = 1.0
+
+
+class EngineChoice(StrEnum):
+    """The values of `--engine`."""
+
+    INLINE = "inline"
+    SPARK = "spark"
+
 
 app = Group(help="Replicate, verify and export events with Spark.", no_args_is_help=True)
 
@@ -249,12 +268,18 @@ def replicate(
     topic: TopicsOption = None,
     metrics: MetricsOption = None,
     accept_loss: bool = flag("--accept-loss", "Skip records that the log has lost, and print their offsets."),
+    engine: EngineChoice | None = option(
+        "inline|spark", "inline: in this process, for an embedded book; spark: the default if it is installed."
+    ),
     until_input_ends: bool = typer.Option(False, "--until-input-ends", hidden=True),
 ) -> None:
     """Replicate the log to the store, until Ctrl-C or SIGTERM.
 
     The first signal lets it finish the current batch; a second one exits immediately.
     """
+    if _engine_of(book_settings(book), engine) == "inline":
+        run(_replicate_inline(book, topic or (), once=once, metrics=metrics, accept_loss=accept_loss))
+        return
     _require_spark()
     from tidebook.pipeline.jobs.replicate import FAILING_S, Replication
     from tidebook.pipeline.jobs.replicate import Progress as Replicated
@@ -274,9 +299,7 @@ def replicate(
         try:
             with _open_job(book, "replicate", enter=enter) as (spark, opened, portal):
                 if accept_loss:
-                    for lost in portal.run(accept_losses(opened.log, opened.store, topic or ())):
-                        text = f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost"
-                        output.emit(lost, text)
+                    _show_lost(portal.run(accept_losses(opened.log, opened.store, topic or ())))
                 job = Replication(spark, opened, portal, topics=topic or (), tell=reporter, stop=stop)
                 with serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext():
                     done = job.run(once=once)
@@ -286,6 +309,61 @@ def replicate(
         except (Unavailable, OutcomeUnknown):
             if not stop.is_set():  # after a stop request an unavailable server is no longer an error
                 raise
+
+
+def _engine_of(settings: Settings, chosen: EngineChoice | None) -> Engine:
+    """Return the chosen engine, or that of the settings; without either, Spark where it is installed or needed."""
+    engine = pipeline_settings(settings).engine if chosen is None else chosen.value
+    if engine is None:
+        engine = "inline" if is_embedded(settings) and missing_for_spark() is not None else "spark"
+    if engine == "inline":
+        require_embedded(settings, "the engine 'inline'")
+    return engine
+
+
+async def _replicate_inline(
+    book: str | None, topics: Sequence[str], *, once: bool, metrics: str | None, accept_loss: bool
+) -> None:
+    async with open_book(book) as opened:
+        if accept_loss:
+            _show_lost(await accept_losses(opened.log, opened.store, topics))
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with (
+            serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext(),
+            stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)),
+        ):
+            done = await (_replicate_once(opened, topics) if once else _replicate_until(stop, opened, topics))
+        output.emit({"done": True, **done.as_row()}, f"{done.records:,} records replicated, {done.parked:,} parked")
+    if done.stopped:
+        raise typer.Exit(5)
+
+
+async def _replicate_once(book: Book, topics: Sequence[str]) -> InlineStatus:
+    clear_tags = clears_tags(book.settings)
+    done = await replicate_to_end(book.log, book.store, topics, clear_tags=clear_tags)
+    return InlineStatus(state="closed", records=done.records, parked=done.parked, stopped=done.stopped)
+
+
+async def _replicate_until(stop: asyncio.Event, book: Book, topics: Sequence[str]) -> InlineStatus:
+    replication = inline_replication(
+        book.settings, book.log, book.store, clock=book.clock, metrics=book.metrics, topics=topics
+    )
+    replication.start()
+    shown: dict[str, Any] | None = None
+    while not stop.is_set():
+        row = replication.status().as_row()
+        if row != shown:  # print nothing while nothing happens
+            shown = row
+            output.emit({"done": False, **row}, replication.status().describe())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), INLINE_REPORT_S)
+    await replication.close()
+    return replication.status()
+
+
+def _show_lost(found: Sequence[LostOffsets]) -> None:
+    for lost in found:
+        output.emit(lost, f"{lost.topic}/{lost.partition}: {lost.first} to {lost.last} lost")
 
 
 def _stop_at_end_of_input(stop: threading.Event) -> None:
@@ -362,8 +440,9 @@ async def status(book: Book, topic: TopicsOption = None) -> None:
     parked_count = sum([1 for name in configs async for _ in book.store.parked(name)])
     text = f"{parked_count:,} records are parked"
     if job is not None:
+        by = job.engine if job.process is None else f"{job.engine}, {job.process}"
         text += (
-            f"; the job last reported {(now_ms - job.at_ms) / 1000:,.0f} s ago: {job.records:,} records, "
+            f"; the job ({by}) last reported {(now_ms - job.at_ms) / 1000:,.0f} s ago: {job.records:,} records, "
             f"the latest batch with {job.records_per_s:,.0f}/s in {job.batch_s:.2f} s"
         )
     output.emit({"parked": parked_count, "job": job}, text)

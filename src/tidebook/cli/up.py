@@ -19,12 +19,12 @@ from rich.text import Text
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, BookOption, flag, open_book, option
+from tidebook.cli.options import DEFAULT_BOOK, BookOption, book_settings, flag, option
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import TidebookError
 from tidebook.pipeline.jars import missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
-from tidebook.pipeline.session import pipeline_settings
+from tidebook.pipeline.session import choose_engine, pipeline_settings
 from tidebook.runtime.backoff import Backoff
 from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
@@ -39,13 +39,16 @@ async def up(
     book: BookOption,
     every_s: float = option("SECONDS", "Refresh the status at this interval.", 1.0, min=0.05),
     once: bool = flag("--once", "Print the status once, then exit."),
-    replicate: bool = typer.Option(
-        True, help="Replicate the log to the store on local Spark, and purge expired journals."
-    ),
+    replicate: bool = typer.Option(True, help="Replicate the log to the store, and purge expired journals."),
 ) -> None:
-    """Run a book: replicate it and show its status, until Ctrl-C."""
-    async with open_book(book, create=True) as opened:
-        await opened.create()
+    """Run a book: replicate it and show its status, until Ctrl-C.
+
+    An embedded book is replicated in this process. With servers, or [pipeline] engine = "spark", it is on local Spark.
+    """
+    settings = book_settings(book, create=True)
+    runs_jobs = replicate and not once
+    engine = choose_engine(settings) if runs_jobs else None
+    async with Book(settings, create=True, replicate=engine == "inline") as opened:
         where = opened.settings.folder.resolve()
         if output.human():
             output.console.print(
@@ -58,15 +61,16 @@ async def up(
             output.emit({"open": str(where)})
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        child = ReplicationChild(DEFAULT_BOOK if book is None else book, opened.settings.folder)
-        runs_jobs = replicate and not once
         with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
             async with asyncio.TaskGroup() as group:
-                if runs_jobs:
+                child: ReplicationChild | None = None
+                if engine == "spark":
+                    child = ReplicationChild(DEFAULT_BOOK if book is None else book, opened.settings.folder)
                     group.create_task(child.run(stop))
+                if runs_jobs:
                     group.create_task(_purge_periodically(opened, stop))
                 try:
-                    await _watch(opened, stop, every_s, child if runs_jobs else None, once=once)
+                    await _watch(opened, stop, every_s, child, once=once)
                 finally:
                     stop.set()
 
@@ -86,14 +90,14 @@ async def _watch(
     with Live(console=output.console, auto_refresh=False) if output.human() else nullcontext() as live:
         while not stop.is_set():
             statuses = [await checked_description(book, topic) for topic in await book.topics()]
+            replication = _describe_replication(book, child)
             if live is not None:
-                live.update(_table(statuses, child), refresh=True)
+                live.update(_table(statuses, replication), refresh=True)
             else:
                 names = ("topic", "epoch", "partitions", "records", "lag")
                 rows = [{name: getattr(status, name) for name in names} for status in statuses]
                 found: dict[str, Any] = {"topics": rows}
-                if child is not None:
-                    found["replication"] = child.state
+                found |= replication
                 if found != shown:
                     shown = found
                     output.emit(found)
@@ -101,11 +105,20 @@ async def _watch(
                 return
 
 
-def _table(statuses: list[TopicDescription], child: ReplicationChild | None) -> Table:
+def _describe_replication(book: Book, child: ReplicationChild | None) -> dict[str, str]:
+    """Return the engine and its state as one line of text; nothing if this command does not replicate."""
+    if child is not None:
+        return {"engine": "spark", "replication": child.state}
+    if book.replication is not None:
+        return {"engine": "inline", "replication": book.replication.status().describe()}
+    return {}
+
+
+def _table(statuses: list[TopicDescription], replication: dict[str, str]) -> Table:
     table = Table(title="Journals", title_justify="left", caption_justify="left")
     captions = [] if statuses else ["There is no topic yet: the first append creates one."]
-    if child is not None:
-        captions.append(f"Replication: {child.state}")
+    if replication:
+        captions.append(f"Replication ({replication['engine']}): {replication['replication']}")
     if captions:  # not markup: the text may contain brackets
         table.caption = Text("\n".join(captions), style="table.caption")
     table.add_column("topic")

@@ -15,6 +15,8 @@ import msgspec
 from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
+from tidebook.replication.status import Engine
+from tidebook.wiring.replication import is_embedded, require_embedded
 from tidebook.wiring.settings import Settings, options_as
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the jobs run, and their intervals and limits."""
 
+    #: What replicates under `tidebook up`; by default `inline` if log and store are embedded, else `spark`.
+    engine: Engine | None = None
     #: Spark's master, unless the job was started by `spark-submit`.
     master: str = "local[*]"
     #: Additional Spark settings, by their full names.
@@ -83,6 +87,14 @@ def pipeline_settings(settings: Settings) -> PipelineSettings:
     """Return the `[pipeline]` section of a book's settings."""
     found: PipelineSettings = options_as(settings.section("pipeline"), "pipeline", PipelineSettings)
     return found
+
+
+def choose_engine(settings: Settings) -> Engine:
+    """Return what replicates under `tidebook up`; raise `InvalidInput` if `inline` is set for a book on servers."""
+    engine = pipeline_settings(settings).engine
+    if engine == "inline":
+        require_embedded(settings, '[pipeline] engine = "inline"')
+    return engine or ("inline" if is_embedded(settings) else "spark")
 
 
 def submitted() -> bool:

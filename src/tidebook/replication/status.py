@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -160,6 +163,10 @@ async def find_lag(
     )
 
 
+#: What runs the replication: tasks of a process that has the book open, or a Spark job.
+Engine = Literal["inline", "spark"]
+
+
 class JobStatus(msgspec.Struct, frozen=True):
     """The last reported state of a replication run, stored for `tidebook pipeline status`."""
 
@@ -171,6 +178,14 @@ class JobStatus(msgspec.Struct, frozen=True):
     batch_s: float
     #: Why a partition is stopped, by topic/partition.
     stopped: dict[str, str] = {}
+    engine: Engine = "spark"
+    #: The machine and the process id of the run; Spark's is the driver.
+    process: str | None = None
+
+
+def this_process() -> str:
+    """Return the machine's name and the process id, to name this process in a status."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 async def write_job_status(store: StoreWriter, status: JobStatus) -> None:

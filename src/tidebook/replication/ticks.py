@@ -37,6 +37,20 @@ LOOK_EVERY_S = 1.0
 ADJACENT_TICKS_MAX = 64
 LOGGER = logging.getLogger("tidebook.replication")
 
+
+class TickIntervals(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a ticker ticks where that is useful."""
+
+    #: With live streams.
+    followed_s: float = FOLLOWED_EVERY_S
+    #: Without.
+    idle_s: float = IDLE_EVERY_S
+    #: The pause of a ticker with live streams after a step that found nothing to tick.
+    pause_s: float = NO_TICK_PAUSE_S
+    #: How often the setting of live streams is read.
+    look_s: float = LOOK_EVERY_S
+
+
 Partition = tuple[str, int]
 #: The offset of the last tick of each partition.
 Ticks = Mapping[Partition, int]
@@ -72,21 +86,21 @@ async def replicate_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = 
     Return how many records were replicated; a book without tags gets no ticks.
     """
     ticks = await send_ticks(log, store, topics)
-    replicators = await tick_replicators(log, store, ticks)
+    replicators = await partition_replicators(log, store, ticks)
     for at, each in replicators.items():
         await each.catch_up(ticks[at] + 1)
     return sum(each.records for each in replicators.values())
 
 
-async def tick_replicators(
-    log: Log, store: StoreWriter, ticks: Ticks, *, clear_tags: bool = True
+async def partition_replicators(
+    log: Log, store: StoreWriter, partitions: Iterable[Partition], *, clear_tags: bool = True
 ) -> dict[Partition, PartitionReplicator]:
-    """Return a replicator for each partition that has a tick."""
-    parts = LogAndStore(log, store)
-    configs = await gather_by_topic(store.topic_config, list({topic for topic, _ in ticks}))
+    """Return a replicator for each of these partitions, except those of topics that no longer exist."""
+    parts, wanted = LogAndStore(log, store), list(partitions)
+    configs = await gather_by_topic(store.topic_config, list({topic for topic, _ in wanted}))
     return {
         (topic, partition): PartitionReplicator(parts, topic, partition, config, clear_tags=clear_tags)
-        for topic, partition in ticks
+        for topic, partition in wanted
         if (config := configs[topic]) is not None
     }
 
@@ -104,7 +118,7 @@ async def replicate_adjacent_ticks(log: Log, store: StoreWriter, ticks: Ticks) -
             if await replicator.next_offset() == offset:
                 await replicator.catch_up(offset + 1)
 
-    replicators = await tick_replicators(log, store, ticks)
+    replicators = await partition_replicators(log, store, ticks)
     await asyncio.gather(*(one(each, ticks[at]) for at, each in replicators.items()))
 
 
@@ -129,8 +143,10 @@ class Ticker:
         store: StoreWriter,
         topics: Sequence[str] = (),
         *,
+        intervals: TickIntervals | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._intervals = intervals or TickIntervals()
         self._log = log
         self._store = store
         self._topics = tuple(topics) or None
@@ -140,10 +156,10 @@ class Ticker:
         #: Records replicated up to this time must come below the horizon.
         self._shown_ms = NEVER_MS
         self._begun = False
-        self._ticked_s = -IDLE_EVERY_S
+        self._ticked_s = -self._intervals.idle_s
         self._followed: str | None = None
         self._followed_s = -FOLLOWED_FOR_S
-        self._looked_s = -LOOK_EVERY_S
+        self._looked_s = -self._intervals.look_s
         self._since = -1
         #: With live streams: the offsets of the last step's ticks that directly follow the last replicated record.
         self.alone: Ticks = {}
@@ -153,25 +169,48 @@ class Ticker:
         self.alone = {}
         followed = await self._is_followed()
         now_s = self._now_s()
-        every_s = FOLLOWED_EVERY_S if followed else IDLE_EVERY_S
-        left_s = self._ticked_s + every_s - now_s
-        if left_s > FOLLOWED_EVERY_S / 2:
-            return min(left_s, FOLLOWED_EVERY_S if followed else LOOK_EVERY_S)
+        followed_s = self._intervals.followed_s
+        left_s = self._ticked_s + (followed_s if followed else self._intervals.idle_s) - now_s
+        if left_s > followed_s / 2:
+            return min(left_s, followed_s if followed else LOOK_EVERY_S)
         # With live streams a step that found nothing to tick does not postpone the next tick.
-        ticks = await self._tick()
+        ticks = await self._tick(followed=followed)
         if ticks or not followed:
             self._ticked_s, self._since = now_s, -1
         if followed:
             self.alone = {at: offset for at, offset in ticks.items() if self._last[at].alone}
-        return FOLLOWED_EVERY_S if followed else LOOK_EVERY_S
+        return followed_s if followed else LOOK_EVERY_S
+
+    async def tick(self) -> Ticks:
+        """Append the ticks that are useful now; return their offsets."""
+        return await self._tick(followed=False)
 
     async def rest(self, wait_s: float) -> None:
         """Wait for `wait_s`; with live streams and a tick allowed, only until the store has changed."""
-        if wait_s > FOLLOWED_EVERY_S or self._now_s() - self._ticked_s < FOLLOWED_EVERY_S / 2:
+        followed_s, pause_s = self._intervals.followed_s, self._intervals.pause_s
+        if wait_s > followed_s or self._now_s() - self._ticked_s < followed_s / 2:
             await asyncio.sleep(wait_s)
             return
-        await asyncio.sleep(NO_TICK_PAUSE_S)
-        self._since = await self._store.wait_any(timeout_s=wait_s - NO_TICK_PAUSE_S, since=self._since)
+        await asyncio.sleep(pause_s)
+        self._since = await self._store.wait_any(timeout_s=wait_s - pause_s, since=self._since)
+
+    async def run_woken(self, metrics: Metrics) -> None:
+        """Tick until this is cancelled, whenever the store has changed; another task replicates the ticks.
+
+        For a store that wakes its waiters: an idle one is looked at once a second.
+        """
+        since = -1
+        while True:
+            try:
+                wait_s = await self.step()
+                # With live streams a step that comes after this pause is never too early.
+                rest_s = self._ticked_s + self._intervals.followed_s - self._now_s()
+                await asyncio.sleep(max(self._intervals.pause_s, rest_s))
+                timeout_s = LOOK_EVERY_S if wait_s <= self._intervals.followed_s else wait_s
+                since = await self._store.wait_any(timeout_s=timeout_s, since=since)
+            except Exception as error:
+                self._failed(error, metrics)
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def run(self, metrics: Metrics) -> None:
         """Tick until this is cancelled: often while a tag stream is followed, else rarely."""
@@ -180,19 +219,23 @@ class Ticker:
             await asyncio.sleep(wait_s)
             try:
                 wait_s = await self.step()
-                if wait_s <= FOLLOWED_EVERY_S:
+                if wait_s <= self._intervals.followed_s:
                     await replicate_adjacent_ticks(self._log, self._store, self.alone)
                     await self.rest(wait_s)
                     wait_s = 0.0
-            except Exception as error:  # if this ended, the horizon would never advance again
-                metrics.count("tags_tick_failures")
-                if not isinstance(error, TidebookError):  # the replication fails likewise and reports it
-                    LOGGER.exception("a tick failed; it is retried")
+            except Exception as error:
+                self._failed(error, metrics)
                 wait_s = LOOK_EVERY_S
+
+    def _failed(self, error: Exception, metrics: Metrics) -> None:
+        """Report an error of a step, which is retried: without ticks the horizon would never advance again."""
+        metrics.count("tags_tick_failures")
+        if not isinstance(error, TidebookError):  # the replication fails likewise and reports it
+            LOGGER.error("a tick failed; it is retried", exc_info=error)
 
     async def _is_followed(self) -> bool:
         now_s = self._now_s()
-        if now_s - self._looked_s >= LOOK_EVERY_S:
+        if now_s - self._looked_s >= self._intervals.look_s:
             self._looked_s = now_s
             found = await self._store.setting(FOLLOWED_SETTING)
             # The clocks of two machines are not compared: only a change of the value counts.
@@ -200,10 +243,10 @@ class Ticker:
                 self._followed, self._followed_s = found, now_s
         return now_s - self._followed_s < FOLLOWED_FOR_S
 
-    async def _tick(self) -> Ticks:
+    async def _tick(self, *, followed: bool) -> Ticks:
         """Append the ticks that are useful; return their offsets."""
         self._tagged = self._tagged or await has_tags(self._store)
-        if not self._tagged:
+        if not self._tagged and not followed:
             return {}
         configs, pointers = await _read_progress(self._store, self._topics)
         if self._topics is not None and not self._begun:
@@ -249,6 +292,11 @@ async def has_tags(store: StoreWriter) -> bool:
     async for _ in store.tags():
         return True
     return False
+
+
+async def needs_ticks(store: StoreWriter) -> bool:
+    """Return whether any event was ever tagged, or any stream was ever followed."""
+    return await has_tags(store) or await store.setting(FOLLOWED_SETTING) is not None
 
 
 async def _read_progress(

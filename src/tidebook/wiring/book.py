@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # each part is imported at its first use: a command needs one
     from tidebook.queue.port import QueueSettings
     from tidebook.queue.queue import Queue
     from tidebook.queue.queues import Queues
+    from tidebook.replication.inline import InlineReplication
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
     from tidebook.wiring.feed import EntryFactory, Feed
@@ -49,9 +50,15 @@ class Book:
         ids: Ids | None = None,
         metrics: Metrics | None = None,
         create: bool = False,
+        replicate: bool = False,
     ) -> None:
         self.settings = settings
         self._create = create
+        self._replicate = replicate
+        if replicate:
+            from tidebook.wiring.replication import require_embedded
+
+            require_embedded(settings)
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()
         self.metrics = metrics or Metrics()
@@ -67,6 +74,7 @@ class Book:
         self._wals: dict[str, Wal] = {}
         self._queues: Queues | None = None
         self._outbox: AsyncOutbox | None = None
+        self._replication: InlineReplication | None = None
 
     @property
     def log(self) -> Log:
@@ -185,6 +193,11 @@ class Book:
             raise InvalidInput(f"topic {topic} is on Kafka: read it with a Kafka consumer; log_topic reads a folder")
         return LogTopic(self.log, topic)
 
+    @property
+    def replication(self) -> InlineReplication | None:
+        """The replication that this process runs; None if the book was opened without `replicate=True`."""
+        return self._replication
+
     async def topics(self) -> list[str]:
         """Return the names of the topics that hold journals, sorted."""
         return sorted(await self.store.topics())
@@ -224,6 +237,14 @@ class Book:
             if isinstance(part, LazyLog | LazyStore):
                 part.open_or_create()
 
+    def _start_replication(self) -> None:
+        from tidebook.wiring.replication import inline_replication
+
+        replication = inline_replication(self.settings, self.log, self.store, clock=self.clock, metrics=self.metrics)
+        replication.start()
+        self._stack.push_async_callback(replication.close)
+        self._replication = replication
+
     async def __aenter__(self) -> Book:
         self._refuse_fork()
         self._generation = generation()
@@ -234,6 +255,8 @@ class Book:
             self._stack.push_async_callback(self._store.close)
             if self._create:
                 await self.create()
+            if self._replicate:
+                self._start_replication()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -248,13 +271,15 @@ class Book:
         self._forget_parts()
 
 
-def open(where: str | Path = "./tidebook-data", *, create: bool = False) -> Book:
+def open(where: str | Path = "./tidebook-data", *, create: bool = False, replicate: bool = False) -> Book:
     """Return a book to be used with `async with`; `where` is a folder, or a `tidebook.toml` with the servers to use.
 
     A missing folder is created by the first write, or on entry with `create=True`. Reads never create anything.
+    With `replicate=True` this process replicates the log to the store, which streams by tag read; of several such
+    processes one does the work, and another takes over when it ends. With servers, `tidebook pipeline replicate` does.
 
     >>> async def first(folder):
     ...     async with open(folder) as book:
     ...         return book.settings.folder.name
     """
-    return Book(read_settings(where), create=create)
+    return Book(read_settings(where), create=create, replicate=replicate)

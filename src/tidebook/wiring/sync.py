@@ -43,6 +43,7 @@ class SyncBook(BlockingFacade[Book]):
     forked = forwarded(Book.forked)
     log = forwarded(Book.log)
     store = forwarded(Book.store)
+    replication = forwarded(Book.replication)
     journal = part(SyncJournal, Book.journal)
     topics = blocking(Book.topics)
     describe_topic = blocking(Book.describe_topic)
@@ -119,11 +120,11 @@ class SyncBook(BlockingFacade[Book]):
             self._opened_portal = None
 
 
-def open_sync(where: str | Path = "./tidebook-data", *, create: bool = False) -> SyncBook:
+def open_sync(where: str | Path = "./tidebook-data", *, create: bool = False, replicate: bool = False) -> SyncBook:
     """Return a book for code without an event loop, to be used with `with`; see `open` for the arguments.
 
     >>> def first(folder):
     ...     with open_sync(folder) as book:
     ...         return book.settings.folder.name
     """
-    return SyncBook(open(where, create=create))
+    return SyncBook(open(where, create=create, replicate=replicate))

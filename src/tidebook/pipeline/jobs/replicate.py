@@ -34,10 +34,11 @@ from tidebook.replication.status import (
     PartitionStatus,
     find_starts,
     partition_statuses,
+    this_process,
     topic_configs,
     write_job_status,
 )
-from tidebook.replication.ticks import Ticker, send_ticks, tick_replicators
+from tidebook.replication.ticks import Ticker, partition_replicators, send_ticks
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
@@ -180,7 +181,7 @@ class Replication:
             ticks = self._retry(lambda: send_ticks(log, store, self._topics))
             clear_tags = clears_tags(self._book.settings)
             moving = {at: each for at, each in ticks.items() if f"{at[0]}/{at[1]}" not in self._progress.stopped}
-            replicators = self._retry(lambda: tick_replicators(log, store, moving, clear_tags=clear_tags))
+            replicators = self._retry(lambda: partition_replicators(log, store, moving, clear_tags=clear_tags))
 
             async def records_before() -> int:
                 return sum([max(0, moving[at] + 1 - await each.next_offset()) for at, each in replicators.items()])
@@ -397,9 +398,10 @@ class Replication:
         self._tell(progress)
         if last or time.monotonic() - self._status_written >= STATUS_EVERY_S:
             self._status_written = time.monotonic()
-            same = {name: getattr(progress, name) for name in JobStatus.__struct_fields__ if name != "at_ms"}
+            own: dict[str, Any] = {"at_ms": self._book.clock.now_ms(), "engine": "spark", "process": this_process()}
+            same = {name: getattr(progress, name) for name in JobStatus.__struct_fields__ if name not in own}
             try:
-                self._portal.run(write_job_status(self._book.store, JobStatus(at_ms=self._book.clock.now_ms(), **same)))
+                self._portal.run(write_job_status(self._book.store, JobStatus(**own, **same)))
             except TidebookError as error:  # replication does not depend on the status
                 metrics.count("pipeline_status_failures")
                 LOGGER.warning("the status for 'tidebook pipeline status' could not be written: %s", error)

@@ -237,6 +237,7 @@ def set_config(
     current = None if row is None else decode_config(row[0])
     if current == expected:
         execute("INSERT OR REPLACE INTO topic_config VALUES (?, ?)", (topic, _encode_config(config)))
+        transaction.channels.add(ANY_POINTER)  # a new topic has no pointers yet, and a replicator waits for it
         return config
     return current or NotFound(f"the store has no configuration of topic {topic!r}: set it with expected=None")
 
