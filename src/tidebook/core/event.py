@@ -19,7 +19,7 @@ TAGS_BYTES_MAX = 16_384
 #: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
 TAGS_WARN = 10
 
-#: Used instead of a payload's type if the append is more than a single payload.
+#: Stands for the payload type of an append that is more than a single payload.
 NOT_PLAIN = -1
 
 #: The number of events that carry each tag, sorted by tag.
@@ -37,12 +37,12 @@ class Event:
 
     def __init__(self, payload: Any, *, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> None:
         if isinstance(tags, str):
-            raise InvalidInput(f"tags are a set of texts: write {{{tags!r}}}")
+            raise InvalidInput(f"tags are a set of strings: write {{{tags!r}}}")
         self.payload = payload
         try:
             self.tags = frozenset(tags)
         except TypeError as error:
-            raise InvalidInput(f"tags are a set of texts, not {type(tags).__name__}: {error}") from error
+            raise InvalidInput(f"tags are a set of strings, not {type(tags).__name__}: {error}") from error
         self.metadata = metadata
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ LOGGER = logging.getLogger("tidebook.outbox")
 
 #: The pause before a request to a database that failed is retried.
 RETRY_S = 1.0
-#: After a nudge, which may precede the publisher's commit, the relay polls so often with a growing pause.
+#: How often the relay polls, with a growing pause, after a nudge, which may precede the publisher's commit.
 NUDGE_POLLS_MAX = 7
 NUDGE_PAUSE_S = 0.0025
 NUDGE_PAUSE_S_MAX = 0.16
