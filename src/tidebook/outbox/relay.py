@@ -191,7 +191,12 @@ class Relay:
                     if store is None:
                         break
                     idle = not self._busy  # read first: a worker that ends after the query may have left rows
-                    dispatched = self._dispatch(store.topics_waiting())
+                    waiting = store.topics_waiting()
+                    with self._lock:  # a topic is queued for the workers at most once at a time
+                        dispatched = [topic for topic in waiting if topic not in self._busy]
+                        self._busy.update(dispatched)
+                    for topic in dispatched:
+                        self._topics.put(topic)
                 except TidebookError as error:
                     if once:
                         raise
@@ -204,15 +209,6 @@ class Relay:
         finally:
             if store is not None:
                 store.close()
-
-    def _dispatch(self, topics: list[str]) -> int:
-        """Queue topics for the workers, each topic at most once at a time."""
-        with self._lock:
-            idle = [topic for topic in topics if topic not in self._busy]
-            self._busy.update(idle)
-        for topic in idle:
-            self._topics.put(topic)
-        return len(idle)
 
     def _sleep(self, polls: int) -> int:
         """Sleep until something is published or a worker is done; after a nudge, poll with short pauses first."""
