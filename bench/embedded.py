@@ -62,7 +62,7 @@ async def tidebook(folder: Path, count: int, figures: dict[str, float]) -> None:
     async with open_book(folder) as book:
         await sends(book, count, figures)
         await slices(book.store, count, figures)
-    figures["records_per_commit"] = count / max(1, book.metrics.counted("folder_commits", file="log.db"))
+    figures["records_per_commit"] = count / max(1, book.metrics.counted("sqlite_commits", file="log.db"))
 
 
 async def sends(book: Book, count: int, figures: dict[str, float]) -> None:

@@ -147,7 +147,7 @@ class HeadKnown(Reader):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         await self._hold(key, known, rows)
         pointer, head = await self._store.pointer(key.topic, 0), await self._store.head(key)
-        stored = stored_base(pointer, head, CONFIG.epoch)
+        stored = stored_base(pointer, head, key.topic, 0, CONFIG)
         return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
@@ -158,7 +158,7 @@ class MarkFirst(HeadKnown):
         barrier = await self.barriers.fix(kind)
         pointer = await self._store.pointer(key.topic, 0)
         await self._hold(key, known, rows)
-        stored = stored_base(pointer, await self._store.head(key), CONFIG.epoch)
+        stored = stored_base(pointer, await self._store.head(key), key.topic, 0, CONFIG)
         return await self._view(key, barrier, pointer, stored)
 
 
@@ -169,7 +169,7 @@ class PartsApart(HeadKnown):
         await self._hold(key, known, rows)
         barrier = await self.barriers.fix(kind)
         pointer = await self._store.pointer(key.topic, 0)
-        stored = stored_base(pointer, await self._store.head(key), CONFIG.epoch)
+        stored = stored_base(pointer, await self._store.head(key), key.topic, 0, CONFIG)
         await self._hold(key, known, rows)
         return await self._view(key, barrier, pointer, stored)
 
@@ -186,7 +186,7 @@ class PointerKnown(HeadKnown):
     async def _with_rows(self, key: Key, kind: BarrierKind, known: Head, rows: RowPrefetcher) -> ReadView:
         barrier = await self.barriers.fix(kind)
         await self._hold(key, known, rows)
-        stored = stored_base(self.pointer, await self._store.head(key), CONFIG.epoch)
+        stored = stored_base(self.pointer, await self._store.head(key), key.topic, 0, CONFIG)
         return await self._view(key, barrier, self.pointer, stored)
 
 

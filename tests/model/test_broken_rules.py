@@ -196,7 +196,9 @@ def test_a_reader_that_asks_for_the_head_before_the_pointer_is_found(monkeypatch
 
     async def stored(self: HeadCache, key: Key) -> ViewBase:
         head = await self._store.head(key)
-        return stored_base(await self._store.pointer(self.topic, self.partition), head, self.config.epoch)
+        return stored_base(
+            await self._store.pointer(self.topic, self.partition), head, self.topic, self.partition, self.config
+        )
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (1, 2, 3))
@@ -212,7 +214,7 @@ class RowsUnasked(HeadKnown):
         if head is not None and head.live:
             rows.begin(head, after=max(after, head.delete_to), to=min(to, head.seq_nr))
             rows.add(PrefetchedRange(after, 2, 2 - after, Answered(found)))
-        stored = stored_base(pointer, head, CONFIG.epoch)
+        stored = stored_base(pointer, head, key.topic, 0, CONFIG)
         return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
@@ -223,7 +225,7 @@ class PointerLast(HeadKnown):
         await self._hold(key, known, rows)
         head = await self._store.head(key)
         pointer = await self._store.pointer(key.topic, 0)
-        stored = stored_base(pointer, head, CONFIG.epoch)
+        stored = stored_base(pointer, head, key.topic, 0, CONFIG)
         return await self._view(key, await self.barriers.fix(kind), pointer, stored)
 
 
@@ -293,7 +295,9 @@ def test_a_reader_that_takes_a_grave_for_a_journal_that_never_was_is_found(monke
     async def stored(self: HeadCache, key: Key) -> ViewBase:
         pointer = await self._store.pointer(self.topic, self.partition)
         head = await self._store.head(key)
-        return stored_base(pointer, head if head is not None and head.live else None, self.config.epoch)
+        return stored_base(
+            pointer, head if head is not None and head.live else None, self.topic, self.partition, self.config
+        )
 
     monkeypatch.setattr(HeadCache, "stored", stored)
     assert read_is_wrong(SMALL, (3,))

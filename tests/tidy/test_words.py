@@ -23,8 +23,6 @@ ODD = {
     "whoever": "the process that",
 }
 PATTERN = re.compile(rf"\b({'|'.join(ODD)})\b(?!\.\w)(?!`)", re.IGNORECASE)
-#: The suites of one package have the same parts.
-SHARED_NAMES = ("testing/",)
 
 
 def texts_of(file: Path) -> Iterator[tuple[int, str]]:
@@ -52,10 +50,7 @@ def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
 def test_no_two_classes_have_the_same_name() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for file in sorted(SOURCE.rglob("*.py")):
-        home = file.relative_to(SOURCE).as_posix()
-        if home.startswith(SHARED_NAMES):
-            continue
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                homes[node.name].append(home)
+                homes[node.name].append(file.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -25,6 +25,10 @@ EXTRAS = {
     "outbox": "sqlalchemy",
     "mysql": "pymysql",
     "spark": "pyspark",
+    "projections": "sqlalchemy",
+    "pydantic": "pydantic",
+    "remote": "httpx",
+    "server": "starlette",
 }
 #: How long a check waits for another process that locks the whole file.
 BUSY_MS = 10_000

@@ -133,9 +133,9 @@ async def listen(book: Book, queue: Name, limit: int | None = number("Exit after
 async def flags(
     book: BookOption,
     queue: AnyName = None,
-    retry: list[int] | None = option("FLAG", "Put this dead letter back; may be repeated."),
-    drop: list[int] | None = option("FLAG", "Delete this dead letter; may be repeated."),
-    edit: int | None = option("FLAG", "Replace this dead letter's data with --data."),
+    retry: list[int] | None = option("ID", "Put this dead letter back; may be repeated."),
+    drop: list[int] | None = option("ID", "Delete this dead letter; may be repeated."),
+    edit: int | None = option("ID", "Replace this dead letter's data with --data."),
     data: str | None = option("JSON", "The new data for --edit."),
     limit: LimitOption = 100,
 ) -> None:
@@ -146,26 +146,26 @@ async def flags(
         raise InvalidInput("name the queue of the dead letter")
     async with open_book(book) as opened:
         if queue is None:
-            _show_flags(await opened.queues.flags(limit))
+            _show_dead_letters(await opened.queues.dead_letters(limit))
             return
         named = await _existing(opened, queue)
         if edit is not None and data is not None:
             await named.edit(edit, parse_payload(data))
             output.emit({"edited": edit}, f"edited {edit}")
-        for flag in retry or ():
-            await named.retry(flag)
-            output.emit({"retried": flag}, f"put {flag} back")
-        for flag in drop or ():
-            await named.drop(flag)
-            output.emit({"dropped": flag}, f"dropped {flag}")
+        for id in retry or ():
+            await named.retry(id)
+            output.emit({"retried": id}, f"put {id} back")
+        for id in drop or ():
+            await named.drop(id)
+            output.emit({"dropped": id}, f"dropped {id}")
         if edit is None and not retry and not drop:
-            _show_flags(await named.flags(limit))
+            _show_dead_letters(await named.dead_letters(limit))
 
 
-def _show_flags(flags: list[DeadLetter]) -> None:
-    for flag in flags:
-        name = flag.key if flag.key is not None else "without a key"
-        _show(flag, f"{flag.id:>6}  {flag.queue}  {name}  {flag.reason}")
+def _show_dead_letters(letters: list[DeadLetter]) -> None:
+    for letter in letters:
+        name = letter.key if letter.key is not None else "without a key"
+        _show(letter, f"{letter.id:>6}  {letter.queue}  {name}  {letter.reason}")
 
 
 def _show(found: Any, text: str) -> None:

@@ -39,7 +39,7 @@ def expiry_ms(expire_after: timedelta | int | None) -> int | None:
         raise InvalidInput("expire_after is a timedelta, or tidebook.NEVER to remove an expiry")
     ms = expire_after // timedelta(milliseconds=1)
     if not 1 <= ms <= NUMBER_MAX:
-        raise InvalidInput(f"expire_after must be at least a millisecond and within reason, not {expire_after}")
+        raise InvalidInput(f"expire_after must be from 1 to {NUMBER_MAX} milliseconds, not {expire_after}")
     return ms
 
 

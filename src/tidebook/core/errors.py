@@ -40,10 +40,12 @@ class Conflict(TidebookError):
     def __init__(self, *, key: object, expected: int | None = None, at: int | None = None, found: int | None) -> None:
         if at is not None:
             wanted = f"at seq_nr {at}, which must be above the last one"
+        elif expected is not None:
+            wanted = f"expected seq_nr {expected}"
         else:
-            wanted = f"expected seq_nr {expected}" if expected is not None else "no number is left after the last one"
+            wanted = "the journal has reached the largest seq_nr"
         if found is None:
-            rest = "which it was not: the number found is no longer known: read the journal, then append again"
+            rest = "but the last seq_nr was another one, which is no longer known: read the journal, then append again"
         else:
             rest = f"found {found}: read on from there, then append again"
         super().__init__(f"{key}: {wanted}, {rest}")

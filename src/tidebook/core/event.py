@@ -21,7 +21,7 @@ TYPE_VERSION_MAX = 2**31 - 1
 #: More tags than this on one event cause a warning, because each tag costs a row. Their number has no limit.
 TAGS_WARN = 10
 
-#: Used instead of a payload's type if the append is more than a single payload.
+#: Stands for the payload type of an append that is more than a single payload.
 NOT_PLAIN = -1
 
 #: An event in encodable form: the fields of an `EncodedEvent`, without the last ones if they have their defaults.
@@ -50,12 +50,12 @@ class Event:
         version: int = 1,
     ) -> None:
         if isinstance(tags, str):
-            raise InvalidInput(f"tags are a set of texts: write {{{tags!r}}}")
+            raise InvalidInput(f"tags are a set of strings: write {{{tags!r}}}")
         self.payload = payload
         try:
             self.tags = frozenset(tags)
         except TypeError as error:
-            raise InvalidInput(f"tags are a set of texts, not {tags.__class__.__name__}: {error}") from error
+            raise InvalidInput(f"tags are a set of strings, not {tags.__class__.__name__}: {error}") from error
         self.metadata = metadata
         self.type = type
         self.version = version

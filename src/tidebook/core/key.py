@@ -62,24 +62,31 @@ def journal_id(value: object) -> str:
     return value
 
 
-def journal_of(record_key: bytes | None) -> str | None:
-    """Return the id of the journal that a record with this key belongs to, or None if it belongs to none.
-
-    A mark has no key. Any client may write to a log, so a key need not be a valid id; replication parks such records,
-    and readers skip them.
-
-    >>> journal_of(b"o-1"), journal_of(None), journal_of(b"")
-    ('o-1', None, None)
-    """
-    try:
-        return None if record_key is None else journal_id(record_key.decode())
-    except (UnicodeDecodeError, InvalidInput):
-        return None
-
-
 def partition_of(id: str, partitions: int) -> Partition:
     """Return the partition of a journal: the CRC-32 of the id's UTF-8 bytes, modulo the topic's partition count.
 
     This is librdkafka's `consistent` partitioner. It must never change, nor may the partition count of a topic.
     """
     return Partition(crc32(id.encode()) % partitions)
+
+
+def home_of(record_key: bytes | None, partitions: int) -> tuple[str, Partition] | tuple[None, None]:
+    """Return the id of the journal that a record key names, and the partition of that journal; None if it names none.
+
+    A mark has no key. Any client may write to a log, so a key need not be a valid id, and a record may be in another
+    partition than its journal: replication parks such records, and readers skip them.
+
+    >>> home_of(b"o-1", 4), home_of(None, 4), home_of(b"", 4)
+    (('o-1', 0), (None, None), (None, None))
+    """
+    try:
+        id = None if record_key is None else journal_id(record_key.decode())
+    except (UnicodeDecodeError, InvalidInput):
+        id = None
+    return (None, None) if id is None else (id, partition_of(id, partitions))
+
+
+def journal_of(record_key: bytes | None, partition: int, partitions: int) -> str | None:
+    """Return the id of the journal that a record in this partition belongs to, or None if it belongs to none."""
+    id, home = home_of(record_key, partitions)
+    return id if home == partition else None

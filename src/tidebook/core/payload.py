@@ -29,7 +29,7 @@ _decode_json = msgspec.json.Decoder().decode
 
 
 def encode_payload(value: object) -> tuple[int, bytes]:
-    """Return the payload's type and bytes; raise InvalidInput for a value that is no payload.
+    """Return the payload's type and bytes; raise InvalidInput if the value cannot be encoded.
 
     >>> encode_payload({"total": 3})
     (0, b'{"total":3}')

@@ -13,6 +13,7 @@ import msgspec
 
 from tidebook.core.action import Action, Append, Damaged, Delete, Mark, Purge
 from tidebook.core.bounds import TICK_AHEAD_MS_MAX
+from tidebook.core.errors import Fenced
 from tidebook.core.event import event_tags, unpack_events
 from tidebook.core.fold import (
     AppendApplied,
@@ -82,8 +83,8 @@ class TagRow(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     id: str
     #: The incarnation of the journal within which `tag_seq_nr` counts.
-    life_epoch: int
-    life_offset: int
+    incarnation_epoch: int
+    incarnation_offset: int
     tag_seq_nr: int
     seq_nr: int
     timestamp_ms: int
@@ -97,7 +98,7 @@ class TagRow(msgspec.Struct, frozen=True, gc=False):
     @property
     def incarnation(self) -> Position:
         """The incarnation of the journal within which `tag_seq_nr` counts."""
-        return Position(self.life_epoch, self.life_offset)
+        return Position(self.incarnation_epoch, self.incarnation_offset)
 
     @property
     def position(self) -> Position:
@@ -197,6 +198,24 @@ class Pointer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     position: Position
     time_ms: int
+
+
+def first_unreplicated_offset(
+    replicated: Pointer | Head | None, topic: str, partition: int, config: TopicConfig
+) -> int:
+    """Return the first offset of the configuration's epoch that is not replicated, by a pointer or a stored head.
+
+    It is 0 if neither exists in this epoch. Raise `Fenced` if the store is in a newer epoch: the caller's configuration
+    is outdated, and the offsets of its epoch have no meaning.
+    """
+    if replicated is None or replicated.position.epoch < config.epoch:
+        return 0
+    if replicated.position.epoch > config.epoch:
+        raise Fenced(
+            f"{topic}/{partition} is replicated in epoch {replicated.position.epoch} and this process has the "
+            f"configuration of epoch {config.epoch}: open the book again"
+        )
+    return replicated.position.offset + 1
 
 
 class Parked(msgspec.Struct, frozen=True, gc=False):

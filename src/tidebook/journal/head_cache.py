@@ -20,7 +20,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_of
 from tidebook.core.position import Position
 from tidebook.core.record import encode_record, has_other_version
-from tidebook.core.replication_plan import Pointer
+from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.head_lru import HeadLru
 from tidebook.journal.settings import JournalSettings
@@ -214,7 +214,7 @@ class HeadCache:
 
         Raise for a record of a newer format or epoch, every time: the tail does not advance past it.
         """
-        id = journal_of(record.key)
+        id = journal_of(record.key, self.partition, self.config.partitions)
         known = id in self.heads
         action = None
         if known or record.key is None or has_other_version(record.value):
@@ -303,11 +303,12 @@ class HeadCache:
     # ---- records and heads of one journal
 
     async def pointer(self) -> Pointer | None:
-        """Read the pointer from the store."""
+        """Read the pointer from the store; raise Fenced if it is of a newer epoch."""
         began = time.monotonic()
-        self.known_pointer = await self._store.pointer(self.topic, self.partition)
-        self._pointer_read_at = began
-        return self.known_pointer
+        pointer = await self._store.pointer(self.topic, self.partition)
+        first_unreplicated_offset(pointer, self.topic, self.partition, self.config)
+        self.known_pointer, self._pointer_read_at = pointer, began
+        return pointer
 
     async def recent_pointer(self) -> Pointer | None:
         """Return the store's pointer as it was a moment ago: the read then folds more of the tail."""
@@ -317,12 +318,12 @@ class HeadCache:
 
     async def replicated(self) -> int:
         """Return the last offset of this epoch that is replicated, or -1."""
-        return stored_base(await self.pointer(), None, self.config.epoch).as_of
+        return first_unreplicated_offset(await self.pointer(), self.topic, self.partition, self.config) - 1
 
     async def stored(self, key: Key) -> ViewBase:
         """Return the state in the store; the pointer is read before the head."""
         pointer = await self.pointer()
-        return stored_base(pointer, await self._store.head(key), self.config.epoch)
+        return stored_base(pointer, await self._store.head(key), self.topic, self.partition, self.config)
 
     async def stored_after(self, key: Key, as_of: int, error: LogLost) -> ViewBase:
         """Return the state in the store, if it has advanced beyond `as_of`; otherwise raise `error`."""
@@ -360,7 +361,8 @@ class HeadCache:
         if id not in self.heads:
             return None
         head = self.heads[id]
-        return ViewBase(head, max(self.next_offset - 1, stored_base(None, head, self.config.epoch).as_of))
+        as_of = first_unreplicated_offset(head, self.topic, self.partition, self.config) - 1
+        return ViewBase(head, max(self.next_offset - 1, as_of))
 
     def remember_head(self, id: str, head: Head | None, as_of: int) -> None:
         """Cache a head that a read has folded up to `as_of`, if it is exact as of the tail.

@@ -359,20 +359,22 @@ class Journal:
 
     async def _unreplicated_ids(self, partition: Reader) -> set[str]:
         """Return the ids of the journals that have unreplicated records."""
+        cache = partition.cache
         barrier = await partition.barriers.fix(self._settings.barrier)
-        await partition.cache.reach(barrier)
+        await cache.reach(barrier)
         found: set[str] = set()
-        start = await partition.cache.replicated() + 1
+        start = await cache.replicated() + 1
         while start <= barrier:
             try:
-                batch = await read_page(self._log, self.topic, partition.cache.partition, start=start, stop=barrier + 1)
+                batch = await read_page(self._log, self.topic, cache.partition, start=start, stop=barrier + 1)
             except LogLost:
-                replicated = await partition.cache.replicated()
+                replicated = await cache.replicated()
                 if replicated < start:
                     raise
                 start = replicated + 1
                 continue
-            found.update(id for record in batch.records if (id := journal_of(record.key)) is not None)
+            owners = (journal_of(record.key, cache.partition, cache.config.partitions) for record in batch.records)
+            found.update(id for id in owners if id is not None)
             start = batch.next_offset
         return found
 

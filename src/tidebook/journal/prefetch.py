@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tidebook.core.head import Head
@@ -66,13 +67,15 @@ class RowPrefetcher:
         if not requested:
             self._begin = self._end = after
         self._head, self._to = head, to
+        self._events = partial(self._store.events, self._key, head)
         return usable
 
     def prefetch(self) -> None:
         """Request the next ranges; the requests are sent in the next iteration of the event loop."""
         while self.dense and self._end < self._to and len(self._requested) < RANGES_IN_FLIGHT_MAX:
             after, to = self.next_range()
-            self.add(PrefetchedRange(after, to, to - after, asyncio.ensure_future(self._rows(after, to, to - after))))
+            rows = self._events(after=after, to=to, limit=to - after)
+            self.add(PrefetchedRange(after, to, to - after, asyncio.ensure_future(rows)))
         if not self._requested and self._end < self._to:
             part = self._rest(self._end)
             self.add(part._replace(rows=asyncio.ensure_future(part.rows)))
@@ -107,11 +110,8 @@ class RowPrefetcher:
         return rows
 
     def _rest(self, after: int) -> PrefetchedRange:
-        return PrefetchedRange(after, self._to, self._limit, self._rows(after, self._to, self._limit))
-
-    async def _rows(self, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        assert self._head is not None
-        return await self._store.events(self._key, self._head, after=after, to=to, limit=limit)
+        rows = self._events(after=after, to=self._to, limit=self._limit)
+        return PrefetchedRange(after, self._to, self._limit, rows)
 
     def close(self) -> None:
         """Cancel the requests in flight."""

@@ -72,7 +72,7 @@ class Reader:
         try:
             pointer = await (cache.pointer() if again else cache.recent_pointer())
             if again or not is_replicated(cache.heads.get(key.id), pointer):
-                stored = stored_base(pointer, await self._store.head(key), cache.config.epoch)
+                stored = stored_base(pointer, await self._store.head(key), cache.topic, cache.partition, cache.config)
         except Unavailable as error:
             pointer, down = None, error
         except BaseException:

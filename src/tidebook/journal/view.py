@@ -20,7 +20,7 @@ from tidebook.core.head import Head
 from tidebook.core.payload import BYTES, JSON, decode_payload
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
-from tidebook.core.replication_plan import EventRow, Pointer
+from tidebook.core.replication_plan import EventRow, Pointer, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 
@@ -32,16 +32,16 @@ class ViewBase(NamedTuple):
     as_of: int
 
 
-def stored_base(pointer: Pointer | None, head: Head | None, epoch: int) -> ViewBase:
+def stored_base(
+    pointer: Pointer | None, head: Head | None, topic: str, partition: int, config: TopicConfig
+) -> ViewBase:
     """Return the store's head and the last offset of this epoch that it is known to include, or -1.
 
     The pointer must be read before the head: head and rows then include at least what the pointer covers. Raise Fenced
     if one of them is of a newer epoch.
     """
-    known = [each.position for each in (pointer, head) if each is not None]
-    if any(position.epoch > epoch for position in known):
-        raise Fenced(f"the topic has moved on from epoch {epoch}: open the book again")
-    return ViewBase(head, max((position.offset for position in known if position.epoch == epoch), default=-1))
+    firsts = [first_unreplicated_offset(each, topic, partition, config) for each in (pointer, head)]
+    return ViewBase(head, max(firsts) - 1)
 
 
 def is_replicated(head: Head | None, pointer: Pointer | None) -> bool:
@@ -62,14 +62,13 @@ def choose_base(
         return stored
     head = cached.head
     if pointer is not None:
-        stored_base(pointer, head, epoch)  # raises Fenced if the store is of a newer epoch
         return cached if is_replicated(head, pointer) else None
     if head is None:
         return cached
     began = head.incarnation
     if began.epoch != epoch or began.offset < tail_start:
         return None
-    # An append may be the retry of one in the earlier incarnation, so what is known of that one's grave is needed.
+    # An append may be the retry of one in the incarnation before, whose recent appends are therefore retained.
     evicted = head.evicted if head.evicted is not None and head.evicted < began else None
     recent = tuple(each for each in head.recent if each.position < began)
     return ViewBase(msgspec.structs.replace(head, live=False, recent=recent, evicted=evicted), began.offset - 1)

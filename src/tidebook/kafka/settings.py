@@ -94,7 +94,9 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for server in self.servers:
             if not _SERVER.fullmatch(server):
                 # The value is not shown: it may be a part of a password.
-                raise InvalidInput(f"a server of a Kafka URL is no host:port: kafka://host:9092,host:9092{QUOTE}")
+                raise InvalidInput(
+                    f"each server of a Kafka URL is written host:port, as in kafka://host:9092,host:9092{QUOTE}"
+                )
         if not self.servers:
             raise InvalidInput("a Kafka URL names at least one server: kafka://host:9092")
         if self.protocol.startswith("sasl") and self.user is None:
@@ -106,7 +108,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise InvalidInput(f"{name} is given but security is {self.protocol}: set it to ssl or sasl_ssl")
         check_identity(self.password, self.password_file, self.cert_file, self.key_file)
         if self.requests_in_flight_max > 5:
-            raise InvalidInput("requests_in_flight_max may be 5: a broker tells repetitions apart only so far back")
+            raise InvalidInput("requests_in_flight_max is at most 5: brokers recognize a repetition of the last 5")
         for name in self.__struct_fields__:
             if name.endswith(("_max", "_timeout_ms", "_idle_ms")) and getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1")

@@ -25,7 +25,7 @@ LOGGER = logging.getLogger("tidebook.outbox")
 
 #: The pause before a request to a database that failed is retried.
 RETRY_S = 1.0
-#: After a nudge, which may precede the publisher's commit, the relay polls so often with a growing pause.
+#: How often the relay polls, with a growing pause, after a nudge, which may precede the publisher's commit.
 NUDGE_POLLS_MAX = 7
 NUDGE_PAUSE_S = 0.0025
 NUDGE_PAUSE_S_MAX = 0.16
@@ -191,7 +191,12 @@ class Relay:
                     if store is None:
                         break
                     idle = not self._busy  # read first: a worker that ends after the query may have left rows
-                    dispatched = self._dispatch(store.topics_waiting())
+                    waiting = store.topics_waiting()
+                    with self._lock:  # a topic is queued for the workers at most once at a time
+                        dispatched = [topic for topic in waiting if topic not in self._busy]
+                        self._busy.update(dispatched)
+                    for topic in dispatched:
+                        self._topics.put(topic)
                 except TidebookError as error:
                     if once:
                         raise
@@ -204,15 +209,6 @@ class Relay:
         finally:
             if store is not None:
                 store.close()
-
-    def _dispatch(self, topics: list[str]) -> int:
-        """Queue topics for the workers, each topic at most once at a time."""
-        with self._lock:
-            idle = [topic for topic in topics if topic not in self._busy]
-            self._busy.update(idle)
-        for topic in idle:
-            self._topics.put(topic)
-        return len(idle)
 
     def _sleep(self, polls: int) -> int:
         """Sleep until something is published or a worker is done; after a nudge, poll with short pauses first."""

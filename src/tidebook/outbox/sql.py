@@ -262,7 +262,7 @@ class StoreStatements:
     def __init__(self, d: SqlDialect) -> None:
         info, held = "UPDATE kafka_topic_info SET", "WHERE topic = %s AND locked_by = %s"
         free = f"(locked_by IS NULL AND (error = 0 OR retry_at <= {d.now}))"
-        #: Whether a topic may be locked: rule 32. Parameter: the lock limit in milliseconds.
+        #: Whether a topic may be locked: it is free and not resting, or its lock is older than the parameter, in ms.
         self.lockable = f"({free} OR locked_at < {d.later.format('-%s')})"
         due = f"state = 1 AND retry_at <= {d.now}"
         self.identity = "SELECT uuid, version FROM kafka_outbox"

@@ -143,7 +143,7 @@ class OutboxStore(ABC):
         return [str(topic) for (topic,) in self._rows(self._sql.topics_waiting, limits)]
 
     def try_lock(self, topic: str, *, lock_id: bytes, owner: str, retake: bytes | None = None) -> TopicLock | None:
-        """Lock the topic with one guarded UPDATE (rule 32) and return the lock; None if another relay holds it.
+        """Lock the topic with one guarded UPDATE and return the lock; None if another relay holds it.
 
         `retake` is the id of an earlier lock of this relay whose outcome is unknown: it is taken over.
         """

@@ -45,7 +45,7 @@ HEARTBEATS_PER_LOCK_LIMIT = 6
 #: The share of the fence's time that a batch may use.
 FENCE_USABLE_SHARE = 0.9
 STEP_S_MAX = 0.5
-#: End offsets are fetched once for so many batches.
+#: End offsets are fetched once per this many batches.
 BATCHES_PER_ENDS = 20
 
 

@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 _PREFIX = "tidebook-error: "
 _REPORT = re.compile(rf"{_PREFIX}(\{{.*\}})")
-#: The line of a traceback that names an error without a report, because it was not raised through a `SparkWorker`.
-_OWN_ERROR = re.compile(r"tidebook\.core\.errors\.(\w+): ([^\n]*)")
 _CLASSES: dict[str, type[TidebookError]] = {
     each.__name__: each for each in (Corrupt, Fenced, InvalidInput, NotFound, OutcomeUnknown, Unavailable)
 }
@@ -52,7 +50,9 @@ _DIED = re.compile(
     re.I,
 )
 #: The last line of a Python traceback in Spark's message.
-_PYTHON_ERROR = re.compile(r"^(?!py4j|pyspark|org\.|java)[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.M)
+_PYTHON_ERROR = re.compile(
+    r"^(?!py4j|pyspark|org\.|java)(?:[A-Za-z_][\w.]*(?:Error|Exception)|tidebook\.core\.errors\.\w+)\b.*$", re.M
+)
 _CHARS_MAX = 600
 #: Errors after which a retry may succeed without any intervention.
 TRANSIENT = (Unavailable, OutcomeUnknown, Fenced)
@@ -106,8 +106,7 @@ def _last_report(text: str) -> ErrorReport | None:
             return msgspec.json.decode(found, type=ErrorReport)
         except msgspec.DecodeError:
             continue  # Spark has cut the text
-    raised = _OWN_ERROR.findall(text)
-    return ErrorReport(*raised[-1]) if raised else None
+    return None
 
 
 def run_with_retries(

@@ -39,18 +39,18 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"a webhook is an http:// or https:// URL, not {self.webhook[:40]!r}")
 
 
-def dead_letter_json(flag: DeadLetterRow) -> dict[str, Any]:
+def dead_letter_json(letter: DeadLetterRow) -> dict[str, Any]:
     """Return a dead letter as values that JSON can encode."""
-    data: Any = decode_payload(flag.kind, flag.data) if flag.kind in (JSON, TEXT) else {"bytes": len(flag.data)}
+    data: Any = decode_payload(letter.kind, letter.data) if letter.kind in (JSON, TEXT) else {"bytes": len(letter.data)}
     return {
-        "id": flag.id,
-        "queue": flag.queue,
-        "raised_at": utc_datetime(flag.raised_at).isoformat(timespec="milliseconds"),
-        "reason": flag.reason,
-        "key": flag.key,
-        "priority": flag.priority,
-        "timeouts": flag.timeouts,
-        "inserted_at": utc_datetime(flag.inserted_at).isoformat(timespec="milliseconds"),
+        "id": letter.id,
+        "queue": letter.queue,
+        "raised_at": utc_datetime(letter.raised_at).isoformat(timespec="milliseconds"),
+        "reason": letter.reason,
+        "key": letter.key,
+        "priority": letter.priority,
+        "timeouts": letter.timeouts,
+        "inserted_at": utc_datetime(letter.inserted_at).isoformat(timespec="milliseconds"),
         "data": data,
     }
 
@@ -70,8 +70,8 @@ class Announcer:
     async def start(self) -> None:
         """Find the newest dead letter, so that letters from before this process are logged but not counted."""
         if not self._has_hook:
-            for flag in await self._store.flags(limit=1):
-                self._initial_up_to = flag.id
+            for letter in await self._store.dead_letters(limit=1):
+                self._initial_up_to = letter.id
 
     @property
     def _has_hook(self) -> bool:
@@ -82,44 +82,44 @@ class Announcer:
         if not self._has_hook:
             await self._log_new()  # they stay unannounced, for a process that has a hook
             return
-        while flags := await self._store.unannounced(limit=BATCH_MAX, hold_ms=self._hold_ms):
-            results = await asyncio.gather(*(self._run_hooks(flag) for flag in flags))
-            announced = [flag for flag, accepted in zip(flags, results, strict=True) if accepted]
-            for flag in announced:
-                self._metrics.count("queue_flags", queue=flag.queue)
+        while letters := await self._store.unannounced(limit=BATCH_MAX, hold_ms=self._hold_ms):
+            results = await asyncio.gather(*(self._run_hooks(letter) for letter in letters))
+            announced = [letter for letter, accepted in zip(letters, results, strict=True) if accepted]
+            for letter in announced:
+                self._metrics.count("queue_dead_letters_announced", queue=letter.queue)
             if announced:
-                await self._store.announced([flag.id for flag in announced])
+                await self._store.announced([letter.id for letter in announced])
 
     async def _log_new(self) -> None:
         limit = BATCH_MAX
-        flags = await self._store.flags(limit=limit)
-        while len(flags) == limit < LOGGED_MAX and flags[-1].id > max(self._logged_up_to, self._initial_up_to):
+        letters = await self._store.dead_letters(limit=limit)
+        while len(letters) == limit < LOGGED_MAX and letters[-1].id > max(self._logged_up_to, self._initial_up_to):
             limit *= 10
-            flags = await self._store.flags(limit=limit)
-        for flag in reversed(flags):
-            if flag.id > self._logged_up_to:
-                _log(flag)
-                self._logged_up_to = flag.id
-                if flag.id > self._initial_up_to:
-                    self._metrics.count("queue_flags", queue=flag.queue)
+            letters = await self._store.dead_letters(limit=limit)
+        for letter in reversed(letters):
+            if letter.id > self._logged_up_to:
+                _log(letter)
+                self._logged_up_to = letter.id
+                if letter.id > self._initial_up_to:
+                    self._metrics.count("queue_dead_letters_announced", queue=letter.queue)
 
-    async def _run_hooks(self, flag: DeadLetterRow) -> bool:
-        _log(flag)
-        row = msgspec.json.encode(dead_letter_json(flag))
+    async def _run_hooks(self, letter: DeadLetterRow) -> bool:
+        _log(letter)
+        row = msgspec.json.encode(dead_letter_json(letter))
         try:
             if self._hooks.command:
                 await _run_command(self._hooks.command, row)
             if self._hooks.webhook is not None:
                 await asyncio.to_thread(_post, self._hooks.webhook, row)
         except (OSError, TimeoutError, RuntimeError, HTTPException, ValueError) as error:  # ValueError: a malformed URL
-            self._metrics.count("queue_hook_failures", queue=flag.queue)
+            self._metrics.count("queue_hook_failures", queue=letter.queue)
             log.warning("a hook for dead letters failed and will be retried: %s", error)
             return False
         return True
 
 
-def _log(flag: DeadLetterRow) -> None:
-    log.warning("queue %s: %s is a dead letter: %s", flag.queue, flag.key or flag.id, flag.reason)
+def _log(letter: DeadLetterRow) -> None:
+    log.warning("queue %s: %s is a dead letter: %s", letter.queue, letter.key or letter.id, letter.reason)
 
 
 async def _run_command(command: Sequence[str], row: bytes) -> None:

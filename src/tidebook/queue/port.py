@@ -317,26 +317,26 @@ class QueueStore(Protocol):
     async def counts(self, queue: QueueRef) -> Counts:
         """Return the number of entries, by state."""
 
-    async def flags(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
+    async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         """Return dead letters, newest first."""
 
-    async def retry(self, queue: QueueRef, flag: int) -> bool:
+    async def retry(self, queue: QueueRef, id: int) -> bool:
         """Put a dead letter back as a new entry; return False if the queue has no dead letter of this id.
 
         A newer entry of its key keeps its data: a waiting one absorbs the letter; beside one that is being processed,
         the letter waits with the data of that entry.
         """
 
-    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+    async def edit(self, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
         """Replace a dead letter's user data; return False if the queue has no dead letter of this id."""
 
-    async def drop(self, queue: QueueRef, flag: int) -> bool:
+    async def drop(self, queue: QueueRef, id: int) -> bool:
         """Delete a dead letter; return False if the queue has no dead letter of this id."""
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         """Return dead letters that no hook has reported yet, and reserve them for the caller for `hold_ms`."""
 
-    async def announced(self, flags: Sequence[int]) -> None:
+    async def announced(self, ids: Sequence[int]) -> None:
         """Mark dead letters as reported."""
 
     async def close(self) -> None:

@@ -227,40 +227,40 @@ class Queue:
             return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
         return QueueStatus.of(ref, await (await self._runtime.store()).counts(ref))
 
-    async def flags(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Return dead letters, newest first."""
         limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
         if ref is None:
             return []
-        return [DeadLetter.of(each) for each in await (await self._runtime.store()).flags(ref, limit=limit)]
+        return [DeadLetter.of(each) for each in await (await self._runtime.store()).ids(ref, limit=limit)]
 
-    async def retry(self, flag: int) -> None:
+    async def retry(self, id: int) -> None:
         """Put a dead letter back: it waits from now on, with 0 timeouts.
 
         If a newer entry of its key is in the queue, the letter is merged into that one, which keeps its data.
         """
         ref = await self._runtime.find(self.name)
-        done = ref is not None and _is_id(flag) and await (await self._runtime.store()).retry(ref, flag)
-        self._require(flag, found=done)
+        done = ref is not None and _is_id(id) and await (await self._runtime.store()).retry(ref, id)
+        self._require(id, found=done)
         if ref is not None:
             self._runtime.wake_listeners(ref)
 
-    async def edit(self, flag: int, data: Any) -> None:
+    async def edit(self, id: int, data: Any) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
         kind, encoded = encode_data(self._runtime.check(self.name, data))
-        done = _is_id(flag) and await (await self._runtime.store()).edit(ref, flag, kind, encoded)
-        self._require(flag, found=done)
+        done = _is_id(id) and await (await self._runtime.store()).edit(ref, id, kind, encoded)
+        self._require(id, found=done)
 
-    async def drop(self, flag: int) -> None:
+    async def drop(self, id: int) -> None:
         """Delete a dead letter."""
         ref = await self._runtime.find(self.name)
-        done = ref is not None and _is_id(flag) and await (await self._runtime.store()).drop(ref, flag)
-        self._require(flag, found=done)
+        done = ref is not None and _is_id(id) and await (await self._runtime.store()).drop(ref, id)
+        self._require(id, found=done)
 
-    def _require(self, flag: int, *, found: bool) -> None:
+    def _require(self, id: int, *, found: bool) -> None:
         if not found:
-            raise NotFound(f"queue {self.name!r} has no flag {flag}")
+            raise NotFound(f"queue {self.name!r} has no dead letter {id}")
 
     async def close(self) -> None:
         """Wait for the calls in flight."""

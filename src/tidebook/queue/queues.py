@@ -42,13 +42,13 @@ class Queues:
         store = await self._runtime.store()
         return [QueueStatus.of(ref, await store.counts(ref)) for ref in await store.queues()]
 
-    async def flags(self, limit: int = 100) -> list[DeadLetter]:
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Return the dead letters of all queues, newest first."""
         limit = check_list_limit(limit)
         if self._runtime.is_missing:
             return []
         store = await self._runtime.store()
-        return [DeadLetter.of(each) for each in await store.flags(limit=limit)]
+        return [DeadLetter.of(each) for each in await store.dead_letters(limit=limit)]
 
     async def close(self) -> None:
         """Finish the calls in flight, then release the store."""

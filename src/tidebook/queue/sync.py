@@ -63,7 +63,7 @@ class SyncQueue(BlockingFacade[Queue]):
     listen = iterating(Queue.listen)
     entries = blocking(Queue.entries)
     status = blocking(Queue.status)
-    flags = blocking(Queue.flags)
+    dead_letters = blocking(Queue.dead_letters)
     retry = blocking(Queue.retry)
     edit = blocking(Queue.edit)
     drop = blocking(Queue.drop)
@@ -74,4 +74,4 @@ class SyncQueues(BlockingFacade[Queues]):
 
     names = blocking(Queues.names)
     status = blocking(Queues.status)
-    flags = blocking(Queues.flags)
+    dead_letters = blocking(Queues.dead_letters)

@@ -26,7 +26,7 @@ HEARTBEAT_S: Final = 30.0
 #: Queues in one poll.
 POLL_MAX: Final = 500
 _RETRY_S: Final = 0.5
-#: Timers are set at most this far ahead, and then again.
+#: The longest time for which a timer is set; a later date needs several timers in turn.
 _TIMER_S_MAX: Final = 3_600.0
 #: A reading of the store's clock that is older than this is replaced by any newer one.
 _READING_S_MAX: Final = 30.0

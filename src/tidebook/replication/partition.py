@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tidebook.core.errors import Fenced, LogLost, OutcomeUnknown, Unavailable, UnknownVersion
-from tidebook.core.replication_plan import Pointer
+from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log, Record, read_page
-from tidebook.replication.slice import first_unreplicated_offset, plan_slice
+from tidebook.replication.slice import plan_slice
 from tidebook.runtime.backoff import Backoff
 from tidebook.store.port import StoreWriter
 

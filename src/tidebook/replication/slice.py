@@ -8,12 +8,20 @@ from collections.abc import Sequence
 import msgspec
 
 from tidebook.core.action import Damaged, Mark
-from tidebook.core.errors import Fenced, InvalidInput, LogLost, UnknownVersion
+from tidebook.core.errors import InvalidInput, LogLost, UnknownVersion
 from tidebook.core.head import Head
-from tidebook.core.key import Key, journal_of, partition_of
+from tidebook.core.key import Key, home_of
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
-from tidebook.core.replication_plan import Parked, Pointer, PositionedAction, SliceWrites, advance_time, plan_key
+from tidebook.core.replication_plan import (
+    Parked,
+    Pointer,
+    PositionedAction,
+    SliceWrites,
+    advance_time,
+    first_unreplicated_offset,
+    plan_key,
+)
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
 from tidebook.store.port import StoreReader, StoreWriter
@@ -127,22 +135,6 @@ def _bounds(records: Sequence[Record], start: int | None, stop: int | None) -> t
     return start, stop
 
 
-def first_unreplicated_offset(pointer: Pointer | None, topic: str, partition: int, config: TopicConfig) -> int:
-    """Return the first offset of the configuration's epoch that is not replicated.
-
-    It is 0 while the pointer is missing or of an older epoch. Raise `Fenced` if the pointer is of a newer epoch: the
-    caller's configuration is outdated, and the offsets of its epoch have no meaning.
-    """
-    if pointer is None or pointer.position.epoch < config.epoch:
-        return 0
-    if pointer.position.epoch > config.epoch:
-        raise Fenced(
-            f"{topic}/{partition} is replicated in epoch {pointer.position.epoch} and this process has the "
-            f"configuration of epoch {config.epoch}: open the book again"
-        )
-    return pointer.position.offset + 1
-
-
 class RecordOwners(dict[bytes | None, tuple[str | None, Damaged | None]]):
     """Maps a record key to its journal id, if it is one, and to the reason why records with this key are void."""
 
@@ -152,10 +144,11 @@ class RecordOwners(dict[bytes | None, tuple[str | None, Damaged | None]]):
         self._partitions = config.partitions
 
     def __missing__(self, key: bytes | None) -> tuple[str | None, Damaged | None]:
-        id, void = journal_of(key), None
+        id, home = home_of(key, self._partitions)
+        void = None
         if id is None:
             void = Damaged(f"the record's key names no journal: {(key or b'')[:80]!r}")
-        elif (home := partition_of(id, self._partitions)) != self._partition:
+        elif home != self._partition:
             void = Damaged(f"the record's journal belongs to partition {home} of {self._partitions}")
         owner = self[key] = (id, void)
         return owner

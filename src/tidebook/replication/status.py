@@ -12,11 +12,10 @@ import msgspec
 
 from tidebook.core.errors import LogLost, Unavailable
 from tidebook.core.position import Position
-from tidebook.core.replication_plan import Pointer, SliceWrites
+from tidebook.core.replication_plan import Pointer, SliceWrites, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import begin_epoch, check_topic
 from tidebook.log.port import Log
-from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.store.port import StoreWriter
 
 JOB_STATUS_SETTING = "pipeline/replicate"

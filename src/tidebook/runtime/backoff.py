@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: The pause does not grow further after this many, so that its factor stays a finite number.
+PAUSES_MAX = 200
+
 
 class Backoff:
     """Computes the pause before each retry: `first_s`, then `factor` times the previous pause, at most `max_s`.
@@ -11,19 +14,24 @@ class Backoff:
     [0.1, 0.2, 0.3, 0.3]
     """
 
-    __slots__ = ("_factor", "_first_s", "_max_s", "_next_s")
+    __slots__ = ("_factor", "_first_s", "_max_s", "_pauses")
 
     def __init__(self, *, first_s: float, max_s: float, factor: float = 2.0) -> None:
-        self._first_s = self._next_s = first_s
+        self._first_s = first_s
         self._max_s = max_s
         self._factor = factor
+        self._pauses = 0
 
     def next_s(self) -> float:
         """Return how many seconds to wait before the next attempt, and increase the pause after that."""
-        pause_s = self._next_s
-        self._next_s = min(pause_s * self._factor, self._max_s)
+        pause_s = self.pause_s(self._pauses)
+        self._pauses += 1
         return pause_s
+
+    def pause_s(self, pauses: int) -> float:
+        """Return how many seconds to wait after this many pauses; for callers that count these themselves."""
+        return min(self._first_s * self._factor ** min(pauses, PAUSES_MAX), self._max_s)
 
     def reset(self) -> None:
         """Start again from the first pause. Call this after a successful attempt."""
-        self._next_s = self._first_s
+        self._pauses = 0

@@ -21,8 +21,8 @@ class MicroBatcher(Generic[Item, Result]):
 
     A group is filled up to a weight of `group_max`. An item weighs 1, or what `weigh` returns; an item that exceeds the
     limit runs in a group of one. If many items wait, a group is filled further, up to `share_max`, but not beyond an
-    equal share of all items that wait or are in flight: otherwise one group would take all items, and the other flights
-    would stay idle.
+    equal share of all items that wait or are in flight: otherwise one group would take all items, and the others
+    that may be in flight would stay idle.
     """
 
     def __init__(
@@ -86,30 +86,28 @@ class MicroBatcher(Generic[Item, Result]):
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _work(self) -> None:
+        """Run groups until no item waits."""
         try:
-            await self._run_groups()
+            while self._waiting:
+                group = self._next_group()
+                if not group:
+                    continue
+                outcomes: Sequence[Result | BaseException]
+                weight = sum(self._weigh(item) for item, _ in group)
+                self._weight_in_flight += weight
+                try:
+                    outcomes = await self._run([item for item, _ in group])
+                except BaseException as error:
+                    outcomes = [error] * len(group)
+                finally:
+                    self._weight_in_flight -= weight
+                for (_, future), outcome in zip(group, outcomes, strict=True):
+                    if self._unwanted is not None and future.done() and not isinstance(outcome, BaseException):
+                        self._unwanted(outcome)
+                    resolve_future(future, outcome)
         finally:
             # No await between finding the queue empty and this: an item that is enqueued later starts a new worker.
             self._in_flight -= 1
-
-    async def _run_groups(self) -> None:
-        while self._waiting:
-            group = self._next_group()
-            if not group:
-                continue
-            outcomes: Sequence[Result | BaseException]
-            weight = sum(self._weigh(item) for item, _ in group)
-            self._weight_in_flight += weight
-            try:
-                outcomes = await self._run([item for item, _ in group])
-            except BaseException as error:
-                outcomes = [error] * len(group)
-            finally:
-                self._weight_in_flight -= weight
-            for (_, future), outcome in zip(group, outcomes, strict=True):
-                if self._unwanted is not None and future.done() and not isinstance(outcome, BaseException):
-                    self._unwanted(outcome)
-                resolve_future(future, outcome)
 
     def _next_group(self) -> list[tuple[Item, asyncio.Future[Result]]]:
         taken = [self._waiting.popleft() for _ in range(self._group_length())]

@@ -37,12 +37,10 @@ class Schema(msgspec.Struct, frozen=True):
     #: SQLite's `application_id`, which identifies the program that owns a file.
     application_id: int
     steps: tuple[str, ...]
-    #: The version that the first step creates; older files are refused.
-    first_version: int = 1
 
     @property
     def version(self) -> int:
-        return self.first_version - 1 + len(self.steps)
+        return len(self.steps)
 
 
 class Database:
@@ -179,11 +177,6 @@ class Database:
                 raise Corrupt(f"{self.path} is not Tidebook's {self.schema.name}: it was not changed")
             if version > self.schema.version:
                 raise UnknownVersion(str(self.path), version=version, known=self.schema.version)
-            if version < self.schema.first_version:
-                raise Corrupt(
-                    f"{self.path} has version {version} of an earlier Tidebook, and this one reads versions from "
-                    f"{self.schema.first_version} on: it was not changed; move it away to start empty"
-                )
             if connection.pragma("journal_mode") != "wal":
                 raise Corrupt(f"{self.path} was changed by another program: it is no longer in WAL mode")
             page_bytes = connection.pragma("page_size")
@@ -218,7 +211,7 @@ def _create(path: Path, schema: Schema) -> None:
 def _upgrade(connection: apsw.Connection, schema: Schema, version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for step in schema.steps[max(0, version - schema.first_version + 1) :]:
+        for step in schema.steps[version:]:
             connection.execute(step)
         connection.pragma("application_id", schema.application_id)
         connection.pragma("user_version", schema.version)

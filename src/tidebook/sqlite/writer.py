@@ -300,8 +300,8 @@ class Writer:
             self._roll_back()
             failure = from_commit(error, self._database.path)
             return [(item, failure) for item, _ in outcomes]
-        self._metrics.count("folder_commits", file=self._database.path.name)
-        self._metrics.count("folder_operations", len(outcomes), file=self._database.path.name)
+        self._metrics.count("sqlite_commits", file=self._database.path.name)
+        self._metrics.count("sqlite_operations", len(outcomes), file=self._database.path.name)
         return outcomes
 
     def _roll_back(self) -> None:

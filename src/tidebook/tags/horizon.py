@@ -18,7 +18,7 @@ import msgspec
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.position import Position
-from tidebook.core.replication_plan import Pointer
+from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock
 from tidebook.store.port import StoreWriter
@@ -115,6 +115,7 @@ class Horizons:
         """Return the lagging partitions that the last read found: the position replicated, and the records after it.
 
         Return None if the log does not answer soon: reads by tag only need the store, and must not wait for the log.
+        Raise Fenced if a pointer is of a newer epoch than its topic's configuration.
         """
         log, wanted = self.log, self._registered if topics is None else topics
         names = [topic for topic in wanted if topic in self._partitions]
@@ -124,12 +125,16 @@ class Horizons:
         configs = await gather_by_topic(self._store.topic_config, names)
 
         async def records(topic: str, partition: int) -> int:
-            pointer, config = pointers[topic].get(partition), configs[topic]
-            if pointer is not None and config is not None and pointer.position.epoch == config.epoch:
-                return await log.end(topic, partition) - pointer.position.offset - 1
-            return await log.end(topic, partition) - await log.start(topic, partition)
+            first = firsts[topic, partition] or await log.start(topic, partition)
+            return await log.end(topic, partition) - first
 
         partitions = [(topic, partition) for topic in names for partition in range(self._partitions[topic])]
+        firsts = {
+            (topic, number): first_unreplicated_offset(pointers[topic].get(number), topic, number, config)
+            if (config := configs[topic]) is not None
+            else 0
+            for topic, number in partitions
+        }
         try:
             async with asyncio.timeout(LOG_S_MAX):
                 # The log combines these calls into one request.

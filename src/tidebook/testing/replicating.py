@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tidebook.core.errors import Fenced
+from tidebook.core.replication_plan import first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log
-from tidebook.replication.slice import first_unreplicated_offset, replicate_slice
+from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoreWriter
 
 

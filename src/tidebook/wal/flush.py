@@ -35,10 +35,10 @@ class TableIncarnation(NamedTuple):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Entries of one incarnation (`life`) of a table: sequence numbers `first` to `last`, inclusive."""
+    """Entries of one incarnation of a table: sequence numbers `first` to `last`, inclusive."""
 
     table: int
-    life: int
+    incarnation: int
     first: int
     last: int
 
@@ -144,10 +144,10 @@ def next_commit(last: Commit, ranges: Sequence[Range], moves: Sequence[Move]) ->
     """Return the manifest that follows `last` and adds these ranges; raise `Conflict` if one is already committed."""
     reached = last.committed
     for each in ranges:
-        before = reached.get(TableIncarnation(each.table, each.life), 0)
+        before = reached.get(TableIncarnation(each.table, each.incarnation), 0)
         if before >= each.first:
             raise Conflict(key=f"table {each.table}", expected=each.first - 1, found=before)
-        reached[TableIncarnation(each.table, each.life)] = each.last
+        reached[TableIncarnation(each.table, each.incarnation)] = each.last
     flat = tuple((key.table, key.incarnation, number) for key, number in sorted(reached.items()))
     return Commit(VERSION, last.number + 1, tuple(moves), flat, last.source)
 

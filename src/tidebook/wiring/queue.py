@@ -2,7 +2,7 @@
 
     [queue]                                              [queue.mail]
     schema = "tidebook_queue"                            max_timeouts = 3
-    flag_webhook = "https://…"                           period = "hour"
+    dead_letter_webhook = "https://…"                           period = "hour"
 
 A table below [queue] holds the settings of the queue of that name; its `fields` declare the data of the entries.
 """
@@ -29,9 +29,9 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schema: str = "tidebook_queue"
     connections_max: int = 4
     #: A command that receives every dead letter on its standard input.
-    flag_command: tuple[str, ...] = ()
+    dead_letter_command: tuple[str, ...] = ()
     #: A URL that receives every dead letter as a POST request.
-    flag_webhook: str | None = None
+    dead_letter_webhook: str | None = None
 
 
 def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics) -> Queues:
@@ -66,7 +66,7 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
         files = (settings.folder.expanduser() / f"{FILE}{end}" for end in ("", "-wal"))
         return settings.section("sql").embedded and not any(file.exists() for file in files)
 
-    hooks = Hooks(command=options.flag_command, webhook=options.flag_webhook)
+    hooks = Hooks(command=options.dead_letter_command, webhook=options.dead_letter_webhook)
     runtime = QueueRuntime(
         open_store, clock=clock, ids=ids, metrics=metrics, settings=queue_settings, hooks=hooks, missing=missing
     )

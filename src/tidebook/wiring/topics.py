@@ -10,8 +10,8 @@ import msgspec
 from tidebook.core.errors import Corrupt, InvalidInput, NotFound
 from tidebook.core.key import topic_name
 from tidebook.core.record import is_record
+from tidebook.core.replication_plan import first_unreplicated_offset
 from tidebook.log.port import Log, TopicState, last_record
-from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.store.port import StoreWriter
 
 #: What a topic contains: journals, a region of a write-ahead log, or messages of an outbox or another program.

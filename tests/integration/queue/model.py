@@ -229,9 +229,9 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.model.dead:
             return None
         item = data.draw(st.sampled_from(self.model.dead), label="letter")
-        flags = self.do(self.desk.store.flags(self.desk.ref, limit=1_000))
-        (flag,) = [each.id for each in flags if each.data.decode() == item.data]
-        return item, flag
+        letters = self.do(self.desk.store.dead_letters(self.desk.ref, limit=1_000))
+        (letter,) = [each.id for each in letters if each.data.decode() == item.data]
+        return item, letter
 
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
@@ -318,8 +318,8 @@ class QueueMachine(RuleBasedStateMachine):
             for each in listed
         )
         assert found == self.model.shown()
-        flags = self.do(self.desk.store.flags(self.desk.ref, limit=1_000))
-        assert sorted(each.data.decode() for each in flags) == sorted(each.data for each in self.model.dead)
+        letters = self.do(self.desk.store.dead_letters(self.desk.ref, limit=1_000))
+        assert sorted(each.data.decode() for each in letters) == sorted(each.data for each in self.model.dead)
 
     @invariant()
     def is_ready_when_a_claim_would_bring_something(self) -> None:

@@ -53,7 +53,7 @@ WRONG: dict[str, Callable[[Queue], Awaitable[Any]]] = {
     "a number for a job": lambda q: q.done(5),  # type: ignore[arg-type]
     "text for a job": lambda q: q.fail("x"),  # type: ignore[arg-type]
     "a limit below 0": lambda q: q.entries(-1),
-    "text for a limit": lambda q: q.flags("x"),  # type: ignore[arg-type]
+    "text for a limit": lambda q: q.dead_letters("x"),  # type: ignore[arg-type]
     "a source that is a number": lambda q: q.marks(3),  # type: ignore[arg-type]
     "a source with NUL": lambda q: q.put_once([1], source="a\0", steps=[]),
     "a source that is no text": lambda q: q.put_once([1], source="\ud800", steps=[]),
@@ -79,7 +79,7 @@ async def test_what_is_wrong_is_refused(book: tidebook.Book, what: str) -> None:
 @pytest.mark.parametrize("limit", [-1, 2**64, "x", None, 1.5, True])
 async def test_a_limit_for_the_flags_of_all_queues_is_checked(book: tidebook.Book, limit: Any) -> None:
     with pytest.raises(InvalidInput, match="limit"):
-        await book.queues.flags(limit)
+        await book.queues.dead_letters(limit)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 201, "é", 3, None])
@@ -113,10 +113,10 @@ async def test_settings_are_checked_before_they_are_kept(tmp_path: Path, wrong: 
             await book.queue("mail").put(1)
 
 
-@pytest.mark.parametrize("flag", [1, -5, 2**70, "x", None])
-async def test_a_flag_that_is_not_there_is_not_found(book: tidebook.Book, flag: Any) -> None:
+@pytest.mark.parametrize("letter", [1, -5, 2**70, "x", None])
+async def test_a_dead_letter_that_is_not_there_is_not_found(book: tidebook.Book, letter: Any) -> None:
     queue = book.queue("mail")
-    for call in (queue.retry(flag), queue.drop(flag), queue.edit(flag, 1)):
+    for call in (queue.retry(letter), queue.drop(letter), queue.edit(letter, 1)):
         with pytest.raises(NotFound):
             await call
 
@@ -135,9 +135,9 @@ async def test_a_reason_may_hold_anything(book: tidebook.Book) -> None:
     queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
     await queue.put(1)
     await queue.fail(await queue.claim(), reason="a\0b\ud800" + "x" * 5_000)
-    (flag,) = await queue.flags()
-    assert flag.reason.startswith("ab?xxx")
-    assert len(flag.reason) <= 1_000
+    (letter,) = await queue.dead_letters()
+    assert letter.reason.startswith("ab?xxx")
+    assert len(letter.reason) <= 1_000
 
 
 async def test_of_a_key_in_two_hands_the_right_one_counts_even_in_one_call(book: tidebook.Book) -> None:
@@ -205,7 +205,7 @@ def test_threads_without_a_loop_have_the_same_names(tmp_path: Path) -> None:
         book.queue("mail").put_many([1, 2])
         assert book.queues.names() == ["mail"]
         assert [status.due for status in book.queues.status()] == [2]
-        assert book.queues.flags() == []
+        assert book.queues.dead_letters() == []
         assert book.feed("paid", "mail").run(follow=False) == 0
         assert next(iter(book.queue("mail").listen())) is not None
 

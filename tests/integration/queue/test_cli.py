@@ -119,16 +119,16 @@ def test_dead_letters_are_shown_edited_retried_and_dropped(shell: Shell, where: 
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         queue.put_many(["a", "b", "c"])
         queue.fail(queue.claim(3), reason="no such address")
-    flags = {row["data"]: row["id"] for row in shell.run("flags")}
-    assert set(flags) == {"a", "b", "c"}
+    letters = {row["data"]: row["id"] for row in shell.run("flags")}
+    assert set(letters) == {"a", "b", "c"}
     assert [row["reason"] for row in shell.run("flags", "mail")] == ["no such address"] * 3
-    shell.run("flags", "mail", "--edit", str(flags["a"]), "--data", '"better"')
-    shell.run("flags", "mail", "--retry", str(flags["a"]), "--drop", str(flags["b"]))
+    shell.run("flags", "mail", "--edit", str(letters["a"]), "--data", '"better"')
+    shell.run("flags", "mail", "--retry", str(letters["a"]), "--drop", str(letters["b"]))
     assert [row["data"] for row in shell.run("flags", "mail")] == ["c"]
     assert [row["data"] for row in shell.run("list", "mail")] == ["better"]
-    shell.refuse(4, "flags", "mail", "--retry", str(flags["b"]))
+    shell.refuse(4, "flags", "mail", "--retry", str(letters["b"]))
     shell.run("put", "other", "1")
-    shell.refuse(4, "flags", "other", "--drop", str(flags["c"]))
+    shell.refuse(4, "flags", "other", "--drop", str(letters["c"]))
 
 
 @pytest.mark.parametrize(

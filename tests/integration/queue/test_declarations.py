@@ -76,11 +76,11 @@ async def test_an_edited_dead_letter_is_checked_too(book: tidebook.Book) -> None
     queue = book.queue("mail", fields=Mail, settings=tidebook.queue.QueueSettings(max_timeouts=0))
     await queue.put(Mail("x"))
     await queue.fail(await queue.claim())
-    (flag,) = await queue.flags()
+    (letter,) = await queue.dead_letters()
     with pytest.raises(InvalidInput, match="declared"):
-        await queue.edit(flag.id, {"to": 3})
-    await queue.edit(flag.id, {"to": "y"})
-    await queue.retry(flag.id)
+        await queue.edit(letter.id, {"to": 3})
+    await queue.edit(letter.id, {"to": "y"})
+    await queue.retry(letter.id)
     assert [job.data for job in await queue.claim()] == [Mail("y")]
 
 

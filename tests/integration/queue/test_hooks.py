@@ -81,7 +81,7 @@ def hooked(where: Path, tmp_path: Path, ear: Ear, told: Path) -> Path:
     file = tmp_path / "hooked.toml"
     before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
     command = json.dumps([sys.executable, "-c", COMMAND, str(told)])
-    file.write_text(f'{before}flag_webhook = "{ear.url}"\nflag_command = {command}\n')
+    file.write_text(f'{before}dead_letter_webhook = "{ear.url}"\nflag_command = {command}\n')
     return file
 
 
@@ -91,37 +91,37 @@ async def make_dead(queue: Queue, *data: object) -> None:
         await queue.fail(await queue.claim(), reason="no such address")
 
 
-async def test_both_are_told_of_a_flag_once(hooked: Path, ear: Ear, told: Path) -> None:
+async def test_both_are_told_of_a_dead_letter_once(hooked: Path, ear: Ear, told: Path) -> None:
     async with tidebook.open(hooked) as book, tidebook.open(hooked) as other:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await other.queue("mail").open()
         await make_dead(queue, "x")
         await until(lambda: bool(ear.heard))
         await until(lambda: bool(told.read_text()))
-        await until(lambda: book.metrics.counted("queue_flags") + other.metrics.counted("queue_flags") == 1)
+        await until(lambda: sum(each.metrics.counted("queue_dead_letters_announced") for each in (book, other)) == 1)
         await make_dead(queue, "y")
         await until(lambda: len(ear.heard) == 2)
-        await until(lambda: book.metrics.counted("queue_flags") + other.metrics.counted("queue_flags") == 2)
-    (flag, _) = ear.heard
-    assert (flag["queue"], flag["key"], flag["data"], flag["reason"]) == ("mail", "x", "x", "no such address")
+        await until(lambda: sum(each.metrics.counted("queue_dead_letters_announced") for each in (book, other)) == 2)
+    (letter, _) = ear.heard
+    assert (letter["queue"], letter["key"], letter["data"], letter["reason"]) == ("mail", "x", "x", "no such address")
     assert [json.loads(line)["key"] for line in told.read_text().splitlines()] == ["x", "y"]
 
 
 async def test_who_ends_right_after_it_made_a_dead_letter_tells_of_it_first(hooked: Path, ear: Ear, told: Path) -> None:
     async with tidebook.open(hooked) as book:
         await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "x", "y")
-    assert sorted(flag["key"] for flag in ear.heard) == ["x", "y"]
+    assert sorted(letter["key"] for letter in ear.heard) == ["x", "y"]
     assert sorted(json.loads(line)["key"] for line in told.read_text().splitlines()) == ["x", "y"]
 
 
-async def test_a_lease_that_runs_out_too_often_raises_a_flag_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
+async def test_a_lease_that_runs_out_too_often_makes_a_dead_letter_by_the_timer_alone(hooked: Path, ear: Ear) -> None:
     async with tidebook.open(hooked) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         await queue.put("x", key="k")
         await queue.claim(lease=0.05)
         await until(lambda: bool(ear.heard))
         assert ear.heard[0]["reason"] == "its lease ran out"
-        assert [flag.key for flag in await queue.flags()] == ["k"]
+        assert [letter.key for letter in await queue.dead_letters()] == ["k"]
         assert book.metrics.counted("queue_dead") == 1
 
 
@@ -141,7 +141,7 @@ async def test_a_webhook_that_refuses_is_told_again(where: Path, ear: Ear) -> No
         assert await store.unannounced(hold_ms=50) == []
 
 
-async def test_an_answer_that_is_no_http_is_a_failure_of_its_flag_alone(where: Path, ear: Ear) -> None:
+async def test_an_answer_that_is_no_http_is_a_failure_of_its_dead_letter_alone(where: Path, ear: Ear) -> None:
     async with tidebook.open(where) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
         store, metrics = await book.queues._runtime.store(), Metrics()
@@ -150,18 +150,18 @@ async def test_an_answer_that_is_no_http_is_a_failure_of_its_flag_alone(where: P
         await make_dead(queue, "x", "y", "z")
         await announce()
         await announce()
-        assert len(ear.heard) == len({flag["key"] for flag in ear.heard}) == 2
-        assert (metrics.counted("queue_hook_failures"), metrics.counted("queue_flags")) == (1, 2)
+        assert len(ear.heard) == len({letter["key"] for letter in ear.heard}) == 2
+        assert (metrics.counted("queue_hook_failures"), metrics.counted("queue_dead_letters_announced")) == (1, 2)
 
 
-async def test_without_a_hook_each_flag_is_counted_that_was_raised_since(where: Path) -> None:
+async def test_without_a_hook_each_dead_letter_is_counted_that_was_raised_since(where: Path) -> None:
     async with tidebook.open(where) as book:
         await make_dead(book.queue("mail", settings=QueueSettings(max_timeouts=0)), "old")
     async with tidebook.open(where) as book:
         queue = book.queue("mail")
         await queue.put_many(list(range(30)))
         await queue.fail(await queue.claim(30))
-        await until(lambda: book.metrics.counted("queue_flags") == 30)
+        await until(lambda: book.metrics.counted("queue_dead_letters_announced") == 30)
 
 
 async def test_a_command_that_hangs_does_not_hold_up_the_timer(
@@ -170,7 +170,7 @@ async def test_a_command_that_hangs_does_not_hold_up_the_timer(
     file = tmp_path / "hangs.toml"
     before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
     command = json.dumps([sys.executable, "-c", "import time; time.sleep(600)"])
-    file.write_text(f"{before}flag_command = {command}\n")
+    file.write_text(f"{before}dead_letter_command = {command}\n")
     monkeypatch.setattr(hooks_module, "HOOK_S_MAX", 0.3)
     async with tidebook.open(file) as book:
         queue = book.queue("mail", settings=QueueSettings(max_timeouts=0))
@@ -181,7 +181,7 @@ async def test_a_command_that_hangs_does_not_hold_up_the_timer(
         await until(lambda: book.metrics.counted("queue_hook_failures") >= 1)
 
 
-async def test_without_a_hook_a_flag_is_told_on_the_console_and_left_to_those_who_have_one(
+async def test_without_a_hook_a_dead_letter_is_told_on_the_console_and_left_to_those_who_have_one(
     where: Path, hooked: Path, ear: Ear, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tidebook.open(where) as book:
@@ -189,7 +189,7 @@ async def test_without_a_hook_a_flag_is_told_on_the_console_and_left_to_those_wh
         await until(lambda: "x is a dead letter: no such address" in caplog.text)
     async with tidebook.open(hooked) as book:
         await make_dead(book.queue("mail"), "y")
-        await until(lambda: {flag["key"] for flag in ear.heard} == {"x", "y"})
+        await until(lambda: {letter["key"] for letter in ear.heard} == {"x", "y"})
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x", "", "javascript:1"])

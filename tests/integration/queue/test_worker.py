@@ -223,8 +223,8 @@ async def test_what_fails_comes_again_and_is_a_dead_letter_at_last(book: tideboo
         await empty(queue)
     assert tries == [0, 1, 2]
     assert worker.failed == 3
-    (flag,) = await queue.flags()
-    assert (flag.key, flag.data, flag.timeouts, flag.reason) == ("k", "x", 3, "ValueError: no such address")
+    (letter,) = await queue.dead_letters()
+    assert (letter.key, letter.data, letter.timeouts, letter.reason) == ("k", "x", 3, "ValueError: no such address")
 
 
 async def test_what_fails_rests_as_the_policy_says(book: tidebook.Book) -> None:

@@ -55,7 +55,7 @@ class FileSink:
         self._step("stage")
         files = []
         for each in ranges:
-            path = self._output / "_staging" / f"{each.table}-{each.life}-{each.first}-{each.last}.jsonl"
+            path = self._output / "_staging" / f"{each.table}-{each.incarnation}-{each.first}-{each.last}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [
                 json.dumps([e.seq, e.payload.decode()])

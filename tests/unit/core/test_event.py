@@ -129,7 +129,7 @@ def test_the_timestamp_of_an_event_has_a_time_zone() -> None:
 
 
 def test_text_as_tags_is_refused_because_its_letters_would_be_tags() -> None:
-    with pytest.raises(InvalidInput, match="set of texts"):
+    with pytest.raises(InvalidInput, match="set of strings"):
         Event(1, tags="paid")
 
 

@@ -21,6 +21,7 @@ from tidebook.journal.view import (
     plan_read,
     stored_base,
 )
+from tidebook.testing.conformance.journal_records import topic_config
 
 LIFE = Position(1, 3)
 
@@ -177,13 +178,15 @@ def test_the_store_is_known_through_the_later_of_pointer_and_head(
     pointer: int | None, stored: int | None, as_of: int
 ) -> None:
     read = None if pointer is None else Pointer(Position(EPOCH, pointer), 0)
-    assert stored_base(read, None if stored is None else head(), EPOCH).as_of == as_of
-    assert stored_base(read, None if stored is None else head(), EPOCH + 1).as_of == -1
+    found = None if stored is None else head()
+    assert stored_base(read, found, "orders", 0, topic_config("orders")).as_of == as_of
+    later = msgspec.structs.replace(topic_config("orders"), epoch=EPOCH + 1)
+    assert stored_base(read, found, "orders", 0, later).as_of == -1
 
 
 def test_a_store_of_a_newer_epoch_is_fenced() -> None:
-    with pytest.raises(Fenced, match="moved on from epoch 1"):
-        stored_base(Pointer(Position(2, 0), 0), None, EPOCH)
+    with pytest.raises(Fenced, match="replicated in epoch 2"):
+        stored_base(Pointer(Position(2, 0), 0), None, "orders", 0, topic_config("orders"))
 
 
 # ---- pages

@@ -43,7 +43,7 @@ async def test_sends_of_one_breath_share_commits_and_answer_in_order(tmp_path: P
     metrics = Metrics()
     log = SqliteLog(tmp_path, metrics=metrics)
     await log.create_topic("t", 1)
-    before = metrics.counted("folder_commits")
+    before = metrics.counted("sqlite_commits")
     answers: list[Acknowledged | TidebookError] = []
     all_sent = asyncio.Event()
 
@@ -56,7 +56,7 @@ async def test_sends_of_one_breath_share_commits_and_answer_in_order(tmp_path: P
         log.send(record(), on_sent)
     await all_sent.wait()
     assert [answer.offset for answer in answers if isinstance(answer, Acknowledged)] == list(range(1000))
-    assert metrics.counted("folder_commits") - before < 20
+    assert metrics.counted("sqlite_commits") - before < 20
     await log.close()
 
 

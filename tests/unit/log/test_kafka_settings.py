@@ -43,7 +43,7 @@ def test_options_may_stand_in_the_url_or_beside_it() -> None:
         ("http://host", {}, "kafka://"),
         ("kafka://", {}, "at least one server"),
         ("kafka://host/topic", {}, "no path"),
-        ("kafka://ho st:1", {}, "no host:port"),
+        ("kafka://ho st:1", {}, "written host:port"),
         ("kafka://host", {"lingerms": 3}, "lingerms"),
         ("kafka://host", {"compression": "rar"}, "compression"),
         ("kafka://host", {"consumers_max": 0}, "consumers_max"),

@@ -24,7 +24,7 @@ class Source:
         #: The lease and the limits of each call.
         self.calls: list[tuple[int, list[int]]] = []
 
-    async def flags(self, *_: object, **__: object) -> list[DeadLetterRow]:
+    async def dead_letters(self, *_: object, **__: object) -> list[DeadLetterRow]:
         return []
 
     async def queue(self, name: str, settings: QueueSettings | None = None) -> QueueRef:

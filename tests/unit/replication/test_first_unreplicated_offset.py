@@ -10,10 +10,11 @@ import pytest
 
 from tidebook.core.errors import Fenced
 from tidebook.core.position import Position
-from tidebook.core.replication_plan import Pointer
+from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
+from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.jobs.export import _replicated
-from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.replication.status import find_lag, partition_statuses
+from tidebook.tags.horizon import Horizons
 from tidebook.testing.conformance.journal_records import topic_config
 
 TOPIC = "orders"
@@ -42,6 +43,12 @@ class OneTopic:
     async def pointers(self, topic: str) -> dict[int, Pointer]:
         return dict.fromkeys(range(CONFIG.partitions), NEWER)
 
+    async def topics(self) -> list[str]:
+        return [TOPIC]
+
+    async def topic_config(self, topic: str) -> TopicConfig:
+        return CONFIG
+
     async def start(self, topic: str, partition: int) -> int:
         return 0
 
@@ -49,7 +56,7 @@ class OneTopic:
         return 100
 
 
-async def test_status_export_and_lag_report_no_offset_of_another_epoch() -> None:
+async def test_status_export_lag_and_horizon_report_no_offset_of_another_epoch() -> None:
     """They once took the newer epoch's offset for one of their own."""
     both: Any = OneTopic()
     book: Any = SimpleNamespace(log=both, store=both)
@@ -59,3 +66,7 @@ async def test_status_export_and_lag_report_no_offset_of_another_epoch() -> None
         await _replicated(book, TOPIC, CONFIG)
     with pytest.raises(Fenced):
         await find_lag(both, TOPIC, CONFIG, {0: NEWER}, partitions=[0], stops={}, now_ms=0)
+    horizons = Horizons(both, both)
+    await horizons.read()
+    with pytest.raises(Fenced):
+        await horizons.lagging()

@@ -99,18 +99,6 @@ def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
     assert (raised.value.version, raised.value.known) == (2, 1)
 
 
-def test_a_file_of_a_version_that_is_no_longer_read_is_refused_and_not_changed(path: Path) -> None:
-    fill(path, 1)
-    later = Schema(name="numbers", application_id=77, first_version=2, steps=("CREATE TABLE other (n INTEGER)",))
-    with pytest.raises(Corrupt, match="has version 1 of an earlier Tidebook"):
-        Database(path, later)
-    assert count(path) == 1
-    database = Database(path.with_name("new.db"), later)
-    with database.reading() as connection:
-        assert connection.pragma("user_version") == 2
-    database.close()
-
-
 def test_a_file_of_another_program_is_refused(path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE theirs (x)")

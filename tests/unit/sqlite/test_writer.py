@@ -53,8 +53,8 @@ async def test_operations_of_one_loop_iteration_share_a_commit(file: SharedFile,
     answers = await asyncio.gather(*(file.writer.run(insert, n) for n in range(500)))
     assert answers == list(range(500))
     assert numbers(file) == list(range(500))
-    assert metrics.counted("folder_operations") == 500
-    assert metrics.counted("folder_commits") <= 10
+    assert metrics.counted("sqlite_operations") == 500
+    assert metrics.counted("sqlite_commits") <= 10
 
 
 async def test_an_operation_that_fails_does_not_affect_the_others(file: SharedFile) -> None:
@@ -182,7 +182,7 @@ async def test_a_transaction_is_bounded_in_bytes(
 ) -> None:
     monkeypatch.setattr(writer_module, "TRANSACTION_BYTES_MAX", 1000)
     await asyncio.gather(*(file.writer.run(insert, n, 100) for n in range(50)))
-    assert metrics.counted("folder_commits") >= 5
+    assert metrics.counted("sqlite_commits") >= 5
 
 
 async def test_too_many_waiting_operations_are_refused(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,9 +115,9 @@ async def test_inspecting_an_unused_outbox_creates_nothing(missing: Path) -> Non
 
 async def test_inspecting_queues_creates_neither_the_file_nor_a_queue(missing: Path) -> None:
     async with tidebook.open(missing) as book:
-        assert [await book.queues.names(), await book.queues.status(), await book.queues.flags()] == [[], [], []]
+        assert [await book.queues.names(), await book.queues.status(), await book.queues.dead_letters()] == [[], [], []]
         mail = book.queue("mail")
-        assert [await mail.entries(), await mail.flags()] == [[], []]
+        assert [await mail.entries(), await mail.dead_letters()] == [[], []]
         assert (await mail.status()).waiting == 0
         with pytest.raises(NotFound):
             await mail.drop(1)

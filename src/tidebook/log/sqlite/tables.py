@@ -11,7 +11,6 @@ FILE: Final = "log.db"
 SCHEMA: Final = Schema(
     name="log",
     application_id=0x7B10_0001,
-    first_version=2,
     steps=(
         """
         CREATE TABLE topic (

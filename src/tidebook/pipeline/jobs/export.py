@@ -23,13 +23,13 @@ from pyspark.sql.functions import col, count, to_date
 from pyspark.sql.functions import max as greatest
 
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, TidebookError
+from tidebook.core.replication_plan import first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.jobs.flush_wal import STAGING, commit, output_folder, sweep_staging
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.format import NAME, register
 from tidebook.pipeline.source.records import EPOCH, Offsets, epoch_of
-from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.replication.status import topic_configs
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.flush import VERSION, FolderManifest, Manifest, Move

@@ -139,7 +139,7 @@ class ParquetSink:
             table = int(Path(file).parent.name.removeprefix("table="))
             each = by_table[table]
             number = counts[table] = counts.get(table, -1) + 1
-            name = f"{each.life}-{each.first}-{each.last}-{number}.parquet"
+            name = f"{each.incarnation}-{each.first}-{each.last}-{number}.parquet"
             moves.append(Move(file, f"region={self._region}/table={table}/{name}"))
         commit(self._manifest, next_commit(self._base, ranges, moves))
         sweep_staging(self._output, str(self._region), self._base.number)

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidebook.core.errors import LogLost, NotFound
 from tidebook.core.head import Head, decode_head, encode_head
-from tidebook.core.key import Key, journal_of, partition_of
+from tidebook.core.key import Key, home_of
 from tidebook.core.record import read_record
 from tidebook.core.repair import Damage
 from tidebook.core.replication_plan import EventRow, TagPosition, TagRow, advance_time
@@ -352,9 +352,9 @@ class ComparedJournals:
                 )
                 for each in damaged
             ]
-        if (id := journal_of(key)) is None:
+        id, partition = home_of(key, self._comparison.configs[topic].partitions)
+        if id is None or partition is None:
             return []  # replication has parked the record
-        partition = partition_of(id, self._comparison.configs[topic].partitions)
         if partition not in self._comparison.bounds[topic]:
             return []  # the partition is not replicated yet
         found, records = JournalState(), list[TimedRecord]()

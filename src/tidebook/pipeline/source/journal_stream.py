@@ -16,7 +16,7 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
-from tidebook.core.replication_plan import EventRow
+from tidebook.core.replication_plan import EventRow, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record, read_page
 from tidebook.pipeline.source.journals import EventPage, warn_of_lag
@@ -31,7 +31,7 @@ from tidebook.pipeline.source.records import (
     slices_between,
 )
 from tidebook.pipeline.worker import SparkWorker
-from tidebook.replication.slice import RecordOwners, first_unreplicated_offset
+from tidebook.replication.slice import RecordOwners
 from tidebook.store.port import StoreReader
 
 PAGE_RECORDS = 5_000

@@ -13,7 +13,7 @@ from tidebook.queue.port import NEVER_MS, DeadLetterRow, NewEntry, QueueRef
 from tidebook.queue.postgres.statement_runner import StatementRunner
 from tidebook.queue.postgres.statements import PUT, number_array, put_parameters, statement
 
-#: How often a retry of a letter is repeated because an entry of its key was put concurrently.
+#: How often the retry of a dead letter is attempted while entries with its key are put concurrently.
 ATTEMPTS_MAX = 10
 
 
@@ -28,7 +28,7 @@ class PostgresDeadLetters:
     _schema: str
     _now: str
 
-    async def flags(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
+    async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         where = "" if queue is None else f" WHERE d.queue = {int(queue.id)}"
         rows = await self._runner.rows(
             f"SELECT {_COLUMNS} FROM {self._schema}.dead d JOIN {self._schema}.queue q ON q.id = d.queue{where}"
@@ -38,7 +38,7 @@ class PostgresDeadLetters:
         )
         return [DeadLetterRow(*row) for row in rows]
 
-    async def retry(self, queue: QueueRef, flag: int) -> bool:
+    async def retry(self, queue: QueueRef, id: int) -> bool:
         """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
         async with self._runner.connection(puts=True) as connection, connection.transaction():
             await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
@@ -46,7 +46,7 @@ class PostgresDeadLetters:
                 f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s"
                 " RETURNING uuid_send(keyhash), kind, data, key, priority, inserted_at, expires_at, format,"
                 f" {self._now}",
-                (flag, queue.id),
+                (id, queue.id),
                 binary=True,
             )
             row = await cursor.fetchone()
@@ -111,19 +111,19 @@ class PostgresDeadLetters:
                 raise psycopg.Rollback
         return done
 
-    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+    async def edit(self, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
         """Replace the user data, which was checked against the current declaration."""
         rows = await self._runner.rows(
             f"UPDATE {self._schema}.dead SET kind = %s, data = %s, format = %s WHERE id = %s AND queue = %s"
             " RETURNING id",
-            (kind, data, queue.format, flag, queue.id),
+            (kind, data, queue.format, id, queue.id),
             level=queue.settings.synchronous,
         )
         return bool(rows)
 
-    async def drop(self, queue: QueueRef, flag: int) -> bool:
+    async def drop(self, queue: QueueRef, id: int) -> bool:
         sql = f"DELETE FROM {self._schema}.dead WHERE id = %s AND queue = %s RETURNING id"
-        return bool(await self._runner.rows(sql, (flag, queue.id), level=queue.settings.synchronous))
+        return bool(await self._runner.rows(sql, (id, queue.id), level=queue.settings.synchronous))
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         """Return and reserve dead letters, oldest first; skip those that another process has reserved."""
@@ -135,8 +135,8 @@ class PostgresDeadLetters:
             WHERE d.id = free.id AND q.id = d.queue RETURNING {_COLUMNS}""",
             (limit, hold_ms),
         )
-        return sorted((DeadLetterRow(*row) for row in rows), key=lambda flag: flag.id)
+        return sorted((DeadLetterRow(*row) for row in rows), key=lambda letter: letter.id)
 
-    async def announced(self, flags: Sequence[int]) -> None:
+    async def announced(self, ids: Sequence[int]) -> None:
         sql = f"UPDATE {self._schema}.dead SET announced_at = {self._now} WHERE id = ANY (%s::text::bigint[])"
-        await self._runner.rows(f"{sql} RETURNING id", (number_array(flags),))
+        await self._runner.rows(f"{sql} RETURNING id", (number_array(ids),))

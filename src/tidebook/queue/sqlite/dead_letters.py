@@ -32,10 +32,10 @@ _SELECT = """SELECT d.id, q.name, d.raised_at, d.reason, d.key, d.priority, d.ti
 _ANNOUNCEABLE = "d.announced_at IS NULL AND d.reserved_until <= ?"
 
 
-def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int) -> bool:
+def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> bool:
     """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
     execute = session.connection.execute
-    rows: list[Any] = execute(_TAKE, (flag, queue.id)).fetchall()
+    rows: list[Any] = execute(_TAKE, (id, queue.id)).fetchall()
     if not rows:
         return False
     keyhash, kind, data, key, priority, inserted_at, expires_at, format = rows[0]
@@ -54,16 +54,16 @@ def retry(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int) ->
     return True
 
 
-def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
+def edit(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
     """Replace the data of a dead letter."""
     sql = "UPDATE dead SET kind = ?, data = ?, format = ? WHERE id = ? AND queue = ?"
-    session.connection.execute(sql, (kind, data, queue.format, flag, queue.id))
+    session.connection.execute(sql, (kind, data, queue.format, id, queue.id))
     return session.connection.changes() > 0
 
 
-def drop(session: WriteTransaction, now_ms: int, queue: QueueRef, flag: int) -> bool:
+def drop(session: WriteTransaction, now_ms: int, queue: QueueRef, id: int) -> bool:
     """Delete a dead letter."""
-    session.connection.execute("DELETE FROM dead WHERE id = ? AND queue = ?", (flag, queue.id))
+    session.connection.execute("DELETE FROM dead WHERE id = ? AND queue = ?", (id, queue.id))
     return session.connection.changes() > 0
 
 
@@ -75,9 +75,9 @@ def unannounced(session: WriteTransaction, now_ms: int, limit: int, hold_ms: int
     return found
 
 
-def announced(session: WriteTransaction, now_ms: int, flags: Sequence[int]) -> None:
+def announced(session: WriteTransaction, now_ms: int, ids: Sequence[int]) -> None:
     """Mark dead letters as reported."""
-    _update_all(session, "announced_at", now_ms, flags)
+    _update_all(session, "announced_at", now_ms, ids)
 
 
 def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
@@ -86,13 +86,13 @@ def any_unannounced(connection: apsw.Connection, now_ms: int) -> bool:
     return connection.execute(sql, (now_ms,)).fetchone() is not None
 
 
-def flags(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
+def newest(connection: apsw.Connection, queue: QueueRef | None, limit: int) -> list[DeadLetterRow]:
     """Return dead letters, newest first."""
     where, parameters = ("", (limit,)) if queue is None else ("WHERE d.queue = ?", (queue.id, limit))
     rows = connection.execute(f"{_SELECT} {where} ORDER BY d.id DESC LIMIT ?", parameters)
     return [DeadLetterRow(*row) for row in rows]
 
 
-def _update_all(session: WriteTransaction, column: str, date_ms: int, flags: Sequence[int]) -> None:
+def _update_all(session: WriteTransaction, column: str, date_ms: int, ids: Sequence[int]) -> None:
     sql = f"UPDATE dead SET {column} = ? WHERE id IN (SELECT value FROM json_each(?))"
-    session.connection.execute(sql, (date_ms, msgspec.json.encode(list(flags)).decode()))
+    session.connection.execute(sql, (date_ms, msgspec.json.encode(list(ids)).decode()))

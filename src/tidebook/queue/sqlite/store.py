@@ -139,25 +139,25 @@ class SqliteQueues:
     async def counts(self, queue: QueueRef) -> Counts:
         return self._read(reads.counts, queue, self._clock.now_ms())
 
-    async def flags(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
-        return self._read(dead_letters.flags, queue, limit)
+    async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
+        return self._read(dead_letters.newest, queue, limit)
 
-    async def retry(self, queue: QueueRef, flag: int) -> bool:
-        return await self._write(dead_letters.retry, queue, flag)
+    async def retry(self, queue: QueueRef, id: int) -> bool:
+        return await self._write(dead_letters.retry, queue, id)
 
-    async def edit(self, queue: QueueRef, flag: int, kind: int, data: bytes) -> bool:
-        return await self._write(dead_letters.edit, queue, flag, kind, data)
+    async def edit(self, queue: QueueRef, id: int, kind: int, data: bytes) -> bool:
+        return await self._write(dead_letters.edit, queue, id, kind, data)
 
-    async def drop(self, queue: QueueRef, flag: int) -> bool:
-        return await self._write(dead_letters.drop, queue, flag)
+    async def drop(self, queue: QueueRef, id: int) -> bool:
+        return await self._write(dead_letters.drop, queue, id)
 
     async def unannounced(self, *, limit: int = 100, hold_ms: int = 0) -> list[DeadLetterRow]:
         if not self._read(dead_letters.any_unannounced, self._clock.now_ms()):
             return []
         return await self._write(dead_letters.unannounced, limit, hold_ms)
 
-    async def announced(self, flags: Sequence[int]) -> None:
-        await self._write(dead_letters.announced, flags)
+    async def announced(self, ids: Sequence[int]) -> None:
+        await self._write(dead_letters.announced, ids)
 
     async def close(self) -> None:
         """Finish the writes in flight, then release the file."""

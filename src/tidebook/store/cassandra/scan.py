@@ -26,7 +26,7 @@ from tidebook.store.cassandra.rows import EVENTS_PER_ROW_MAX, decode_rows
 from tidebook.store.cassandra.session import CassandraSession, run_bounded
 
 PAGE_BYTES: Final = 4_000_000
-#: The assumed size of an event before the first page, which so has 16 rows.
+#: The assumed size of an event until a page was read, so the first page has 16 rows.
 EVENT_BYTES_UNKNOWN: Final = 250_000
 PAGE_ROWS_MIN: Final = 4
 KNOWN_MAX: Final = 10_000
@@ -46,7 +46,7 @@ class PageSizes:
         self._events_per_row: dict[Hashable, int] = {}
 
     def knows(self, key: Hashable) -> bool:
-        """Return whether a page of it was recorded."""
+        """Return whether a page of this key was recorded."""
         return key in self._row_bytes
 
     def rows(self, key: Hashable, wanted: int) -> int:

@@ -101,17 +101,34 @@ class CassandraSession:
         refuse_fork(self._generation, "the store")
 
     async def read(
-        self, cql: str, values: Sequence[Any], *, page_size: int = 5000, page_state: bytes | None = None
+        self,
+        cql: str,
+        values: Sequence[Any],
+        *,
+        page_size: int = 5000,
+        page_state: bytes | None = None,
+        level: Any = None,
     ) -> Any:
-        """Return one page of rows, at the reading consistency level."""
-        return await self._select(cql, values, page_size, page_state, self._reading)
+        """Return one page of rows, by default at the reading consistency level."""
+        self._refuse_fork()
+        with translated("a read"):
+            prepared = self._prepared.get(cql) or await self._prepare(cql)
+            statement = prepared.bind(
+                values, page_size=page_size, page_state=page_state, timeout=self._settings.read_timeout_s,
+                consistency=self._reading if level is None else level,
+            )  # fmt: skip
+            statement.set_is_idempotent(True)
+            began = time.perf_counter()
+            result = await self._session.execute(statement)
+        self._metrics.time("cassandra_read", time.perf_counter() - began)
+        return result
 
     async def read_serial(self, cql: str, values: Sequence[Any]) -> Any:
         """Read a compare-and-set table linearizably; an unfinished change is completed or discarded first."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         for attempt in range(SERIAL_ATTEMPTS):
             try:
-                return await self._select(cql, values, 5000, None, self._serial)
+                return await self.read(cql, values, level=self._serial)
             except Unavailable as error:
                 contended = isinstance(error.__cause__, errors.CassErrorServerReadTimeout)
                 if not contended or attempt + 1 == SERIAL_ATTEMPTS:
@@ -133,22 +150,6 @@ class CassandraSession:
         finally:
             if next_page is not None:
                 cancel_quietly(next_page)
-
-    async def _select(
-        self, cql: str, values: Sequence[Any], page_size: int, page_state: bytes | None, level: Any
-    ) -> Any:
-        self._refuse_fork()
-        with translated("a read"):
-            prepared = self._prepared.get(cql) or await self._prepare(cql)
-            statement = prepared.bind(
-                values, page_size=page_size, page_state=page_state, consistency=level,
-                timeout=self._settings.read_timeout_s,
-            )  # fmt: skip
-            statement.set_is_idempotent(True)
-            began = time.perf_counter()
-            result = await self._session.execute(statement)
-        self._metrics.time("cassandra_read", time.perf_counter() - began)
-        return result
 
     async def write(self, batch: Batch) -> None:
         """Execute one batch, with retries until it is acknowledged or the deadline has passed.

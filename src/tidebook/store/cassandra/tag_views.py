@@ -14,6 +14,7 @@ from tidebook.core.position import tombstone_stamp
 from tidebook.core.repair import Damage
 from tidebook.core.replication_plan import ClearEvents, ClearJournal, PutTags, SliceWrites, TagPosition, TagRow
 from tidebook.core.segments import head_segment
+from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.errors import PERHAPS_TOO_LARGE, TIMEOUTS
@@ -91,9 +92,7 @@ BUCKETS_PER_QUERY: Final = 500
 BUCKETS_AT_ONCE_MAX: Final = 32
 CLEAR_PAGE: Final = 1000
 CLEARS_AT_ONCE_MAX: Final = 32
-POLL_FIRST_S: Final = 0.02
-POLL_MAX_S: Final = 0.25
-PAUSES_MAX: Final = 20
+POLL_PAUSE: Final = Backoff(first_s=0.02, max_s=0.25, factor=1.3)
 BUCKET_MS_MAX: Final = max(SIZES_MS.values())
 #: The time range of a page is divided by this when a page fails, and multiplied by `WIDER` after each page that
 #: succeeds.
@@ -241,8 +240,8 @@ class TagViews:
 
         `since` is the number of pauses so far; a caller that found something starts again at -1.
         """
-        pauses = min(max(since, 0), PAUSES_MAX)
-        await asyncio.sleep(min(POLL_FIRST_S * 1.3**pauses, POLL_MAX_S, timeout_s))
+        pauses = max(since, 0)
+        await asyncio.sleep(min(POLL_PAUSE.pause_s(pauses), timeout_s))
         return pauses + 1
 
     # Writing

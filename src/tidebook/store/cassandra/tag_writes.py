@@ -91,7 +91,7 @@ def _puts(rows: Iterable[TagRow], bucket: int, stamp: int | None) -> Iterator[tu
 
 def _cell(row: TagRow) -> tuple[Any, ...]:
     """Return the fields of a `TagCell` as plain tuples, which encode to the same bytes."""
-    position, incarnation = (row.epoch, row.offset), (row.life_epoch, row.life_offset)
+    position, incarnation = (row.epoch, row.offset), (row.incarnation_epoch, row.incarnation_offset)
     event = (row.seq_nr, row.encoded, row.timestamp_ms, position, row.index, row.time_ms)
     return (row.id, incarnation, row.tag_seq_nr, event)
 

@@ -42,8 +42,8 @@ _SCAN_EVENTS = f"""SELECT id, {_EVENT} WHERE topic = ? AND (id, seq_nr) > (?, ?)
 _SCAN_HEADS = "SELECT id, head FROM metajournal WHERE topic = ? AND id <= ? AND id > ? ORDER BY id LIMIT ?"
 _BORDERS = """SELECT id FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM metajournal WHERE topic = ?)
     WHERE n % ? = 0 ORDER BY id"""
-_TAG_ROWS = """SELECT log_ms, topic, partition, "offset", "index", epoch, id, life_epoch, life_offset, tag_seq_nr,
-    seq_nr, time_ms, encoded FROM tag_views
+_TAG_ROWS = """SELECT log_ms, topic, partition, "offset", "index", epoch, id, incarnation_epoch,
+    incarnation_offset, tag_seq_nr, seq_nr, time_ms, encoded FROM tag_views
     WHERE tag = ? AND log_ms < ? AND (log_ms, topic, partition, "offset", "index", epoch) > (?, ?, ?, ?, ?, ?)
     ORDER BY log_ms, topic, partition, "offset", "index", epoch LIMIT ?"""
 _SNAPSHOTS = """SELECT seq_nr, payload_type, payload, time_ms FROM snapshot
@@ -309,7 +309,7 @@ def _tag_row_or_damage(row: TagRow) -> TagRow | Damage:
     """Return the row, or Damage if a column has a wrong type."""
     encoded: object = row.encoded
     id: object = row.id
-    numbers = (row.life_epoch, row.life_offset, row.tag_seq_nr, row.seq_nr, row.timestamp_ms)
+    numbers = (row.incarnation_epoch, row.incarnation_offset, row.tag_seq_nr, row.seq_nr, row.timestamp_ms)
     if isinstance(encoded, bytes) and isinstance(id, str) and all(isinstance(each, int) for each in numbers):
         return row
     return Damage("tag", row.topic, None, "a column of the tag row has the wrong type", place=row.place)

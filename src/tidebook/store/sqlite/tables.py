@@ -11,7 +11,6 @@ FILE: Final = "store.db"
 SCHEMA: Final = Schema(
     name="store",
     application_id=0x7B10_0002,
-    first_version=2,
     steps=(
         """
         -- live and expires_at_ms repeat values of the head, for the queries over all heads.
@@ -49,8 +48,8 @@ SCHEMA: Final = Schema(
             "index" INTEGER NOT NULL,
             epoch INTEGER NOT NULL,
             id TEXT NOT NULL,
-            life_epoch INTEGER NOT NULL,
-            life_offset INTEGER NOT NULL,
+            incarnation_epoch INTEGER NOT NULL,
+            incarnation_offset INTEGER NOT NULL,
             tag_seq_nr INTEGER NOT NULL,
             seq_nr INTEGER NOT NULL,
             time_ms INTEGER NOT NULL,

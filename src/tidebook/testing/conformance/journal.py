@@ -13,10 +13,10 @@ from tidebook.testing.conformance.journal_bad_input import BadInputCases
 from tidebook.testing.conformance.journal_base import BookFactory
 from tidebook.testing.conformance.journal_lifecycle import LifecycleCases
 from tidebook.testing.conformance.journal_racing import RacingCases
-from tidebook.testing.conformance.journal_reading import ReadingCases
+from tidebook.testing.conformance.journal_reading import JournalReadingCases
 
 __all__ = ["BookFactory", "JournalContract"]
 
 
-class JournalContract(AppendingCases, ReadingCases, LifecycleCases, RacingCases, BadInputCases):
+class JournalContract(AppendingCases, JournalReadingCases, LifecycleCases, RacingCases, BadInputCases):
     """Subclass it and provide the fixture `book_factory`."""

@@ -45,7 +45,7 @@ def numbers(read: Sequence[ReadEvent]) -> list[int]:
     return [event.seq_nr for event in read]
 
 
-class Desk:
+class JournalDesk:
     """Gives test cases one interface to a topic's journals through either facade, and controls replication."""
 
     def __init__(self, book: Book, topic: str, facade: Facade, lag: Lag) -> None:
@@ -160,27 +160,29 @@ class JournalSuite:
         return way
 
     @pytest_asyncio.fixture
-    async def desk(self, open_desk: Callable[..., AbstractAsyncContextManager[Desk]]) -> AsyncIterator[Desk]:
+    async def desk(
+        self, open_desk: Callable[..., AbstractAsyncContextManager[JournalDesk]]
+    ) -> AsyncIterator[JournalDesk]:
         async with open_desk() as desk:
             yield desk
 
     @pytest_asyncio.fixture
-    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[Desk]:
+    async def plain(self, book_factory: BookFactory, topic: str) -> AsyncIterator[JournalDesk]:
         """Yield a desk for test cases that do not depend on the facade or the lag."""
         async with book_factory(**OPTIONS) as book:
-            yield Desk(book, topic, "async", "nothing")
+            yield JournalDesk(book, topic, "async", "nothing")
 
     @pytest_asyncio.fixture
     async def open_desk(
         self, book_factory: BookFactory, topic: str, way: tuple[Facade, Lag]
-    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[Desk]]]:
+    ) -> AsyncIterator[Callable[..., AbstractAsyncContextManager[JournalDesk]]]:
         """Yield a function that opens a desk of the same topic in another book."""
         async with AsyncExitStack() as stack:
 
             @asynccontextmanager
-            async def open_desk(**options: Any) -> AsyncIterator[Desk]:
+            async def open_desk(**options: Any) -> AsyncIterator[JournalDesk]:
                 book = await stack.enter_async_context(book_factory(**{**OPTIONS, **options}))
                 facade, lag = way
-                yield Desk(book, topic, facade, lag)
+                yield JournalDesk(book, topic, facade, lag)
 
             yield open_desk

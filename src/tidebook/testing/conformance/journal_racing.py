@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from tidebook.core.errors import Conflict
-from tidebook.testing.conformance.journal_base import PATIENCE_S, Desk, JournalSuite, events, payloads
+from tidebook.testing.conformance.journal_base import PATIENCE_S, JournalDesk, JournalSuite, events, payloads
 
-OpenDesk = Callable[..., AbstractAsyncContextManager[Desk]]
+OpenDesk = Callable[..., AbstractAsyncContextManager[JournalDesk]]
 
 
 class RacingCases(JournalSuite):
@@ -56,7 +56,7 @@ class RacingCases(JournalSuite):
             won: dict[int, str] = {}
             lost: list[tuple[int, int]] = []
 
-            async def race(desk: Desk, name: str) -> None:
+            async def race(desk: JournalDesk, name: str) -> None:
                 last = 0
                 while last < 15:
                     try:

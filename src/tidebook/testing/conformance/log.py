@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from tidebook.log.port import Log
 from tidebook.testing.conformance.log_base import OpenLog
-from tidebook.testing.conformance.log_reading import ReadingCases
+from tidebook.testing.conformance.log_reading import LogReadingCases
 from tidebook.testing.conformance.log_topics import TopicCases
 from tidebook.testing.conformance.log_writing import WritingCases
 
 __all__ = ["LogContract", "OpenLog"]
 
 
-class LogContract(TopicCases, WritingCases, ReadingCases):
+class LogContract(TopicCases, WritingCases, LogReadingCases):
     """Subclass it, declare the two capabilities, and provide the fixture `open_log`."""
 
     async def test_the_declared_capabilities_are_those_of_the_log(self, log: Log) -> None:

@@ -21,7 +21,7 @@ from tidebook.testing.conformance.log_base import (
 )
 
 
-class ReadingCases(LogBase):
+class LogReadingCases(LogBase):
     """Test cases of reads: records arrive in order, and a lost range raises an error."""
 
     async def test_a_read_ends_at_stop(self, log: Log, topic: str) -> None:

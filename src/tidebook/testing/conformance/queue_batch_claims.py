@@ -102,7 +102,7 @@ class BatchClaimCases(QueueBase):
             assert len(await desk.claim(3)) == 3
         await advance(LEASE_MS)
         assert await desk.claim(3) == []
-        assert sorted(flag.data for flag in await desk.store.flags(desk.ref)) == [b"a", b"b", b"c"]
+        assert sorted(letter.data for letter in await desk.store.dead_letters(desk.ref)) == [b"a", b"b", b"c"]
 
     async def test_an_entry_that_has_expired_is_removed_when_its_lease_expires(
         self, desk: Desk, advance: Advance

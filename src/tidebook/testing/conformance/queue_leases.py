@@ -140,8 +140,8 @@ class LeaseCases(QueueBase):
         assert (await run_out(desk, advance)).entry.timeouts == 2
         await advance(LEASE_MS)
         assert await desk.claim() == []
-        (flag,) = await desk.store.flags(desk.ref)
-        assert (flag.key, flag.timeouts, flag.data) == ("k", 3, b"poison")
+        (letter,) = await desk.store.dead_letters(desk.ref)
+        assert (letter.key, letter.timeouts, letter.data) == ("k", 3, b"poison")
 
     async def test_run_out_with_a_sibling_merges_into_it_and_keeps_the_counter(
         self, desk: Desk, advance: Advance
@@ -213,7 +213,7 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         taken = await desk.take()
         assert (taken.name, taken.entry.timeouts) == ("new", 0)
-        assert [flag.data for flag in await desk.store.flags(desk.ref)] == [b"old"]
+        assert [letter.data for letter in await desk.store.dead_letters(desk.ref)] == [b"old"]
 
     @pytest.mark.parametrize("sweeps", [0, 1, 3])
     async def test_an_expired_lease_counts_once_whichever_call_finds_it(
@@ -233,7 +233,7 @@ class LeaseCases(QueueBase):
         await advance(LEASE_MS)
         swept = await store.sweep(desk.ref)
         assert (swept.run_out, swept.dead) == (1, 1)
-        assert len(await store.flags(desk.ref)) == 1
+        assert len(await store.dead_letters(desk.ref)) == 1
 
 
 class FailCases(QueueBase):
@@ -267,8 +267,8 @@ class FailCases(QueueBase):
         await desk.put("k", data="new")
         assert await desk.fail(taken) == "dead"
         assert await desk.names() == ["new"]
-        (flag,) = await store.flags(desk.ref)
-        assert (flag.data, flag.reason, flag.timeouts) == (b"old", "no", 1)
+        (letter,) = await store.dead_letters(desk.ref)
+        assert (letter.data, letter.reason, letter.timeouts) == (b"old", "no", 1)
 
     async def test_fail_of_an_expired_entry_removes_it(self, desk: Desk, advance: Advance) -> None:
         await desk.put("k", expires_at=START_MS + 5)

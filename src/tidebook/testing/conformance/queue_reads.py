@@ -107,22 +107,22 @@ class DeadLetterCases(QueueBase):
 
     async def test_a_retried_dead_letter_starts_with_a_counter_of_0(self, store: QueueStore) -> None:
         desk = await self.dead(store)
-        (flag,) = await store.flags(desk.ref)
-        assert await store.retry(desk.ref, flag.id)
+        (letter,) = await store.dead_letters(desk.ref)
+        assert await store.retry(desk.ref, letter.id)
         taken = await desk.take()
         assert (taken.name, taken.entry.key, taken.entry.priority, taken.entry.timeouts) == ("poison", "k", 8, 0)
-        assert await store.flags(desk.ref) == []
-        assert not await store.retry(desk.ref, flag.id)
+        assert await store.dead_letters(desk.ref) == []
+        assert not await store.retry(desk.ref, letter.id)
 
     async def test_a_retried_dead_letter_merges_with_a_waiting_entry_and_keeps_its_data(
         self, store: QueueStore, advance: Advance
     ) -> None:
         desk = await self.dead(store)
         await desk.put("k", data="new", priority=9, process_at=START_MS - 1, expires_at=START_MS + 50, inserted_at=7)
-        (flag,) = await store.flags(desk.ref)
-        await store.edit(desk.ref, flag.id, TEXT, b"edited")
+        (letter,) = await store.dead_letters(desk.ref)
+        await store.edit(desk.ref, letter.id, TEXT, b"edited")
         await advance(3)
-        await store.retry(desk.ref, flag.id)
+        await store.retry(desk.ref, letter.id)
         (taken,) = await desk.claim(5)
         found = taken.entry
         assert (taken.name, found.priority, found.process_at, found.timeouts) == ("new", 8, START_MS + 3, 0)
@@ -139,8 +139,8 @@ class DeadLetterCases(QueueBase):
         late = await desk.take()
         await advance(LEASE_MS)
         await store.sweep(desk.ref)
-        (flag,) = await store.flags(desk.ref)
-        await store.retry(desk.ref, flag.id)
+        (letter,) = await store.dead_letters(desk.ref)
+        await store.retry(desk.ref, letter.id)
         assert await desk.finish(late) == [False]
         (taken,) = await desk.claim(5)
         assert (taken.name, taken.entry.priority, taken.entry.timeouts) == ("new", 8, 0)
@@ -149,8 +149,8 @@ class DeadLetterCases(QueueBase):
         desk = await self.dead(store)
         await desk.put("k", data="new")
         newer = await desk.take()
-        (flag,) = await store.flags(desk.ref)
-        await store.retry(desk.ref, flag.id)
+        (letter,) = await store.dead_letters(desk.ref)
+        await store.retry(desk.ref, letter.id)
         assert await desk.claim() == []
         assert await desk.finish(newer) == [True]
         assert await desk.names() == ["new"]
@@ -159,32 +159,32 @@ class DeadLetterCases(QueueBase):
         desk = await self.dead(store)
         await desk.put("k", data="new", expires_at=START_MS + 5)
         await advance(10)
-        (flag,) = await store.flags(desk.ref)
-        await store.retry(desk.ref, flag.id)
+        (letter,) = await store.dead_letters(desk.ref)
+        await store.retry(desk.ref, letter.id)
         assert await desk.names() == ["poison"]
 
     async def test_a_dead_letter_is_edited(self, store: QueueStore) -> None:
         desk = await self.dead(store, key=None)
-        (flag,) = await store.flags(desk.ref)
-        assert await store.edit(desk.ref, flag.id, TEXT, b"cured")
-        await store.retry(desk.ref, flag.id)
+        (letter,) = await store.dead_letters(desk.ref)
+        assert await store.edit(desk.ref, letter.id, TEXT, b"cured")
+        await store.retry(desk.ref, letter.id)
         taken = await desk.take()
         assert (taken.name, taken.entry.kind) == ("cured", TEXT)
 
     async def test_a_dead_letter_is_dropped(self, store: QueueStore) -> None:
         desk = await self.dead(store)
-        (flag,) = await store.flags(desk.ref)
-        assert await store.drop(desk.ref, flag.id)
-        assert not await store.drop(desk.ref, flag.id)
-        assert not await store.edit(desk.ref, flag.id, TEXT, b"")
+        (letter,) = await store.dead_letters(desk.ref)
+        assert await store.drop(desk.ref, letter.id)
+        assert not await store.drop(desk.ref, letter.id)
+        assert not await store.edit(desk.ref, letter.id, TEXT, b"")
         assert (await store.counts(desk.ref)).dead == 0
 
     async def test_a_dead_letter_is_announced_once(self, store: QueueStore) -> None:
         desk = await self.dead(store)
-        ours = [flag.id for flag in await store.unannounced(limit=1_000) if flag.queue == desk.ref.name]
+        ours = [letter.id for letter in await store.unannounced(limit=1_000) if letter.queue == desk.ref.name]
         assert len(ours) == 1
         await store.announced(ours)
-        assert ours[0] not in [flag.id for flag in await store.unannounced(limit=1_000)]
+        assert ours[0] not in [letter.id for letter in await store.unannounced(limit=1_000)]
 
     async def test_a_dead_letter_to_announce_is_given_to_one_process_at_a_time(
         self, store: QueueStore, advance: Advance
@@ -192,8 +192,8 @@ class DeadLetterCases(QueueBase):
         desk = await self.dead(store)
 
         async def found() -> int:
-            flags = await store.unannounced(limit=1_000, hold_ms=5_000)
-            return len([flag for flag in flags if flag.queue == desk.ref.name])
+            letters = await store.unannounced(limit=1_000, hold_ms=5_000)
+            return len([letter for letter in letters if letter.queue == desk.ref.name])
 
         assert [await found(), await found()] == [1, 0]
         await advance(5_000)  # the first process did not confirm the announcement in time
@@ -201,8 +201,8 @@ class DeadLetterCases(QueueBase):
 
     async def test_a_dead_letter_of_another_queue_is_not_changed(self, store: QueueStore) -> None:
         desk, other = await self.dead(store), await new_queue(store)
-        (flag,) = await store.flags(desk.ref)
-        assert not await store.retry(other, flag.id)
-        assert not await store.edit(other, flag.id, TEXT, b"")
-        assert not await store.drop(other, flag.id)
-        assert await store.flags(desk.ref) == [flag]
+        (letter,) = await store.dead_letters(desk.ref)
+        assert not await store.retry(other, letter.id)
+        assert not await store.edit(other, letter.id, TEXT, b"")
+        assert not await store.drop(other, letter.id)
+        assert await store.dead_letters(desk.ref) == [letter]

@@ -21,13 +21,13 @@ from tidebook.core.key import Key
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.port import StoredSnapshot, StoreWriter
 from tidebook.testing.conformance.journal_records import append, records_of, topic_config
-from tidebook.testing.conformance.store_reading import ReadingCases
+from tidebook.testing.conformance.store_reading import StoreReadingCases
 from tidebook.testing.conformance.store_scanning import ScanningCases
 from tidebook.testing.conformance.store_slices import SliceCases
 from tidebook.testing.conformance.store_suite import OpenStore
 
 
-class StoreContract(SliceCases, ReadingCases, ScanningCases):
+class StoreContract(SliceCases, StoreReadingCases, ScanningCases):
     """Subclass it, provide the fixture `open_store`, and declare by `last_write_wins` how late slices are rejected."""
 
     async def test_a_topic_without_a_configuration_has_none(self, store: StoreWriter, topic: str) -> None:

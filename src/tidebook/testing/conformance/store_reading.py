@@ -16,7 +16,7 @@ from tidebook.testing.conformance.journal_records import FIRST_MS, Step, append,
 from tidebook.testing.conformance.store_suite import OpenStore, StoreSuite, read_pages
 
 
-class ReadingCases(StoreSuite):
+class StoreReadingCases(StoreSuite):
     """Test cases of the calls that readers, snapshots and pipeline jobs use."""
 
     async def test_pages_pass_over_gaps_and_segment_borders(

@@ -265,7 +265,7 @@ class TagsContract(TagsLate, TagsSizes):
             assert head is not None
             wrong = [replace(row, tag_seq_nr=row.tag_seq_nr + 7)] if number % 2 else []
             wrong.append(replace(row, index=row.index + 5))
-            wrong.append(replace(row, time_ms=row.time_ms - 1, seq_nr=1, life_offset=row.life_offset + 1))
+            wrong.append(replace(row, time_ms=row.time_ms - 1, seq_nr=1, incarnation_offset=row.incarnation_offset + 1))
             repair = Repair(
                 key=key, partition=row.partition, pointer=pointer, rev=0, head=head,
                 extra_tags=() if number % 2 else (row.place,), tags=tuple(wrong),

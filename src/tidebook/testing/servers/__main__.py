@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tidebook.testing.servers.errors import ServerError
-from tidebook.testing.servers.group import NAMES, Group
+from tidebook.testing.servers.group import NAMES, ServerGroup
 
 DONE, DIFFERENT, UNAVAILABLE, INTERRUPTED = 0, 1, 5, 130
 
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
     )  # so that servers that are being started are stopped
-    group = Group(options.home, profile=options.profile, tell=_tell)
+    group = ServerGroup(options.home, profile=options.profile, tell=_tell)
     try:
         if options.command == "start":
             group.start(names)
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     return _show(group, names, options.command, as_json=options.json)
 
 
-def _show(group: Group, names: list[str], command: str, *, as_json: bool) -> int:
+def _show(group: ServerGroup, names: list[str], command: str, *, as_json: bool) -> int:
     status = group.status()
     if as_json:
         print(json.dumps(status))

@@ -23,7 +23,7 @@ KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (Kafka, Cassandra,
 NAMES = tuple(KINDS)
 
 
-class Group:
+class ServerGroup:
     """The servers in one home folder, whichever process started them."""
 
     def __init__(self, home: Path, *, profile: Profile = "test", tell: Callable[[str], None] = lambda _: None) -> None:
