@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.source import journals, regions
+from tidebook.pipeline.source.event_page import events_schema
 from tidebook.pipeline.source.journal_stream import JournalStream
 from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_line_errors
 
@@ -29,7 +30,7 @@ class TidebookSource(DataSource):
         with one_line_errors():
             given = Options(options)
             given.check_names(WAL if "wal" in given else {*TABLE, *STREAM})
-            given.selection()
+            given.check_values()
             given.settings()
 
     @classmethod
@@ -37,7 +38,7 @@ class TidebookSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return regions.SCHEMA if self._is_wal() else journals.SCHEMA
+        return regions.SCHEMA if self._is_wal() else events_schema(Options(self.options).payload_form())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_line_errors():
