@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tidebook.core.event import Event, ReadEvent
     from tidebook.journal.outcome import Appended
     from tidebook.journal.snapshots import Snapshot
+    from tidebook.pipeline.session import spark
     from tidebook.wiring.book import Book, open
     from tidebook.wiring.sync import SyncBook, open_sync
 
@@ -57,6 +58,7 @@ __all__ = [
     "__version__",
     "open",
     "open_sync",
+    "spark",
 ]
 
 #: The module that defines each public name; all other names are errors of `tidebook.core.errors`.
@@ -66,6 +68,7 @@ _MODULES = {
     "ReadEvent": "tidebook.core.event",
     "Appended": "tidebook.journal.outcome",
     "Snapshot": "tidebook.journal.snapshots",
+    "spark": "tidebook.pipeline.session",
     "Book": "tidebook.wiring.book",
     "open": "tidebook.wiring.book",
     "SyncBook": "tidebook.wiring.sync",

@@ -16,11 +16,17 @@ from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.jars import kafka_source_jars
 from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
 from tidebook.replication.status import Engine
+from tidebook.wiring.adapters import extra
+from tidebook.wiring.book import Book
 from tidebook.wiring.replication import is_embedded, require_embedded
-from tidebook.wiring.settings import Settings, options_as
+from tidebook.wiring.settings import Settings, options_as, read_settings
+from tidebook.wiring.spark import require_book
+from tidebook.wiring.sync import SyncBook
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+DEFAULT_BOOK = "./tidebook-data"
 
 #: Settings of every job, local or on a cluster.
 DEFAULTS = {
@@ -102,15 +108,35 @@ def submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
+def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
+    """Return a Spark session in which `format("tidebook")` reads this book; `book` is as for `tidebook.open`.
+
+    The session is local, or as `[pipeline]` in `tidebook.toml` says; a session that runs already is used. Raise
+    `NotFound` if there is no such book, and `InvalidInput` if PySpark is not installed.
+
+        spark = tidebook.spark("./tidebook-data")
+        spark.read.format("tidebook").option("topic", "orders").load().show()
+    """
+    settings = read_settings(book) if isinstance(book, str | Path) else book.settings
+    require_book(settings, parts=("store",))
+    source = extra("tidebook.pipeline.source.format", "spark")
+    session = spark_session("tidebook", pipeline_settings(settings), _passwords())
+    source.register(session, settings)
+    return session
+
+
 def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
     """Return a session that can read the log of these settings."""
     own = pipeline_settings(settings)
-    wanted = {f"spark.executorEnv.{each}": os.environ[each] for each in PASSWORDS if each in os.environ}
-    wanted |= more or {}
+    wanted = _passwords() | dict(more or {})
     if settings.section("log").url is not None and not submitted() and "spark.jars" not in own.spark:
         jars = own.jars if own.jars is not None else [str(each) for each in kafka_source_jars()]
         wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
     return spark_session(name, own, wanted)
+
+
+def _passwords() -> dict[str, str]:
+    return {f"spark.executorEnv.{each}": os.environ[each] for each in PASSWORDS if each in os.environ}
 
 
 def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str] | None = None) -> SparkSession:

@@ -78,6 +78,11 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
         ({"minSeqNr": "many"}, "the option minSeqNr is a whole number from 1 on, not 'many'"),
         ({"minTimestamp": "2026-01-01"}, "the option minTimestamp is a time with its zone"),
         ({"wal": "metrics", "topic": "orders"}, "the option topic is unknown"),
+        ({"freshness": "now"}, "the option freshness is one of log, store, not 'now'"),
+        ({"payload": "text"}, "the option payload is one of binary, json, variant, not 'text'"),
+        ({"asOfTimestamp": "yesterday"}, "the option asOfTimestamp is a time with its zone"),
+        ({"asOfOffsets": '{"orders": {"0": -2}}'}, "the option asOfOffsets is JSON such as"),
+        ({"splits": "few"}, "the option splits is a whole number from 1 on, not 'few'"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line_when_the_table_is_loaded(
@@ -129,11 +134,13 @@ def test_a_read_warns_of_events_that_are_not_replicated(
     book: Book, portal: BlockingPortal, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
-        assert len(numbers(book)) == 10
+        assert len(numbers(book, freshness="store")) == 10
         assert caplog.messages == []
         for step in range(3):
             portal.run(book.journal("orders").append("a", [Event({"step": step})]))
-        assert len(numbers(book)) == 10
+        assert len(numbers(book)) == 13
+        assert caplog.messages == []
+        assert len(numbers(book, freshness="store")) == 10
         stream(book).prepareForTriggerAvailableNow()
     assert len(caplog.messages) == 2
     for message in caplog.messages:
@@ -149,18 +156,18 @@ def test_marks_and_records_that_were_not_asked_for_are_no_lag(
 
     with caplog.at_level(logging.WARNING, LOGGER):
         portal.run(read())  # its barrier is a mark
-        numbers(book)
+        numbers(book, freshness="store")
         partitions = portal.run(book.journal("orders").topic_config()).partitions
         portal.run(book.journal("orders").append("a", [Event({"step": 1})]))
         home = partition_of("a", partitions)
         other = next(id for id in map(str, range(100)) if partition_of(id, partitions) != home)
-        numbers(book, id=other)
+        numbers(book, freshness="store", id=other)
         replicated = portal.run(book.store.pointers("orders"))[home].position.offset + 1
-        numbers(book, endingOffsets=json.dumps({"orders": {home: replicated}}))
+        numbers(book, freshness="store", endingOffsets=json.dumps({"orders": {home: replicated}}))
     assert caplog.messages == []
 
 
-def test_a_log_that_does_not_answer_is_no_error_of_a_read(
+def test_a_log_that_does_not_answer_is_no_error_of_a_read_of_the_store(
     book: Book, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(self: SparkWorker) -> None:
@@ -168,7 +175,9 @@ def test_a_log_that_does_not_answer_is_no_error_of_a_read(
 
     monkeypatch.setattr(SparkWorker, "log", away)
     with caplog.at_level(logging.WARNING, LOGGER):
-        assert len(numbers(book)) == 10
+        assert len(numbers(book, freshness="store")) == 10
     assert caplog.messages == [
         "topic orders: this read returns what the store holds; the log's end is unknown: the broker does not answer"
     ]
+    with pytest.raises(Unavailable, match=r'does not answer; or read what is replicated, with .option\("freshness"'):
+        numbers(book)

@@ -79,7 +79,7 @@ def export(
         if span.in_log:
             continue
         stops = {topic: span.stops}
-        scan = spark.read.format(NAME).options(**_options(book, {topic: span.starts}))
+        scan = spark.read.format(NAME).options(**_options(book, {topic: span.starts}), freshness="store")
         add(scan.option("endingOffsets", msgspec.json.encode(stops).decode()).load(), stops)
     followed = {topic: span.starts for topic, span in spans.items() if span.in_log}
     if followed:
@@ -268,6 +268,7 @@ class DeltaTarget:
                 events.write.format("delta")
                 .mode("append")
                 .partitionBy(*PARTITIONED_BY)
+                .option("mergeSchema", "true")  # a table that an older Tidebook began has fewer columns
                 .option("txnAppId", self.APP)
                 .option("txnVersion", str(number))
                 .option("userMetadata", msgspec.json.encode(mark).decode())

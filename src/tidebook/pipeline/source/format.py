@@ -8,14 +8,18 @@ spark.read.format("tidebook").option("book", "tidebook.toml").option("wal", "met
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from tidebook.core.errors import InvalidInput
 from tidebook.pipeline.source import journals, regions
+from tidebook.pipeline.source.event_page import events_schema
 from tidebook.pipeline.source.journal_stream import JournalStream
 from tidebook.pipeline.source.options import STREAM, TABLE, WAL, Options, one_line_errors
+from tidebook.wiring.settings import Settings, settings_to_json
 
 NAME = "tidebook"
 
@@ -23,13 +27,19 @@ NAME = "tidebook"
 class TidebookSource(DataSource):
     """The events of journals; with the option `wal`, the entries of a namespace's regions."""
 
+    #: The settings of the book that is read without the option `book`, as JSON.
+    _default_settings: ClassVar[str | None] = None
+
     def __init__(self, options: dict[str, str]) -> None:
         """Check the options here, so that a mistake fails `load()` and not a later query."""
+        given = Options(options)
+        if self._default_settings is not None and "book" not in given and "settings" not in given:
+            options = {**options, "settings": self._default_settings}
         super().__init__(options)
         with one_line_errors():
             given = Options(options)
             given.check_names(WAL if "wal" in given else {*TABLE, *STREAM})
-            given.selection()
+            given.check_values()
             given.settings()
 
     @classmethod
@@ -37,7 +47,7 @@ class TidebookSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return regions.SCHEMA if self._is_wal() else journals.SCHEMA
+        return regions.SCHEMA if self._is_wal() else events_schema(Options(self.options).payload_form())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with one_line_errors():
@@ -54,6 +64,12 @@ class TidebookSource(DataSource):
         return "wal" in Options(self.options)
 
 
-def register(spark: SparkSession) -> None:
-    """Register `format("tidebook")` with a session."""
-    spark.dataSource.register(TidebookSource)
+def register(spark: SparkSession, settings: Settings | None = None) -> None:
+    """Register `format("tidebook")` with a session; with `settings`, reads without the option `book` are of that book.
+
+    The settings travel in the class and not as a Spark setting, which would show secrets.
+    """
+    source: type[DataSource] = TidebookSource
+    if settings is not None:
+        source = type("TidebookSource", (TidebookSource,), {"_default_settings": settings_to_json(settings)})
+    spark.dataSource.register(source)

@@ -1,4 +1,8 @@
-"""Journals as a Spark table: the store's events as of the planning of the query, read in parallel parts as Arrow."""
+"""Journals as a Spark table: the events of store and log as of one position a partition, read in parallel as Arrow.
+
+The position is fixed when a query is planned. Rows up to the pointers of that moment are read from the store, later
+ones from the log: the tail (`tail.py`). With the option freshness="store" there is no tail.
+"""
 
 from __future__ import annotations
 
@@ -7,122 +11,90 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidebook.core.errors import NotFound, TidebookError
-from tidebook.core.event import decode_events
+from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, TidebookError, Unavailable
+from tidebook.core.event import event_tags
 from tidebook.core.head import Head
 from tidebook.core.key import Key, partition_of
-from tidebook.core.payload import TYPE_NAMES
 from tidebook.core.position import Position
-from tidebook.core.replication_plan import EventRow, Pointer, TagPosition
+from tidebook.core.replication_plan import EventRow, Pointer, PositionedAction, TagPosition, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
+from tidebook.journal.topic import check_topic
+from tidebook.log.port import Log
+from tidebook.pipeline.source.event_page import EventPage
 from tidebook.pipeline.source.options import INT_MAX, TABLE, Options, Selection, one_line_errors, positions
-from tidebook.pipeline.source.records import EPOCH
-from tidebook.pipeline.worker import SparkWorker, arrow_schema
+from tidebook.pipeline.source.records import EPOCH, Offsets
+from tidebook.pipeline.source.tail import (
+    Tail,
+    TailRange,
+    TailShare,
+    check_log,
+    find_deletes,
+    fold_onto,
+    share_out,
+    tail_events,
+)
+from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.status import find_lag
 from tidebook.runtime.clock import SystemClock
 from tidebook.store.port import ScanSplit, StoreWriter
-from tidebook.wiring.spark import has_part
+from tidebook.wiring.spark import has_part, require_book
 
-SCHEMA = (
-    "topic string, id string, seq_nr long, timestamp timestamp, payload binary, payload_type string, "
-    "tags array<string>, metadata string, partition int, offset long"
-)
-_ARROW = arrow_schema(SCHEMA)
-PAGE_EVENTS = 10_000
-PAGE_BYTES = 16_000_000
 SPLITS = 16
 IDS_PER_PART = 200
 PAGE_ROWS = 5_000
 LOGGER = logging.getLogger("tidebook.pipeline")
 #: A log that is unavailable must not delay a read that needs only the store.
 LOOK_S = 5.0
-
-
-class EventPage:
-    """Collects events of one topic until there are enough for an Arrow batch."""
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-        self._clear()
-
-    def _clear(self) -> None:
-        self._columns: tuple[list[Any], ...] = tuple([] for _ in range(9))
-        self._bytes = 0
-
-    def add(self, ids: Sequence[str], partition: int, rows: Sequence[EventRow]) -> None:
-        """Add event rows of one log partition, with their journal ids."""
-        encoded = [row.encoded for row in rows]
-        events = decode_events(encoded)
-        added: tuple[Sequence[Any], ...] = (
-            ids,
-            [row.seq_nr for row in rows],
-            [row.timestamp_ms for row in rows],
-            [event.payload for event in events],
-            [event.payload_type for event in events],
-            [event.tags for event in events],
-            [event.metadata for event in events],
-            [partition] * len(rows),
-            [row.position.offset for row in rows],
-        )
-        for column, more in zip(self._columns, added, strict=True):
-            column += more
-        self._bytes += sum(map(len, encoded))
-
-    @property
-    def full(self) -> bool:
-        """Return whether the page has reached a limit and should be taken."""
-        return len(self._columns[0]) >= PAGE_EVENTS or self._bytes >= PAGE_BYTES
-
-    def take(self) -> Iterator[pa.RecordBatch]:
-        """Yield the page as one Arrow batch, unless it is empty, and clear it."""
-        ids, numbers, times, payloads, types, tags, metadata, partitions, offsets = self._columns
-        if not ids:
-            return
-        names = pa.DictionaryArray.from_arrays(pa.array(types, pa.int8()), pa.array(TYPE_NAMES, pa.string()))
-        # Building an array of empty lists directly is far cheaper than converting Python lists.
-        no_tags = (pa.repeat(pa.scalar(0, pa.int32()), len(ids) + 1), pa.array([], pa.string()))
-        arrays = [
-            pa.repeat(pa.scalar(self._topic, pa.string()), len(ids)),
-            pa.array(ids, pa.string()),
-            pa.array(numbers, pa.int64()),
-            pa.array(times, pa.timestamp("ms", tz="UTC")).cast(_ARROW.field("timestamp").type),
-            pa.array(payloads, pa.binary()),
-            names.dictionary_decode(),
-            pa.array(tags, pa.list_(pa.string())) if any(tags) else pa.ListArray.from_arrays(*no_tags),
-            pa.array(metadata, pa.binary()).cast(pa.string()),
-            pa.array(partitions, pa.int32()),
-            pa.array(offsets, pa.int64()),
-        ]
-        self._clear()
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+#: How to read without the log.
+STORE_ONLY = 'read what is replicated, with .option("freshness", "store")'
 
 
 class JournalsPlan(msgspec.Struct, frozen=True):
-    """The range of a topic that a query reads; rows at `until` or after were replicated after the planning."""
+    """The range of a topic that a query reads, by partition: since ≤ position < until, log time ≤ `as_of_ms`."""
 
     topic: str
     config: TopicConfig
-    #: The first selected position of each partition, and the first position after the selected ones.
     since: dict[int, Position]
     until: dict[int, Position]
+    #: The first positions that the store lacked at the planning: rows from there on come from the tail.
+    stored_until: dict[int, Position]
+    as_of_ms: int
+    #: The unreplicated records. They reach to the end of the log even if `until` is before it, for what they delete.
+    tails: tuple[TailRange, ...] = ()
+
+    def takes(self, row: EventRow, partition: int) -> bool:
+        """Return whether a row is within the range."""
+        until, since = self.until.get(partition), self.since.get(partition)
+        return (
+            until is not None
+            and row.position < until
+            and (since is None or row.position >= since)
+            and max(row.time_ms, row.timestamp_ms) <= self.as_of_ms
+        )
 
 
 class JournalsPart(InputPartition):
-    """What one task reads: a split of the store, some journals, or a tag."""
+    """What one task reads: a split of the store, some journals, a tag, or shares of the tail."""
 
     def __init__(
-        self, plan: JournalsPlan, selection: Selection, *, split: ScanSplit | None = None, ids: Sequence[str] = ()
+        self,
+        plan: JournalsPlan,
+        selection: Selection,
+        *,
+        split: ScanSplit | None = None,
+        ids: Sequence[str] = (),
+        shares: Sequence[TailShare] = (),
     ) -> None:
         self.plan = msgspec.json.encode(plan)
         self.selection = msgspec.json.encode(selection)
         self.split = None if split is None else (split.low, split.high)
         self.ids = tuple(ids)
+        self.shares = msgspec.json.encode(shares) if shares else None
 
 
 class JournalsReader(DataSourceReader):
@@ -138,25 +110,40 @@ class JournalsReader(DataSourceReader):
         self._settings = given.settings()
         self._splits = given.number("splits", SPLITS, least=1)
         self._selection = given.selection()
+        self._freshness = given.freshness()
+        self._form = given.payload_form()
         self._starts = given.offsets("startingOffsets")
         self._stops = given.offsets("endingOffsets")
+        self._as_of = given.offsets("asOfOffsets", least=-1) if "asOfOffsets" in given else None
+        self._as_of_ms = given.time_ms("asOfTimestamp", INT_MAX)
+        if "asOfTimestamp" in given and self._as_of_ms > SystemClock().now_ms():
+            raise InvalidInput(f"the option asOfTimestamp is in the future: {given.text('asOfTimestamp')}")
 
     def partitions(self) -> Sequence[InputPartition]:
         with one_line_errors():
             worker = SparkWorker.of(self._settings)
+            if self._freshness == "log":
+                require_book(worker.settings, parts=("log", "store"))
             return worker.run(self._parts(worker))
 
     async def _parts(self, worker: SparkWorker) -> list[InputPartition]:
         store = await worker.store()
         parts: list[InputPartition] = []
-        for topic, config in (await self._configs(store)).items():
-            pointers = await store.pointers(topic)
-            plan = self._plan(topic, config, pointers)
+        for topic in await self._topics(store):
+            pointers = await store.pointers(topic)  # read first: the configuration's epoch is not older
+            config = await store.topic_config(topic)
+            if config is None:
+                continue  # deleted meanwhile
             ids = self._selection.ids
-            homes = range(config.partitions) if ids is None else {partition_of(id, config.partitions) for id in ids}
-            stops = positions(self._stops.get(topic, {}), config.epoch)
-            ends = {number: at.offset for number, at in stops.items() if at.epoch == config.epoch}
-            await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=ends)
+            homes = sorted({partition_of(id, config.partitions) for id in ids} if ids else range(config.partitions))
+            ends = {number: _next(pointers.get(number), config) for number in homes}
+            tails: list[TailRange] = []
+            if self._freshness == "log":
+                tails = await _find_tails(worker, store, topic, config, pointers, homes)
+                ends |= {each.partition: Position(config.epoch, each.stop) for each in tails}
+            plan = self._plan(topic, config, pointers, ends, tails)
+            if self._freshness == "store":
+                await warn_of_lag(worker, topic, config, pointers, partitions=homes, stops=self._asked(topic, config))
             if self._selection.tag is not None:
                 parts.append(JournalsPart(plan, self._selection))
             elif ids is not None:
@@ -166,31 +153,127 @@ class JournalsReader(DataSourceReader):
             else:
                 splits = await store.splits(topic, count=self._splits)
                 parts += (JournalsPart(plan, self._selection, split=split) for split in splits)
+            parts += (JournalsPart(plan, self._selection, shares=shares) for shares in share_out(plan.tails))
         return parts
 
-    async def _configs(self, store: StoreWriter) -> dict[str, TopicConfig]:
-        """Return the configurations of the selected topics; raise `NotFound` for a named topic without one."""
+    async def _topics(self, store: StoreWriter) -> list[str]:
+        """Return the selected topics; raise `NotFound` for a named topic that does not exist."""
         existing = await store.topics()
         for topic in sorted(self._selection.topics or ()):
             if topic not in existing:
                 raise NotFound(f"topic {topic}: the store has nothing of it; there are {', '.join(existing) or 'none'}")
-        selected = self._selection.topics or existing
-        found = {topic: await store.topic_config(topic) for topic in existing if topic in selected}
-        return {topic: config for topic, config in found.items() if config is not None}
+        return [topic for topic in existing if self._selection.topics is None or topic in self._selection.topics]
 
-    def _plan(self, topic: str, config: TopicConfig, pointers: Mapping[int, Pointer]) -> JournalsPlan:
-        starts, stops = self._starts.get(topic, {}), self._stops.get(topic, {})
+    def _plan(
+        self,
+        topic: str,
+        config: TopicConfig,
+        pointers: Mapping[int, Pointer],
+        ends: Mapping[int, Position],
+        tails: Sequence[TailRange],
+    ) -> JournalsPlan:
+        starts = self._starts.get(topic, {})
         since = positions(starts, config.epoch)
         if EPOCH not in starts:  # offset 0 without an epoch includes the events of older epochs
             since = {number: at for number, at in since.items() if at.offset > 0}
-        until = {number: pointer.position.next for number, pointer in pointers.items()}
-        until |= positions(stops, config.epoch)
-        return JournalsPlan(topic, config, since, until)
+        stops = positions(self._stops.get(topic, {}), config.epoch)
+        until = {number: min(end, stops.get(number, end)) for number, end in ends.items()}
+        if self._as_of is not None:
+            as_of = as_of_positions(self._as_of, topic, config, ends, replicated=self._freshness == "store")
+            until = {number: min(end, as_of[number].next) for number, end in until.items()}
+        stored_until = {number: pointer.position.next for number, pointer in pointers.items()}
+        tails = tuple(each for each in tails if each.start < each.stop)
+        return JournalsPlan(topic, config, since, until, stored_until, self._as_of_ms, tails)
+
+    def _asked(self, topic: str, config: TopicConfig) -> dict[int, int]:
+        """Return the offsets of this epoch before which the options end the read, by partition."""
+        stops = positions(self._stops.get(topic, {}), config.epoch)
+        stops |= {number: at.next for number, at in positions((self._as_of or {}).get(topic, {}), config.epoch).items()}
+        return {number: at.offset for number, at in stops.items() if at.epoch == config.epoch}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, JournalsPart):  # Spark passes None if there are no partitions
-            return iter(())
-        return _read_part(self._settings, partition)
+            return
+        plan = msgspec.json.decode(partition.plan, type=JournalsPlan)
+        selection = msgspec.json.decode(partition.selection, type=Selection)
+        worker = SparkWorker.of(self._settings)
+        page = EventPage(plan.topic, self._form)
+        if partition.shares is None:
+            found = _stored_events(worker, plan, selection, partition)
+        else:
+            shares = msgspec.json.decode(partition.shares, type=list[TailShare])
+            found = _tail_events(worker, plan, selection, shares)
+        for groups in worker.iterate(found):
+            for ids, number, rows in groups:
+                page.add(ids, number, rows)
+                if page.full:
+                    yield from page.take()
+        yield from page.take()
+
+
+def _next(pointer: Pointer | None, config: TopicConfig) -> Position:
+    """Return the first position that is not replicated."""
+    return Position(config.epoch, 0) if pointer is None else pointer.position.next
+
+
+def as_of_positions(
+    given: Offsets, topic: str, config: TopicConfig, ends: Mapping[int, Position], *, replicated: bool
+) -> dict[int, Position]:
+    """Return the position of each partition in `ends` up to which `asOfOffsets` reads, inclusive.
+
+    Raise `InvalidInput` if a partition is missing, or if the log or the store does not reach so far: the read would
+    not be as of what was asked for.
+    """
+    found = positions(given.get(topic, {}), config.epoch)
+    for number, end in ends.items():
+        if number not in found:
+            raise InvalidInput(f"asOfOffsets of topic {topic}: partition {number} is missing: name all that are read")
+        if found[number].next > end:
+            what = "is replicated" if replicated else "is written"
+            raise InvalidInput(
+                f"asOfOffsets of topic {topic}: partition {number} {what} up to offset {end.offset - 1} of epoch "
+                f"{end.epoch}, not up to {found[number].offset} of {found[number].epoch}"
+            )
+    return found
+
+
+async def _find_tails(
+    worker: SparkWorker,
+    store: StoreWriter,
+    topic: str,
+    config: TopicConfig,
+    pointers: Mapping[int, Pointer],
+    partitions: Collection[int],
+) -> list[TailRange]:
+    """Return the unreplicated range of each partition, which may be empty.
+
+    Raise if the log does not have all of it, or is not the log from which the store was filled.
+    """
+    try:
+        log = await worker.log()
+        ends = await check_topic(log, store, topic, config)
+        found = (_find_tail(log, topic, config, pointers.get(number), number, ends[number]) for number in partitions)
+        return await asyncio.gather(*found)
+    except Corrupt as error:
+        raise Corrupt(f"{error}; or {STORE_ONLY}") from error
+    except Unavailable as error:
+        raise Unavailable(f"{error}; or {STORE_ONLY}") from error
+
+
+async def _find_tail(
+    log: Log, topic: str, config: TopicConfig, pointer: Pointer | None, partition: int, end: int
+) -> TailRange:
+    time_ms = 0 if pointer is None else pointer.time_ms
+    start = first_unreplicated_offset(pointer, topic, partition, config)
+    if config.began and (pointer is None or pointer.position.epoch < config.epoch):
+        start = config.began[partition][0]  # what is before the mark of the epoch is void, and may be gone
+    if start >= end:
+        return TailRange(partition, end, end, time_ms)
+    first = await log.start(topic, partition)
+    if first > start:
+        remedy = f"restore the log from a copy, or {STORE_ONLY}"
+        raise LogLost(topic=topic, partition=partition, first=start, last=first - 1, remedy=remedy)
+    return TailRange(partition, start, end, time_ms)
 
 
 async def warn_of_lag(
@@ -217,25 +300,16 @@ async def warn_of_lag(
         LOGGER.warning("%s", lag)
 
 
-def _read_part(settings: str, part: JournalsPart) -> Iterator[pa.RecordBatch]:
-    """Yield the events of a part as Arrow batches; runs in a worker."""
-    plan = msgspec.json.decode(part.plan, type=JournalsPlan)
-    selection = msgspec.json.decode(part.selection, type=Selection)
-    worker = SparkWorker.of(settings)
-    page = EventPage(plan.topic)
-    for journals in worker.iterate(_journals(worker, plan, selection, part)):
-        for id, partition, rows in journals:
-            page.add([id] * len(rows), partition, rows)
-            if page.full:
-                yield from page.take()
-    yield from page.take()
+#: The ids of rows of one partition, the partition, and the rows.
+_Group = tuple[Sequence[str], int, Sequence[EventRow]]
 
 
-async def _journals(
+async def _stored_events(
     worker: SparkWorker, plan: JournalsPlan, selection: Selection, part: JournalsPart
-) -> AsyncIterator[list[tuple[str, int, list[EventRow]]]]:
-    """Yield pages of the visible rows of a part, grouped by journal, with the journal's partition."""
+) -> AsyncIterator[list[_Group]]:
+    """Yield pages of the visible rows of a part of the store, grouped by journal."""
     store = await worker.store()
+    deletes = await _deletes(worker, plan)
     if selection.tag is not None:
         pages = _by_tag(store, plan, selection)
     elif part.split is not None:
@@ -245,25 +319,76 @@ async def _journals(
     async for page in pages:
         # Heads are read after the rows, so that rows deleted or purged meanwhile are not delivered.
         heads = await store.heads(plan.topic, list({id for id, _ in page}))
-        found: list[tuple[str, int, list[EventRow]]] = []
+        found: list[_Group] = []
         for id, of_id in groupby(page, itemgetter(0)):
             partition = partition_of(id, plan.config.partitions)
-            visible = _visible([row for _, row in of_id], heads.get(id), plan, partition)
+            head = heads.get(id)
+            if id in deletes:
+                head = fold_onto(head, deletes[id], plan.config)
+            visible = _visible([row for _, row in of_id], head, plan, partition)
             if selection.narrows:
                 visible = [row for row in visible if selection.takes(id, row.seq_nr, row.timestamp_ms)]
             if visible:
-                found.append((id, partition, visible))
+                found.append(([id] * len(visible), partition, visible))
         yield found
 
 
 def _visible(rows: list[EventRow], head: Head | None, plan: JournalsPlan, partition: int) -> list[EventRow]:
     """Return the rows of the journal's current incarnation that are not deleted and within the plan's range."""
-    until = plan.until.get(partition)
-    if head is None or not head.live or until is None:
+    stored, until = plan.stored_until.get(partition), plan.until.get(partition)
+    if head is None or not head.live or stored is None or until is None:
         return []
-    low, high = head.delete_to, head.seq_nr
+    low, high, until = head.delete_to, head.seq_nr, min(until, stored)
     first, last = max(head.incarnation, plan.since.get(partition, head.incarnation)), head.position
-    return [row for row in rows if low < row.seq_nr <= high and first <= row.position <= last and row.position < until]
+    rows = [row for row in rows if low < row.seq_nr <= high and first <= row.position <= last and row.position < until]
+    return rows if plan.as_of_ms == INT_MAX else [row for row in rows if plan.takes(row, partition)]
+
+
+#: The deletes of the plan that this process has read last: it usually runs several tasks of one query.
+_last_deletes: tuple[tuple[SparkWorker, JournalsPlan], dict[str, list[PositionedAction]]] | None = None
+
+
+async def _deletes(worker: SparkWorker, plan: JournalsPlan) -> dict[str, list[PositionedAction]]:
+    """Return the actions of the journals from which the tail deletes."""
+    global _last_deletes
+    if not plan.tails:
+        return {}
+    if _last_deletes is not None and _last_deletes[0] == (worker, plan):
+        return _last_deletes[1]
+    log = await worker.log()
+    await check_log(log, plan.topic, plan.config)
+    found: dict[str, list[PositionedAction]] = {}
+    for each in await asyncio.gather(
+        *(find_deletes(Tail(log, plan.topic, plan.config, range)) for range in plan.tails)
+    ):
+        found |= each
+    await check_log(log, plan.topic, plan.config)
+    _last_deletes = ((worker, plan), found)
+    return found
+
+
+async def _tail_events(
+    worker: SparkWorker, plan: JournalsPlan, selection: Selection, shares: Sequence[TailShare]
+) -> AsyncIterator[list[_Group]]:
+    """Yield pages of the visible events of shares of the tail."""
+    log, store = await worker.log(), await worker.store()
+    await check_log(log, plan.topic, plan.config)
+    for share in shares:
+        number = share.range.partition
+
+        def takes(id: str, share: TailShare = share) -> bool:
+            return share.takes(id) and (selection.ids is None or id in selection.ids)
+
+        async for page in tail_events(store, Tail(log, plan.topic, plan.config, share.range), takes):
+            rows = [(id, row) for id, row in page if plan.takes(row, number) and _selects(selection, id, row)]
+            yield [([id for id, _ in rows], number, [row for _, row in rows])]
+    await check_log(log, plan.topic, plan.config)
+
+
+def _selects(selection: Selection, id: str, row: EventRow) -> bool:
+    if not selection.takes(id, row.seq_nr, row.timestamp_ms):
+        return False
+    return selection.tag is None or selection.tag in event_tags(row.encoded)
 
 
 #: Rows with the ids of their journals.

@@ -7,28 +7,35 @@ would affect the others (decision 0111). Options belong to the DataFrame, so the
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from difflib import get_close_matches
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.position import Position
+from tidebook.pipeline.source.event_page import PAYLOAD_FORMS, PayloadForm
 from tidebook.pipeline.source.records import EPOCH, Offsets
 from tidebook.wiring.settings import read_settings, settings_from_json, settings_to_json
 from tidebook.wiring.spark import require_book
 
 #: `settings` is internal to the pipeline's jobs: the settings as JSON, because workers may not have the file.
 _ANY = ("book", "settings")
-_EVENTS = (*_ANY, "topic", "id", "tag", "minSeqNr", "maxSeqNr", "minTimestamp", "maxTimestamp", "startingOffsets")
-TABLE = (*_EVENTS, "endingOffsets", "splits")
+_BOUNDS = ("minSeqNr", "maxSeqNr", "minTimestamp", "maxTimestamp", "startingOffsets")
+_EVENTS = (*_ANY, "topic", "id", "tag", "payload", *_BOUNDS)
+TABLE = (*_EVENTS, "freshness", "asOfTimestamp", "asOfOffsets", "endingOffsets", "splits")
 STREAM = (*_EVENTS, "maxRecordsPerTrigger")
 WAL = (*_ANY, "wal", "region", "table")
 DEFAULT_BOOK = "./tidebook-data"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
 INT_MAX = 2**62
+
+#: What a table holds: the events of the log, or only those that are replicated already.
+Freshness = Literal["log", "store"]
+Choice = TypeVar("Choice", bound=str)
 
 
 def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
@@ -103,6 +110,22 @@ class Options:
             raise InvalidInput(f"the option {name} is a whole number from {least} on, not {text!r}")
         return number
 
+    def choice(self, name: str, known: Sequence[Choice]) -> Choice:
+        """Return an option that is one of the known values; the first of them is the default."""
+        text = self.text(name)
+        for each in known:
+            if text is None or text.lower() == each:
+                return each
+        raise InvalidInput(f"the option {name} is one of {', '.join(known)}, not {text!r}")
+
+    def freshness(self) -> Freshness:
+        """Return whether a table has the unreplicated events too."""
+        return self.choice("freshness", get_args(Freshness))
+
+    def payload_form(self) -> PayloadForm:
+        """Return the form in which payloads are delivered."""
+        return self.choice("payload", PAYLOAD_FORMS)
+
     def names(self, name: str) -> frozenset[str] | None:
         """Return the comma-separated names of an option."""
         text = self.text(name)
@@ -126,8 +149,8 @@ class Options:
             raise InvalidInput(f"the option {name} is a time with its zone, as 2026-01-31T12:00:00+00:00, not {text!r}")
         return round(time.timestamp() * 1000)
 
-    def offsets(self, name: str) -> Offsets:
-        """Return an option that is a JSON object of offsets by topic and partition."""
+    def offsets(self, name: str, *, least: int = 0) -> Offsets:
+        """Return an option that is a JSON object of offsets by topic and partition, each at least `least`."""
         text = self.text(name)
         if text is None:
             return {}
@@ -138,7 +161,7 @@ class Options:
             raise InvalidInput(f"{expected}: {error}") from error
         for numbers in offsets.values():
             for partition, offset in numbers.items():
-                if not (partition == EPOCH or partition.isdecimal()) or offset < 0:
+                if not (partition == EPOCH or partition.isdecimal()) or offset < least:
                     raise InvalidInput(expected)
         return offsets
 
@@ -153,6 +176,17 @@ class Options:
             time_from_ms=self.time_ms("minTimestamp", 0),
             time_to_ms=self.time_ms("maxTimestamp", INT_MAX),
         )
+
+    def check_values(self) -> None:
+        """Raise `InvalidInput` for a value that no table and no stream accepts."""
+        self.selection()
+        self.freshness()
+        self.payload_form()
+        self.time_ms("asOfTimestamp", 0)
+        self.offsets("asOfOffsets", least=-1)
+        self.offsets("endingOffsets")
+        for name in ("splits", "maxRecordsPerTrigger"):
+            self.number(name, 1, least=1)
 
     def settings(self) -> str:
         """Return the book's settings as JSON for the workers; raise `NotFound` if there is no such book."""
