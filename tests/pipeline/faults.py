@@ -126,11 +126,11 @@ def _parent_of_workers() -> int:
 
 
 def main() -> None:
-    """A driver that replicates a book and is killed: `python -m tests.pipeline.faults BOOK TOPIC POINT`."""
-    where, topic, point = sys.argv[1:]
+    """A driver that replicates a book and is killed: `python -m tests.pipeline.faults BOOK TOPIC POINT LEASE_S`."""
+    where, topic, point, lease_s = sys.argv[1:]
     import tidebook
     from tidebook.pipeline.jobs.replicate import Replication
-    from tidebook.pipeline.session import job_session
+    from tidebook.pipeline.session import PipelineSettings, job_session
     from tidebook.pipeline.worker import OpenStore, open_settings_store
     from tidebook.runtime.blocking_portal import BlockingPortal
 
@@ -139,7 +139,10 @@ def main() -> None:
     portal.run(book.__aenter__())
     spark = job_session("tidebook fault", book.settings)
     opening: OpenStore = open_settings_store if point == "commit" else KillDriver(os.getpid(), point).__call__
-    Replication(spark, book, portal, topics=[topic], opening=opening, on_batch=lambda number, done: die()).run()
+    settings = PipelineSettings(lease_s=float(lease_s))
+    Replication(
+        spark, book, portal, topics=[topic], opening=opening, on_batch=lambda number, done: die(), settings=settings
+    ).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whatever dies, and whatever the checkpoint says: the rows are those of one undisturbed pass."""
+"""Micro-batches: whatever dies, and whatever the checkpoint says, the rows are those of one undisturbed pass."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.pipeline.faults import AwayAtFirst, KillAround
 from tests.pipeline.gate import TcpGate
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.core.event import Event
+from tidebook.pipeline.session import PipelineSettings
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tidebook.pipeline.jobs.replicate import Progress, Replication
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+#: Without leases.
+BATCHES = PipelineSettings(lease_s=0)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,6 +43,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Replication:
     from tidebook.pipeline.jobs.replicate import Replication
 
+    more.setdefault("settings", BATCHES)
     return Replication(spark, book, portal, topics=[topic], **more)
 
 
@@ -166,11 +170,11 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
     assert_as_expected(embedded, portal, topic, open_book)
 
 
-def killed(where: Path, topic: str, point: str) -> None:
+def killed(where: Path, topic: str, point: str, lease_s: float = 0) -> None:
     """A driver, a process of its own, that is killed at a point of its first batch."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.faults", str(where), topic, point],
+        [sys.executable, "-m", "tests.pipeline.faults", str(where), topic, point, str(lease_s)],
         cwd=ROOT, env=environment, capture_output=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == -9, done.stderr.decode()
@@ -224,7 +228,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
         portal.run(write_history(book, topic, steps=60))
         gated = tmp_path / "gated.toml"
         text = servers_toml.read_text().replace(cassandra_address, gate.address)
-        gated.write_text(f"{text}[pipeline]\nrecords_max = 20\nwait_s = 1\nlook_every_s = 0.5\n")
+        gated.write_text(f"{text}[pipeline]\nrecords_max = 20\nwait_s = 1\nlook_every_s = 0.5\nlease_s = 0\n")
         waited, done = threading.Event(), threading.Event()
 
         def tell(progress: Progress) -> None:
@@ -239,7 +243,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
                 gate.shut()
 
         with opened(portal, gated) as through:
-            job = replication(spark, through, portal, topic, tell=tell, on_batch=on_batch)
+            job = replication(spark, through, portal, topic, tell=tell, on_batch=on_batch, settings=None)
             thread = threading.Thread(target=job.run)
             thread.start()
             try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 #: Many micro-batches out of few records, and many looks.
-SMALL = "[pipeline]\nrecords_max = 20\nlook_every_s = 0.05\ntrigger_s = 0\n"
+SMALL = "[pipeline]\nrecords_max = 20\nlook_every_s = 0.05\ntrigger_s = 0\nlease_s = 0\n"
 RECORDS = 1_000
 
 

@@ -67,7 +67,7 @@ def test_an_event_is_shown_without_waiting_for_another_micro_batch(
 
     toml = request.getfixturevalue("servers_toml") if kind == "servers" else tmp_path / "tidebook.toml"
     with toml.open("a") as settings:  # the first micro-batch comes at once, the second after the test
-        settings.write("[pipeline]\ntrigger_s = 3600\n")
+        settings.write("[pipeline]\ntrigger_s = 3600\nlease_s = 0\n")
     tag = f"tag-{topic}"
     with opened(portal, toml) as book:
         portal.run(book.journal(topic).append("a", [Event(0, tags={tag})]))

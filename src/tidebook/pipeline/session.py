@@ -55,6 +55,8 @@ LOCAL = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+#: A shorter lease would end before its successor is submitted.
+LEASE_S_MIN = 2.0
 #: Secrets from the environment that the executors need too. Spark redacts settings with such names.
 PASSWORDS = ("TIDEBOOK_LOG_PASSWORD", "TIDEBOOK_STORE_PASSWORD")
 
@@ -70,7 +72,12 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     spark: dict[str, str] = {}
     #: The jars of Spark's Kafka source; by default they are downloaded to the user's cache folder.
     jars: tuple[str, ...] | None = None
-    #: How often a running replication starts a micro-batch.
+    #: How long a task tails its log partitions before the next task takes over; with 0, replication runs in
+    #: micro-batches only.
+    lease_s: float = 20.0
+    #: If more records than this are not replicated, micro-batches catch up before partitions are leased.
+    catch_up_records: int = 100_000
+    #: How often a running replication without leases starts a micro-batch.
     trigger_s: float = 0.2
     #: The most records of one micro-batch over all partitions; the default is a full slice for each of eight.
     records_max: int = 800_000
@@ -82,9 +89,13 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     purge_every_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("trigger_s", "look_every_s", "wait_s", "purge_every_s"):
+        for name in ("lease_s", "trigger_s", "look_every_s", "wait_s", "purge_every_s"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"[pipeline] {name} is a time in seconds, not {getattr(self, name)}")
+        if 0 < self.lease_s < LEASE_S_MIN:
+            raise InvalidInput(f"[pipeline] lease_s is 0 or at least {LEASE_S_MIN}, not {self.lease_s}")
+        if self.catch_up_records < 0:
+            raise InvalidInput(f"[pipeline] catch_up_records is a number of records, not {self.catch_up_records}")
         if self.records_max < 1:
             raise InvalidInput(f"[pipeline] records_max is at least 1, not {self.records_max}")
 

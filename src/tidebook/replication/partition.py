@@ -82,12 +82,16 @@ class PartitionReplicator:
         Retry for `wait_s` while the log or the store is unavailable. Records between the pointer and the first call's
         records are read from the log.
         """
-        self.records += len(records)
         start = records[0].offset if self._next is None else self._next
-        self._next = records[-1].offset + 1
+        await self.replicate_range(records, start, records[-1].offset + 1)
+
+    async def replicate_range(self, records: Sequence[Record], start: int, stop: int) -> None:
+        """Replicate the offsets `start` to `stop` - 1, of which these are all records, as `replicate` does."""
+        self.records += len(records)
+        self._next = stop
         if self.stopped is None:
-            with self._stopped_by_errors(start, self._next):
-                await self._apply_with_retries(records, start, self._next)
+            with self._stopped_by_errors(start, stop):
+                await self._apply_with_retries(records, start, stop)
 
     async def catch_up(self, stop: int) -> None:
         """Replicate the records before `stop` that the store lacks, reading them from the log."""

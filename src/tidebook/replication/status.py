@@ -97,17 +97,31 @@ async def _status(
 
 async def find_starts(log: Log, store: StoreWriter, configs: Mapping[str, TopicConfig]) -> dict[str, dict[str, int]]:
     """Return the first unreplicated offset of every partition; raise `LogLost` if the log begins after one."""
+    return starts_of(await check_partitions(log, store, configs, now_ms=0))
+
+
+async def check_partitions(
+    log: Log, store: StoreWriter, configs: Mapping[str, TopicConfig], *, now_ms: int
+) -> list[PartitionStatus]:
+    """Return the status of all partitions; raise `LogLost` if the log begins after a first unreplicated offset."""
     for topic, each in configs.items():
         await check_topic(log, store, topic, each)
         await begin_epoch(store, topic, each)
-    starts: dict[str, dict[str, int]] = {topic: {} for topic in configs}
-    for status in await partition_statuses(log, store, configs, now_ms=0):
+    statuses = await partition_statuses(log, store, configs, now_ms=now_ms)
+    for status in statuses:
         if (lost := status.lost) is not None:
             raise LogLost(
                 **msgspec.structs.asdict(lost),
                 remedy="restore the log from a copy, or go on without them: tidebook pipeline replicate --accept-loss",
             )
-        starts[status.topic][str(status.partition)] = status.replicated
+    return statuses
+
+
+def starts_of(statuses: Sequence[PartitionStatus]) -> dict[str, dict[str, int]]:
+    """Return the first unreplicated offset of every partition, by topic."""
+    starts: dict[str, dict[str, int]] = {}
+    for each in statuses:
+        starts.setdefault(each.topic, {})[str(each.partition)] = each.replicated
     return starts
 
 

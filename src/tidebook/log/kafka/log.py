@@ -290,7 +290,8 @@ class KafkaLog:
 
     async def _clip_stop(self, topic: str, partition: int, start: int, stop: int) -> int:
         """Return `stop`, or the end of the partition if that is lower: a read does not wait for new records."""
-        end = self._ends.get((topic, partition), -1)
+        followed = self._tail.get((topic, partition))
+        end = max(self._ends.get((topic, partition), -1), -1 if followed is None else followed.next_offset)
         if stop > end and end <= start:
             end = await self._fetch_offset(topic, partition, "end")
             if end < start:

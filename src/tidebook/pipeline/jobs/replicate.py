@@ -1,7 +1,7 @@
-"""Replicate the log to the store as a Structured Streaming job.
+"""Replicate the log to the store on Spark: leases for the live tail, a Structured Streaming query for a backlog.
 
-The pointers in the store are the only record of progress. Each run starts from them with a new checkpoint, so an old,
-copied or lost checkpoint has no effect.
+The pointers in the store are the only record of progress. Leases and queries start from them, a query with a new
+checkpoint, so an old, copied or lost checkpoint has no effect.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,19 +26,24 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
-from tidebook.pipeline.session import local_uri, pipeline_settings, unless_spark_is_gone
+from tidebook.pipeline.lease import LeaseTask, revoke_leases
+from tidebook.pipeline.lease_scheduler import LeaseScheduler
+from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
 from tidebook.pipeline.source.records import Offsets, coalesce_to_cores, stream_records
 from tidebook.pipeline.task import TASK_RESULT_SCHEMA, TaskResult, replicate_task
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.replication.status import (
     JobStatus,
     PartitionStatus,
+    check_partitions,
     find_starts,
     partition_statuses,
+    starts_of,
     this_process,
     topic_configs,
     write_job_status,
 )
+from tidebook.replication.tail import Partition
 from tidebook.replication.ticks import Ticker, partition_replicators, send_ticks
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.blocking_portal import BlockingPortal
@@ -56,6 +62,8 @@ RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
 #: How long a stop waits for the running batch.
 STOP_S = 60.0
+#: How long a stop waits for leases, which end within half a second and their slices in progress.
+LEASES_END_S = 1.5
 POLL_S = 0.1
 #: Write the checkpoint asynchronously; it is never read.
 ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
@@ -124,6 +132,40 @@ class BatchGate:
         return ended
 
 
+class StatusWatch:
+    """Reads the partitions' status of a running replication from time to time."""
+
+    def __init__(self, replication: Replication, every_s: float) -> None:
+        self._replication = replication
+        self._every_s = every_s
+        self._looked_s = time.monotonic()
+        self._failed = 0
+        #: The configurations of the topics at the last look.
+        self.configs: dict[str, TopicConfig] = {}
+
+    def is_due(self) -> bool:
+        """Return whether it is time to look."""
+        return time.monotonic() - self._looked_s >= self._every_s
+
+    def look(self) -> bool:
+        """Look if it is time to; return whether the status was read. Raise only the last of many failures in a row."""
+        if not self.is_due():
+            return False
+        try:
+            self.configs = self._replication.look()
+        except (Unavailable, OutcomeUnknown) as error:
+            self._failed += 1
+            if self._failed >= STATUS_FAILURES_MAX:
+                raise
+            self._replication.metrics.count("pipeline_progress_failures")
+            LOGGER.warning("the partitions' status could not be read, the work continues: %s", error)
+            return False
+        finally:
+            self._looked_s = time.monotonic()
+        self._failed = 0
+        return True
+
+
 class Replication:
     """One run of the job. `run` blocks; `stop` may be called from any thread."""
 
@@ -139,7 +181,9 @@ class Replication:
         opening: OpenStore = open_settings_store,
         checkpoint: Path | None = None,
         stop: threading.Event | None = None,
+        settings: PipelineSettings | None = None,
     ) -> None:
+        self.metrics = book.metrics
         self._spark = spark
         self._book = book
         self._portal = portal
@@ -148,7 +192,7 @@ class Replication:
         self._on_batch = on_batch
         self._opening = opening
         self._checkpoint = checkpoint
-        self._settings = pipeline_settings(book.settings)
+        self._settings = settings or pipeline_settings(book.settings)
         self._stop = threading.Event() if stop is None else stop
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
@@ -216,7 +260,7 @@ class Replication:
         while not self._stop.is_set():
             before = self._progress.records
             try:
-                if self._run_query(once=once):
+                if self._run_from_pointers(once=once):
                     break
                 failures = 0
                 backoff.reset()
@@ -251,18 +295,72 @@ class Replication:
     def _configs(self) -> dict[str, TopicConfig]:
         return self._portal.run(topic_configs(self._book.store, self._topics))
 
-    def _run_query(self, *, once: bool) -> bool:
-        """Run one query from the pointers; return False if it must be restarted, for example for a new topic."""
+    def _run_from_pointers(self, *, once: bool) -> bool:
+        """Run leases or a query from the pointers; return False if another must follow."""
+        book, settings = self._book, self._settings
         configs = self._configs()
-        starts = self._portal.run(find_starts(self._book.log, self._book.store, configs))
-        self._refresh_status()
         if not configs:
-            return once or self._stop.wait(self._settings.look_every_s)
+            self._publish_status(())
+            return once or self._stop.wait(settings.look_every_s)
+        statuses = self._portal.run(check_partitions(book.log, book.store, configs, now_ms=book.clock.now_ms()))
+        self._publish_status(statuses)
+        if settings.lease_s == 0:
+            return self._run_query(configs, starts_of(statuses), until_end=once) and once
+        if sum(each.lag for each in statuses) > settings.catch_up_records:
+            return self._run_query(configs, starts_of(statuses), until_end=True) and once
+        if once:
+            return self._run_leases(configs, {(each.topic, each.partition): each.end for each in statuses if each.lag})
+        return self._run_leases(configs)
+
+    def _run_leases(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> bool:
+        """Lease all partitions until `stop`, or up to `stops`; return False if micro-batches must catch up first."""
+        settings, run = self._settings, uuid.uuid4().hex[:12]
+        task = partial(
+            LeaseTask, settings_to_json(self._book.settings), wait_s=settings.wait_s, opening=self._opening
+        )  # fmt: skip
+        scheduler = LeaseScheduler(
+            self._spark,
+            run=run,
+            lease_s=settings.lease_s,
+            new_task=lambda lease: task(lease=lease),
+            on_end=self._count_lease,
+            revoke=partial(self._revoke, run),
+        )
+        watch = StatusWatch(self, settings.look_every_s)
+        try:
+            scheduler.assign(configs, stops)
+            while not self._stop.is_set() and not (stops is not None and scheduler.done):
+                scheduler.step(POLL_S)
+                if watch.look() and stops is None:
+                    if self._progress.lag > settings.catch_up_records:
+                        return False
+                    scheduler.assign(watch.configs)
+            return True
+        finally:
+            scheduler.close(LEASES_END_S)
+
+    def _revoke(self, run: str, generation: int) -> None:
+        try:
+            self._portal.run(revoke_leases(self._book.store, run, generation))
+        except TidebookError as error:  # the leases end when their time is over
+            LOGGER.warning("the leases of this run could not be ended early: %s", error)
+
+    def _count_lease(self, results: Sequence[TaskResult]) -> None:
+        if results:
+            records, seconds = sum(each.records for each in results), max(each.seconds for each in results)
+            with self._lock:
+                self._progress = msgspec.structs.replace(
+                    self._progress, records_per_s=records / seconds if seconds else 0.0, batch_s=seconds
+                )
+            self._count(self._progress.batches, results)
+
+    def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
+        """Run one query; with `until_end`, until the log's end at the start. Return False if it must be restarted."""
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
             gate = BatchGate()
-            query = self._start(configs, starts, self._checkpoint or scratch / "checkpoint", gate, once=once)
-            return self._watch(query, gate, configs, once=once)
+            query = self._start(configs, starts, self._checkpoint or scratch / "checkpoint", gate, once=until_end)
+            return self._watch(query, gate, configs, once=until_end)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -318,28 +416,15 @@ class Replication:
         metrics = self._book.metrics
         metrics.count("pipeline_queries_started")
         self._recorded_at = ""
-        checked, failed = time.monotonic(), 0
+        watch = StatusWatch(self, self._settings.look_every_s)
         try:
             while not self._stop.is_set():
                 if _ended(query, POLL_S if once else min(POLL_S * 5, self._settings.look_every_s)):
                     return once
-                if time.monotonic() - checked < self._settings.look_every_s:
-                    continue
-                self._record_batches(query)
-                try:
-                    now = self._configs()
-                    self._refresh_status()
-                except (Unavailable, OutcomeUnknown) as error:
-                    failed += 1
-                    if failed >= STATUS_FAILURES_MAX:
-                        raise
-                    metrics.count("pipeline_progress_failures")
-                    LOGGER.warning("the partitions' status could not be read, the query continues: %s", error)
-                else:
-                    failed = 0
-                    if now != configs and not once:
-                        return False
-                checked = time.monotonic()
+                if watch.is_due():
+                    self._record_batches(query)
+                if watch.look() and watch.configs != configs and not once:
+                    return False
             return True
         finally:
             # Let the running batch finish; batches that Spark starts after it do nothing.
@@ -379,12 +464,18 @@ class Replication:
                 )
 
     async def _statuses(self) -> Sequence[PartitionStatus]:
+        return (await self._look())[1]
+
+    async def _look(self) -> tuple[dict[str, TopicConfig], Sequence[PartitionStatus]]:
         book = self._book
         configs = await topic_configs(book.store, self._topics)
-        return await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
+        return configs, await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms())
 
-    def _refresh_status(self) -> None:
-        self._publish_status(self._portal.run(self._statuses()))
+    def look(self) -> dict[str, TopicConfig]:
+        """Read and publish the partitions' status; return the configurations of the topics."""
+        configs, statuses = self._portal.run(self._look())
+        self._publish_status(statuses)
+        return configs
 
     def _publish_status(self, found: Sequence[PartitionStatus], *, last: bool = False) -> None:
         with self._lock:

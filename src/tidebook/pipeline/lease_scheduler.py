@@ -1,0 +1,221 @@
+"""Keep the partitions of a run leased: one lane of successive Spark jobs for each share of the partitions."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from tidebook.core.errors import TidebookError
+from tidebook.core.topic_config import TopicConfig
+from tidebook.pipeline.errors import failure_of
+from tidebook.pipeline.lease import Lease, LeaseTask
+from tidebook.pipeline.session import unless_spark_is_gone
+from tidebook.pipeline.task import TaskResult
+from tidebook.replication.tail import Partition
+
+#: The next lease of a lane is submitted this long before the end of the current one.
+OVERLAP_S = 1.0
+#: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased anew.
+OVERDUE_S = 5.0
+#: The duration of a lease with fixed stops, which ends by itself.
+ENDLESS_S = 1e9
+
+Share = tuple[Partition, ...]
+
+
+def share_partitions(before: Sequence[Share], partitions: Sequence[Partition], lanes: int) -> list[Share]:
+    """Divide partitions among lanes as evenly as possible; partitions stay in their lane if the number of lanes does.
+
+    >>> share_partitions([], [("a", 0), ("a", 1), ("a", 2)], 2)
+    [(('a', 0), ('a', 2)), (('a', 1),)]
+    """
+    shares: list[list[Partition]] = [[] for _ in range(max(1, min(lanes, len(partitions))))]
+    remaining = dict.fromkeys(partitions)
+    if len(before) == len(shares):
+        for share, old in zip(shares, before, strict=True):
+            share += [at for at in old if at in remaining]
+            for at in share:
+                del remaining[at]
+    for at in remaining:
+        min(shares, key=len).append(at)
+    return [tuple(share) for share in shares]
+
+
+@dataclass(eq=False)
+class _Running:
+    """A lease whose job was submitted."""
+
+    lane: int
+    lease: Lease
+    group: str
+    began_s: float
+
+
+@dataclass
+class _Ended:
+    running: _Running
+    results: Sequence[TaskResult] = ()
+    error: TidebookError | None = None
+
+
+@dataclass
+class _Lane:
+    share: Share
+    #: The oldest first; at most the current lease and its successor.
+    running: list[_Running] = field(default_factory=list)
+
+
+class LeaseScheduler:
+    """Submits the leases of one run as Spark jobs and collects their results. It belongs to one thread.
+
+    `new_task` turns a lease into its task; `on_end` receives the results of each lease that ended; `revoke` is called
+    with the generation that begins whenever the leases before it must end.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        run: str,
+        lease_s: float,
+        new_task: Callable[[bytes], LeaseTask],
+        on_end: Callable[[Sequence[TaskResult]], None],
+        revoke: Callable[[int], None],
+    ) -> None:
+        self._context = spark.sparkContext
+        self._run = run
+        self._lease_s = lease_s
+        self._new_task = new_task
+        self._on_end = on_end
+        self._revoke = revoke
+        self._configs: dict[str, TopicConfig] = {}
+        self._stops: Mapping[Partition, int] | None = None
+        self._slots = 0
+        self._generation = 0
+        self._number = 0
+        self._lanes: list[_Lane] = []
+        #: Leases that ended their time, or whose lane is gone, and whose jobs have not ended.
+        self._retired: set[_Running] = set()
+        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+
+    def assign(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> None:
+        """Lease the partitions of these topics; what changed since the last call is leased anew, the rest goes on."""
+        partitions = [(topic, number) for topic, each in configs.items() for number in range(each.partitions)]
+        if stops is not None:
+            partitions = [at for at in partitions if stops.get(at, 0) > 0]
+        slots = self._free_slots()
+        before = [lane.share for lane in self._lanes]
+        shares = share_partitions(before, partitions, slots)
+        if shares == before and dict(configs) == self._configs:
+            return
+        self._configs, self._stops, self._slots = dict(configs), stops, slots
+        self._generation += 1
+        if self._lanes:
+            self._retired.update(each for lane in self._lanes for each in lane.running)
+            self._revoke(self._generation)
+        self._lanes = [_Lane(share) for share in shares if share]
+        for number in range(len(self._lanes)):
+            self._submit(number)
+
+    def step(self, within_s: float) -> None:
+        """Handle the leases that ended, and submit those that are due; raise the error of a lease that failed."""
+        try:
+            ended = self._ended.get(timeout=within_s)
+            while True:
+                self._handle(ended)
+                ended = self._ended.get_nowait()
+        except queue.Empty:
+            pass
+        now_s = time.monotonic()
+        for number, lane in enumerate(self._lanes):
+            if self._stops is None and (not lane.running or self._is_due(lane, now_s)):
+                self._submit(number)
+            for each in list(lane.running):
+                if now_s > each.began_s + each.lease.seconds + OVERLAP_S + OVERDUE_S:
+                    self._abandon(lane, each)
+
+    @property
+    def done(self) -> bool:
+        """Return whether no lease is left, which is so when leases with stops have ended."""
+        return not any(lane.running for lane in self._lanes)
+
+    def close(self, within_s: float) -> None:
+        """Revoke all leases, wait for them, and kill the tasks that do not end within `within_s`."""
+        deadline_s = time.monotonic() + within_s
+        running = {each for lane in self._lanes for each in lane.running} | self._retired
+        if running and not self.done:
+            self._generation += 1
+            self._revoke(self._generation)
+        while running and (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                ended = self._ended.get(timeout=left_s)
+            except queue.Empty:
+                break
+            running.discard(ended.running)
+            self._on_end(ended.results)
+        for each in running:
+            self._cancel(each)
+        self._lanes = []
+
+    def _is_due(self, lane: _Lane, now_s: float) -> bool:
+        return len(lane.running) == 1 and now_s >= lane.running[0].began_s + self._lease_s - OVERLAP_S
+
+    def _submit(self, number: int) -> None:
+        lane = self._lanes[number]
+        self._number += 1
+        stops = None if self._stops is None else tuple(self._stops[at] for at in lane.share)
+        seconds = self._lease_s if stops is None else ENDLESS_S
+        topics = {topic for topic, _ in lane.share}
+        configs = {topic: self._configs[topic] for topic in topics}
+        lease = Lease(self._run, self._generation, lane.share, configs, seconds, stops)
+        running = _Running(number, lease, f"tidebook-{self._run}-{self._number}", time.monotonic())
+        lane.running.append(running)
+        InheritableThread(target=self._run_job, args=(running, self._number), daemon=True).start()
+
+    def _run_job(self, running: _Running, number: int) -> None:
+        """Run a lease as a Spark job; in a thread of its own, which waits for it."""
+        context, lease = self._context, running.lease
+        try:
+            partitions = ", ".join(f"{topic}/{partition}" for topic, partition in lease.partitions[:8])
+            more = f" and {len(lease.partitions) - 8} more" if len(lease.partitions) > 8 else ""
+            context.setJobGroup(running.group, f"replicate {partitions}{more}, lease {number}", interruptOnCancel=True)
+            task: Callable[[Iterable[int]], Iterable[bytes]] = self._new_task(msgspec.json.encode(lease))
+            rows = context.parallelize([0], 1).mapPartitions(task).collect()
+            self._ended.put(_Ended(running, [msgspec.json.decode(row, type=TaskResult) for row in rows]))
+        except Exception as error:
+            self._ended.put(_Ended(running, error=failure_of(error)))
+
+    def _handle(self, ended: _Ended) -> None:
+        running = ended.running
+        if running in self._retired:
+            self._retired.discard(running)
+            self._on_end(ended.results)
+            return  # what failed is seen by the lease that replaced it
+        lane = self._lanes[running.lane]
+        lane.running.remove(running)
+        if lane.running and len(self._lanes) >= self._slots:
+            lane.running[0].began_s = time.monotonic()  # until now it waited for this lease's slot
+        if ended.error is not None:
+            raise ended.error
+        self._on_end(ended.results)
+
+    def _abandon(self, lane: _Lane, running: _Running) -> None:
+        """Kill a task that does not end; its successor serves the partitions already, or is submitted now."""
+        lane.running.remove(running)
+        self._retired.add(running)
+        self._cancel(running)
+
+    def _cancel(self, running: _Running) -> None:
+        with unless_spark_is_gone():
+            self._context.cancelJobGroup(running.group)
+
+    def _free_slots(self) -> int:
+        """Return how many tasks can run at once now; executors that were lost do not count."""
+        context = self._context._jsc.sc()
+        return max(1, int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())))
