@@ -85,7 +85,6 @@ class JournalTarget(RelayTarget):
         return TargetTopic(topic, uuid, found.partitions, LIMIT_BYTES, False, "append_id", 0)
 
     def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
-        """Return the end offsets; they become the floors of the next batch's appends."""
         ends = self._loop.run(self._journals.ends(topic.topic.removeprefix(PREFIX)))
         self._attempts()[topic.topic] = Attempt(ends, topic.uuid)
         return ends
@@ -127,11 +126,9 @@ class JournalChannel:
         self._not_made = False
 
     def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
-        """Start appending the batch."""
         self._future = self._loop.submit(self._append_all(messages))
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        """Wait until every append has an outcome; return None on timeout."""
         assert self._future is not None
         try:
             return self._future.result(timeout_s)

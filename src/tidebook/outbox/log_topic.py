@@ -110,7 +110,6 @@ class LogTarget(RelayTarget):
         return state
 
     def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
-        """Return the offsets that the next records get."""
 
         async def fetch() -> dict[int, int]:
             return {p: await self._log.end(topic.topic, p) for p in range(topic.partitions)}

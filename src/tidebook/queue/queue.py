@@ -232,7 +232,7 @@ class Queue:
         limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
         if ref is None:
             return []
-        return [DeadLetter.of(each) for each in await (await self._runtime.store()).ids(ref, limit=limit)]
+        return [DeadLetter.of(each) for each in await (await self._runtime.store()).dead_letters(ref, limit=limit)]
 
     async def retry(self, id: int) -> None:
         """Put a dead letter back: it waits from now on, with 0 timeouts.

@@ -73,16 +73,13 @@ class SqliteLog(SqliteAdapter):
         return state
 
     async def topic(self, topic: str) -> TopicState | None:
-        """Return the topic as it is now, or None if there is none."""
         rows = self._select("SELECT name, topic_id, partitions FROM topic WHERE name = ?", (topic,))
         return TopicState(*rows[0]) if rows else None
 
     async def topics(self) -> list[str]:
-        """Return the names of all topics, in order."""
         return [name for (name,) in self._select("SELECT name FROM topic ORDER BY name", ())]
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its records; raise NotFound if there is none."""
         await self._run(writes.delete_topic, topic)
         await self._sweep()
 
@@ -99,12 +96,10 @@ class SqliteLog(SqliteAdapter):
                 asyncio.get_running_loop().call_soon(on_sent, error)
 
     def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
-        """Do the same as `send` for each record, in this order."""
         for index in range(len(many.values)):
             self.send(many.record(index), one_of(on_sent, index))
 
     async def append(self, record: Outgoing) -> Acknowledged:
-        """Append a record; return once it is durable, or raise the error."""
         sent: Acknowledged = await self._run(self._append, record, len(record.value))
         return sent
 
@@ -128,27 +123,22 @@ class SqliteLog(SqliteAdapter):
         limit: int = 1000,
         limit_bytes: int = 4_000_000,
     ) -> RecordPage:
-        """Return a page of records with `start` ≤ offset < `stop`; it ends at the partition's end if that is lower."""
         bindings: tuple[Any, ...] = (topic, partition, start, stop, max(1, limit))
         if key is None:
             return self._read(_read_page, _PAGE_OF_ALL, bindings, limit_bytes)
         return self._read(_read_page, _PAGE_OF_KEY, (*bindings, key), limit_bytes)
 
     async def start(self, topic: str, partition: int) -> int:
-        """Return the first offset that was not truncated."""
         return self._bounds(topic, partition)[0]
 
     async def end(self, topic: str, partition: int) -> int:
-        """Return the offset that the next record gets."""
         return self._bounds(topic, partition)[1]
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
-        """Remove the records below `before`, or below the end if that is lower."""
         await self._run(writes.truncate, (topic, partition, before))
         await self._sweep()
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
-        """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
         channel = writes.channel_of(topic, partition)
         return await self._wait(channel, lambda: self._bounds(topic, partition)[1] > offset, timeout_s)
 

@@ -153,7 +153,6 @@ class KafkaChannel:
         return BatchOutcomeUnknown(f"{error.name()}: {error.str()}", late=late)
 
     def drop(self) -> None:
-        """Discard what is not acknowledged; the producer is closed with its last reference."""
         self._remove_producer()
         producer = self._producer
         try:
@@ -238,7 +237,6 @@ class KafkaTransactionChannel(KafkaChannel):
         return outcome
 
     def drop(self) -> None:
-        """Discard what is not acknowledged; a call that has not returned is abandoned."""
         super().drop()
         if self._call is not None:
             self._call.abandon()
