@@ -13,19 +13,8 @@ import msgspec
 
 from tidebook.core.errors import Conflict, Corrupt, InvalidInput, OutcomeUnknown, TidebookError
 from tidebook.core.key import partition_of
+from tidebook.outbox import port
 from tidebook.outbox.message import PREFIX, JournalAppend, read_journal_message
-from tidebook.outbox.port import (
-    BatchOutcomeUnknown,
-    BatchPartlySent,
-    BatchRefused,
-    BatchSent,
-    FoundMessages,
-    Outcome,
-    RelayedMessage,
-    RelaySession,
-    RelayTarget,
-    TargetTopic,
-)
 
 T = TypeVar("T")
 
@@ -69,7 +58,7 @@ class Attempt(msgspec.Struct, frozen=True):
     is_retry: bool = False
 
 
-class JournalTarget(RelayTarget):
+class JournalTarget(port.RelayTarget):
     """Appends messages to journals."""
 
     def __init__(self, journals: Journals, loop: Loop, outbox: bytes) -> None:
@@ -78,19 +67,18 @@ class JournalTarget(RelayTarget):
         self._outbox = outbox
         self._local = threading.local()
 
-    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+    def topic(self, topic: str, *, fresh: bool = False) -> port.TargetTopic:
         """Return the topic, created if it is missing."""
         found = self._loop.run(self._journals.topic(topic.removeprefix(PREFIX)))
         uuid = f"{found.topic_id}/{found.epoch}"
-        return TargetTopic(topic, uuid, found.partitions, LIMIT_BYTES, False, "append_id", 0)
+        return port.TargetTopic(topic, uuid, found.partitions, LIMIT_BYTES, False, "append_id", 0)
 
-    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
-        """Return the end offsets; they become the floors of the next batch's appends."""
+    def ends(self, topic: port.TargetTopic, *, fresh: bool = False) -> dict[int, int]:
         ends = self._loop.run(self._journals.ends(topic.topic.removeprefix(PREFIX)))
         self._attempts()[topic.topic] = Attempt(ends, topic.uuid)
         return ends
 
-    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> JournalChannel:
+    def channel(self, topic: port.TargetTopic, *, fresh: bool, singly: bool = False) -> JournalChannel:
         """Return a channel to the journals of a topic."""
         attempt = self._attempts().get(topic.topic, Attempt({}, topic.uuid))
         return JournalChannel(self._journals, self._loop, topic, self._outbox, attempt)
@@ -99,10 +87,12 @@ class JournalTarget(RelayTarget):
         """Forget the attempt: the next lock starts with what the database stores."""
         self._attempts().pop(topic, None)
 
-    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(
+        self, topic: port.TargetTopic, session: port.RelaySession, on_step: Callable[[], None]
+    ) -> port.FoundMessages:
         """Find nothing: the session's appends are made again, with their append ids and their old floors."""
         self._attempts()[topic.topic] = Attempt(session.scan_from, session.topic_uuid or "", is_retry=True)
-        return FoundMessages(frozenset())
+        return port.FoundMessages(frozenset())
 
     def _attempts(self) -> dict[str, Attempt]:
         found: dict[str, Attempt] | None = getattr(self._local, "attempts", None)
@@ -114,24 +104,24 @@ class JournalTarget(RelayTarget):
 class JournalChannel:
     """Runs a batch of appends on the journals' event loop."""
 
-    def __init__(self, journals: Journals, loop: Loop, topic: TargetTopic, outbox: bytes, attempt: Attempt) -> None:
+    def __init__(
+        self, journals: Journals, loop: Loop, topic: port.TargetTopic, outbox: bytes, attempt: Attempt
+    ) -> None:
         self._journals = journals
         self._loop = loop
         self._topic = topic
         self._outbox = outbox
         self._attempt = attempt
-        self._future: Future[Outcome] | None = None
+        self._future: Future[port.Outcome] | None = None
         self._sent: list[int] = []
-        self._refused: list[BatchRefused] = []
+        self._refused: list[port.BatchRefused] = []
         self._unknown: str | None = None
         self._not_made = False
 
-    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
-        """Start appending the batch."""
+    def start(self, messages: Sequence[port.RelayedMessage], *, timestamp_ms: int) -> None:
         self._future = self._loop.submit(self._append_all(messages))
 
-    def wait(self, timeout_s: float) -> Outcome | None:
-        """Wait until every append has an outcome; return None on timeout."""
+    def wait(self, timeout_s: float) -> port.Outcome | None:
         assert self._future is not None
         try:
             return self._future.result(timeout_s)
@@ -143,26 +133,26 @@ class JournalChannel:
         if self._future is not None:
             self._future.cancel()
 
-    async def _append_all(self, messages: Sequence[RelayedMessage]) -> Outcome:
+    async def _append_all(self, messages: Sequence[port.RelayedMessage]) -> port.Outcome:
         """Append the batch: journals concurrently, the appends of each journal in order."""
-        chains: dict[bytes | None, list[RelayedMessage]] = {}
+        chains: dict[bytes | None, list[port.RelayedMessage]] = {}
         for message in messages:
             chains.setdefault(message.key, []).append(message)
         await asyncio.gather(*(self._append_chain(chain) for chain in chains.values()))
         sent = tuple(self._sent)
         if self._unknown is not None:
-            return BatchOutcomeUnknown(self._unknown, sent=sent)
+            return port.BatchOutcomeUnknown(self._unknown, sent=sent)
         if self._refused or self._not_made:
-            return BatchPartlySent(sent, tuple(self._refused))
-        return BatchSent()
+            return port.BatchPartlySent(sent, tuple(self._refused))
+        return port.BatchSent()
 
-    async def _append_chain(self, messages: Iterable[RelayedMessage]) -> None:
+    async def _append_chain(self, messages: Iterable[port.RelayedMessage]) -> None:
         """Append to one journal, in order; after a failure the following appends wait for a later batch."""
         for message in messages:
             try:
                 await self._append(message)
             except (Conflict, InvalidInput, Corrupt) as error:
-                self._refused.append(BatchRefused(message.id, str(error)))
+                self._refused.append(port.BatchRefused(message.id, str(error)))
                 return
             except OutcomeUnknown as error:
                 if error.offset is None:
@@ -178,14 +168,14 @@ class JournalChannel:
                     f"a relay that died may have made this append, and the journal no longer remembers ({error}): "
                     "drop it if the journal has it, else retry"
                 )
-                self._refused.append(BatchRefused(message.id, reason, doubtful=True))
+                self._refused.append(port.BatchRefused(message.id, reason, doubtful=True))
                 continue
             except TidebookError as error:
                 self._unknown = str(error)
                 return
             self._sent.append(message.id)
 
-    async def _append(self, message: RelayedMessage) -> None:
+    async def _append(self, message: port.RelayedMessage) -> None:
         append = read_journal_message(message.value)
         attempt = self._attempt
         partition = partition_of(append.id, self._topic.partitions)

@@ -18,20 +18,8 @@ from tidebook.core.errors import InvalidInput, NotFound, TidebookError, TooLarge
 from tidebook.core.key import topic_name
 from tidebook.core.record import is_record
 from tidebook.log.port import Acknowledged, Log, OrderedBatch, Outgoing, Record, TopicState, last_record
+from tidebook.outbox import port
 from tidebook.outbox.message import order_key
-from tidebook.outbox.port import (
-    BatchOutcomeUnknown,
-    BatchPartlySent,
-    BatchRefused,
-    BatchSent,
-    FoundMessages,
-    Outcome,
-    RelayedMessage,
-    RelaySession,
-    RelayTarget,
-    TargetTopic,
-    refuse_journals,
-)
 from tidebook.runtime.blocking_portal import BlockingPortal
 
 #: Marks a message whose payload is None, because this log stores only bytes.
@@ -69,7 +57,7 @@ class OrderedLog(Log, Protocol):
         ...
 
 
-class LogTarget(RelayTarget):
+class LogTarget(port.RelayTarget):
     """Sends to an embedded log. `run` runs a coroutine on the log's event loop and returns its result."""
 
     def __init__(
@@ -89,14 +77,14 @@ class LogTarget(RelayTarget):
         #: Ids of topics that were found to hold no journals.
         self._checked: set[str] = set()
 
-    def topic(self, topic: str, *, fresh: bool = False) -> TargetTopic:
+    def topic(self, topic: str, *, fresh: bool = False) -> port.TargetTopic:
         """Return the topic, created if it is missing; raise InvalidInput if it holds journals."""
         state: TopicState = self._run(self._topic_state(topic))
-        return TargetTopic(topic, state.topic_id, state.partitions, LIMIT_BYTES, False, "lock", 0)
+        return port.TargetTopic(topic, state.topic_id, state.partitions, LIMIT_BYTES, False, "lock", 0)
 
     async def _topic_state(self, topic: str) -> TopicState:
         if self._holds_journals is not None and await self._holds_journals(topic):
-            raise refuse_journals(topic)
+            raise port.refuse_journals(topic)
         state = await self._log.topic(topic)
         if state is None:
             if not self._create_topics:
@@ -105,12 +93,11 @@ class LogTarget(RelayTarget):
         if state.topic_id not in self._checked:
             record = await last_record(self._log, state)
             if record is not None and is_record(record.value):
-                raise refuse_journals(topic)
+                raise port.refuse_journals(topic)
             self._checked.add(state.topic_id)
         return state
 
-    def ends(self, topic: TargetTopic, *, fresh: bool = False) -> dict[int, int]:
-        """Return the offsets that the next records get."""
+    def ends(self, topic: port.TargetTopic, *, fresh: bool = False) -> dict[int, int]:
 
         async def fetch() -> dict[int, int]:
             return {p: await self._log.end(topic.topic, p) for p in range(topic.partitions)}
@@ -118,7 +105,7 @@ class LogTarget(RelayTarget):
         ends: dict[int, int] = self._run(fetch())
         return ends
 
-    def channel(self, topic: TargetTopic, *, fresh: bool, singly: bool = False) -> LogChannel:
+    def channel(self, topic: port.TargetTopic, *, fresh: bool, singly: bool = False) -> LogChannel:
         """Return a channel once this process holds the topic's lock; raise Unavailable if another keeps it."""
         deadline = time.monotonic() + LOCK_S_MAX
         while not self._locks.take(topic.topic):
@@ -134,7 +121,9 @@ class LogTarget(RelayTarget):
         """Release the topic's lock."""
         self._locks.release(topic)
 
-    def scan(self, topic: TargetTopic, session: RelaySession, on_step: Callable[[], None]) -> FoundMessages:
+    def scan(
+        self, topic: port.TargetTopic, session: port.RelaySession, on_step: Callable[[], None]
+    ) -> port.FoundMessages:
         """Read what the log holds now."""
         found: set[int] = set()
         lost = None
@@ -148,23 +137,23 @@ class LogTarget(RelayTarget):
                 batch = self._run(self._log.read(topic.topic, partition, start=at, stop=end, limit=READ_MAX))
                 found |= {id for record in batch.records if (id := session.id_in(record.headers)) is not None}
                 at = batch.next_offset
-        return FoundMessages(frozenset(found), lost if len(found) < len(session.ids) else None)
+        return port.FoundMessages(frozenset(found), lost if len(found) < len(session.ids) else None)
 
 
 class LogChannel:
     """Appends a batch atomically, so that no message overtakes one that failed."""
 
-    def __init__(self, topic: TargetTopic, log: OrderedLog, run: RunInLoop) -> None:
+    def __init__(self, topic: port.TargetTopic, log: OrderedLog, run: RunInLoop) -> None:
         self._topic = topic
         self._log = log
         self._run = run
-        self._outcome: Outcome | None = None
+        self._outcome: port.Outcome | None = None
 
-    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
+    def start(self, messages: Sequence[port.RelayedMessage], *, timestamp_ms: int) -> None:
         """Append the batch; return once it is durable."""
         self._outcome = self._run(self._append(messages))
 
-    async def _append(self, messages: Sequence[RelayedMessage]) -> Outcome:
+    async def _append(self, messages: Sequence[port.RelayedMessage]) -> port.Outcome:
         batch = OrderedBatch(
             self._topic.topic,
             [self._record(each) for each in messages],
@@ -173,22 +162,22 @@ class LogChannel:
         try:
             results = await self._log.append_in_order(batch)
         except TidebookError as error:
-            return BatchOutcomeUnknown(str(error))
+            return port.BatchOutcomeUnknown(str(error))
         sent: list[int] = []
-        refused: list[BatchRefused] = []
+        refused: list[port.BatchRefused] = []
         for message, result in zip(messages, results, strict=True):
             match result:
                 case Acknowledged():
                     sent.append(message.id)
                 case TooLarge():
-                    refused.append(BatchRefused(message.id, str(result)))
+                    refused.append(port.BatchRefused(message.id, str(result)))
                 case None:
                     pass  # it is sent with the next batch, or held
                 case _:
                     assert_never(result)
-        return BatchPartlySent(tuple(sent), tuple(refused)) if refused else BatchSent()
+        return port.BatchPartlySent(tuple(sent), tuple(refused)) if refused else port.BatchSent()
 
-    def _record(self, message: RelayedMessage) -> Outgoing:
+    def _record(self, message: port.RelayedMessage) -> Outgoing:
         headers = [(name, value if isinstance(value, bytes) else b"") for name, value in message.headers]
         if message.value is None:
             headers.append((TOMBSTONE_HEADER, b""))
@@ -196,7 +185,7 @@ class LogChannel:
         partition = (time.monotonic_ns() >> 20 if key is None else crc32(key)) % partitions
         return Outgoing(self._topic.topic, partition, message.key, message.value or b"", tuple(headers))
 
-    def wait(self, timeout_s: float) -> Outcome | None:
+    def wait(self, timeout_s: float) -> port.Outcome | None:
         """Return the outcome, which is known since `start`."""
         return self._outcome
 

@@ -37,7 +37,6 @@ class MysqlOutboxStore(OutboxStore):
             self._execute(f"SET SESSION idle_transaction_timeout = {math.ceil(settings.lock_limit_s)}")
 
     def close(self) -> None:
-        """Close the connection."""
         with suppress(pymysql.err.Error):  # the server may have closed it
             self._connection.close()
 
@@ -67,7 +66,6 @@ class MysqlOutboxDatabase:
         self._settings = settings
 
     def connect(self) -> MysqlOutboxStore:
-        """Open a connection."""
         with _translated():
             connection = pymysql.connect(
                 **self._parameters,

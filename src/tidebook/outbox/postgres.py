@@ -75,12 +75,10 @@ class PostgresOutboxStore(OutboxStore):
         self._execute(f"SET idle_in_transaction_session_timeout TO {max(settings.lock_limit_ms, 1)}")
 
     def topics_waiting(self) -> list[str]:
-        """Return the topics with messages above their floors that are neither locked nor resting."""
         limits = (self._lock_limit_ms, self._lock_limit_ms)
         return [topic for (topic,) in self._rows(TOPICS_WAITING, (*self._floors.known(), *limits))]
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def _execute(self, sql: str, parameters: Sequence[Any] = ()) -> psycopg.Cursor[Any]:
@@ -116,7 +114,6 @@ class PostgresListener:
         self._schema = str(connection.execute("SELECT current_schema()").fetchone()[0])  # type: ignore[index]
 
     def asleep(self, relay: bytes, seconds: float) -> None:
-        """Ask publishers to notify for so many seconds; 0 withdraws the request."""
         with _translated():
             if seconds > 0:
                 self._connection.execute(_ASLEEP, (UUID(bytes=relay), seconds))
@@ -124,7 +121,6 @@ class PostgresListener:
                 self._connection.execute("DELETE FROM kafka_wake WHERE relay = %s", (UUID(bytes=relay),))
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a notification; return False on timeout."""
         with _translated():
             received = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
         return any(notification.payload == self._schema for notification in received)
@@ -143,7 +139,6 @@ class PostgresOutboxDatabase:
         self._floors = ScanFloors()
 
     def connect(self) -> PostgresOutboxStore:
-        """Open a connection; floors of another incarnation of the table are discarded."""
         connection = self._open("tidebook-outbox")
         with _translated():
             self._floors.reset_unless(connection.execute(_INCARNATION).fetchone())

@@ -58,7 +58,6 @@ class SqliteOutboxStore(OutboxStore):
                 raise
 
     def close(self) -> None:
-        """Close the connection."""
         self._closed = True
         self._guarded.close()
         closed_by_standard_library(self)
@@ -106,7 +105,6 @@ class SqliteOutboxDatabase:
         self._settings = settings
 
     def connect(self) -> SqliteOutboxStore:
-        """Open a connection; raise InvalidInput if apsw or a forked parent has the file open in this process."""
         return SqliteOutboxStore(self._path, self._settings)
 
     def listen(self) -> None:

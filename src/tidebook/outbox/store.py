@@ -8,24 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
 from tidebook.core.errors import Fenced, NotFound, Unavailable
+from tidebook.outbox import port
 from tidebook.outbox.message import Message
 from tidebook.outbox.migrations.tables import VERSION, create_statements
-from tidebook.outbox.port import (
-    BatchLimit,
-    BatchSelection,
-    MessageBatch,
-    NewSession,
-    Notice,
-    NoticeCause,
-    OutboxTopicStatus,
-    ParkedMessage,
-    ParkedState,
-    ParkingDecision,
-    RelaySession,
-    SelectBatch,
-    TopicLock,
-    WaitingMessage,
-)
 from tidebook.outbox.scan_floor import ScanFloors
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.sql import (
@@ -41,7 +26,7 @@ from tidebook.outbox.sql import (
 
 Row = Sequence[Any]
 
-_REFUSED = f"{ParkedState.RETRYING:d}, {ParkedState.PARKED:d}"
+_REFUSED = f"{port.ParkedState.RETRYING:d}, {port.ParkedState.PARKED:d}"
 
 
 class Result(Protocol):
@@ -142,7 +127,7 @@ class OutboxStore(ABC):
         limits = (self._lock_limit_ms, self._lock_limit_ms)
         return [str(topic) for (topic,) in self._rows(self._sql.topics_waiting, limits)]
 
-    def try_lock(self, topic: str, *, lock_id: bytes, owner: str, retake: bytes | None = None) -> TopicLock | None:
+    def try_lock(self, topic: str, *, lock_id: bytes, owner: str, retake: bytes | None = None) -> port.TopicLock | None:
         """Lock the topic with one guarded UPDATE and return the lock; None if another relay holds it.
 
         `retake` is the id of an earlier lock of this relay whose outcome is unknown: it is taken over.
@@ -162,26 +147,26 @@ class OutboxStore(ABC):
         if session_id is not None:
             offsets = {int(p): int(o) for p, o in self._rows(self._sql.offsets, (topic,))}
             ids = frozenset(unpack_ids(bytes(session_ids)))
-            open_session = RelaySession(_bytes(session_id), ids, int(age_ms), fence, topic_uuid, offsets)
-        notice = Notice(NoticeCause(cause), text) if cause is not None else None
-        return TopicLock(topic, lock_id, owner, previous, open_session, notice)
+            open_session = port.RelaySession(_bytes(session_id), ids, int(age_ms), fence, topic_uuid, offsets)
+        notice = port.Notice(port.NoticeCause(cause), text) if cause is not None else None
+        return port.TopicLock(topic, lock_id, owner, previous, open_session, notice)
 
-    def heartbeat(self, lock: TopicLock) -> None:
+    def heartbeat(self, lock: port.TopicLock) -> None:
         """Renew the lock; raise Fenced if it is lost."""
         self.delete_sent(lock, ())
 
-    def unlock(self, lock: TopicLock) -> None:
+    def unlock(self, lock: port.TopicLock) -> None:
         """Release the lock without an error; an open session stays open. Do nothing if the lock is lost."""
         self._execute(self._sql.unlock, (lock.topic, self._uuid(lock.uuid)))
 
-    def rest(self, lock: TopicLock, *, reason: str, rest_ms: int, failed: bool = True) -> None:
+    def rest(self, lock: port.TopicLock, *, reason: str, rest_ms: int, failed: bool = True) -> None:
         """Release the lock and let no relay take the topic for `rest_ms`; `failed` counts a retry.
 
         Do nothing if the lock is lost.
         """
         self._execute(self._sql.rest, (int(failed), rest_ms, reason[:2000], lock.topic, self._uuid(lock.uuid)))
 
-    def notice(self, topic: str, notice: Notice | None) -> None:
+    def notice(self, topic: str, notice: port.Notice | None) -> None:
         """Store why exactly once does not hold for the topic; None clears it."""
         cause, text = (notice.cause.value, notice.text) if notice is not None else (None, None)
         self._execute(self._sql.notice, (cause, text, topic))
@@ -189,8 +174,13 @@ class OutboxStore(ABC):
     # ---- batches
 
     def begin(
-        self, lock: TopicLock, session: NewSession, select: SelectBatch, limit: BatchLimit, sent: Sequence[int] = ()
-    ) -> MessageBatch:
+        self,
+        lock: port.TopicLock,
+        session: port.NewSession,
+        select: port.SelectBatch,
+        limit: port.BatchLimit,
+        sent: Sequence[int] = (),
+    ) -> port.MessageBatch:
         """Delete the sent messages and open the next session, in one durable transaction.
 
         If there is nothing to send, the session is not opened and the batch is empty. Raise Fenced if the lock is lost.
@@ -209,7 +199,7 @@ class OutboxStore(ABC):
             if has_parked or floor.rewinds != rewinds:
                 floor = self._floors.of(topic, rewinds)
                 found = self._execute(self._sql.batch, (topic, floor.at, limit.rows, limit.size_bytes))
-            rows = [WaitingMessage(*row) for row in found.fetchall()]
+            rows = [port.WaitingMessage(*row) for row in found.fetchall()]
             selection = select(rows, frozenset(held_keys))
             if session.ends:
                 marks = ", ".join(["(%s, %s, %s)"] * len(session.ends))
@@ -220,20 +210,20 @@ class OutboxStore(ABC):
         opened_ms = int(opened.fetchall()[0][0]) if opened is not None else 0
         more = _more_waits(rows, selection, limit)
         floor.advance([row.id for row in rows], full=more, xmin=xmin, xid=xid)
-        return MessageBatch(session.uuid, selection.send, opened_ms, more, len(selection.park))
+        return port.MessageBatch(session.uuid, selection.send, opened_ms, more, len(selection.park))
 
-    def finish(self, lock: TopicLock, sent: Sequence[int], *, unlock: bool) -> None:
+    def finish(self, lock: port.TopicLock, sent: Sequence[int], *, unlock: bool) -> None:
         """Delete the sent messages and close the session; raise Fenced if the lock is lost.
 
         It is not durable, because a scan would find the messages again.
         """
         self._delete_and_update(lock, sent, self._sql.close_and_unlock if unlock else self._sql.close_session)
 
-    def delete_sent(self, lock: TopicLock, sent: Sequence[int]) -> None:
+    def delete_sent(self, lock: port.TopicLock, sent: Sequence[int]) -> None:
         """Delete the sent messages and leave the session open for the others; raise Fenced if the lock is lost."""
         self._delete_and_update(lock, sent, self._sql.renew)
 
-    def open_rows(self, lock: TopicLock, session: RelaySession) -> tuple[WaitingMessage, ...]:
+    def open_rows(self, lock: port.TopicLock, session: port.RelaySession) -> tuple[port.WaitingMessage, ...]:
         """Return the rows of an open session that still wait, by id; raise Fenced if the lock is lost."""
         if not session.ids:
             return ()
@@ -241,19 +231,19 @@ class OutboxStore(ABC):
         with self._transaction(durable=False):
             _held_row(lock, self._guard(lock))
             rows = self._rows(self._sql.open_rows.format(condition), (lock.topic, *ids))
-        return tuple(WaitingMessage(*row) for row in rows)
+        return tuple(port.WaitingMessage(*row) for row in rows)
 
-    def park(self, lock: TopicLock, decisions: Sequence[ParkingDecision]) -> None:
+    def park(self, lock: port.TopicLock, decisions: Sequence[port.ParkingDecision]) -> None:
         """Park messages that are not in the log; raise Fenced if the lock is lost."""
         with self._transaction(durable=True):
             _held_row(lock, self._guard(lock))
             self._park(lock.topic, decisions)
 
-    def _guard(self, lock: TopicLock) -> Result:
+    def _guard(self, lock: port.TopicLock) -> Result:
         """Lock the topic's row for this transaction; the result has a row if the relay still holds the lock."""
         return self._execute(self._sql.guard, (lock.topic, self._uuid(lock.uuid)))
 
-    def _delete_and_update(self, lock: TopicLock, sent: Sequence[int], update: str) -> None:
+    def _delete_and_update(self, lock: port.TopicLock, sent: Sequence[int], update: str) -> None:
         """Delete sent messages and update the topic's row; if the lock is lost, do neither and raise Fenced."""
         with self._transaction(durable=False):
             guard = self._guard(lock)
@@ -261,13 +251,15 @@ class OutboxStore(ABC):
             self._execute(update, (len(sent), len(sent), lock.topic, self._uuid(lock.uuid)))
         _held_row(lock, guard)
 
-    def _delete_sent(self, lock: TopicLock, sent: Sequence[int]) -> None:
+    def _delete_sent(self, lock: port.TopicLock, sent: Sequence[int]) -> None:
         if sent:
             condition, ids = self._ids(sent)
             parameters = (lock.topic, *ids, lock.topic, self._uuid(lock.uuid))
             self._execute(self._sql.delete_sent.format(condition), parameters)
 
-    def _open_session(self, lock: TopicLock, session: NewSession, ids: Sequence[int], sent_count: int) -> Result | None:
+    def _open_session(
+        self, lock: port.TopicLock, session: port.NewSession, ids: Sequence[int], sent_count: int
+    ) -> Result | None:
         """Open the session and return its time; if there is nothing to send, close the last one and return None."""
         ended = (sent_count, sent_count, lock.topic, self._uuid(lock.uuid))
         if not ids:
@@ -283,17 +275,19 @@ class OutboxStore(ABC):
         """Return the order keys that are held, after messages whose retry is due were moved back."""
         due = self._rows(self._sql.due, (topic,))
         self._unpark(topic, [int(id) for id, _ in due], {_bytes(key) for _, key in due if key is not None}, "tries")
-        holding = _REFUSED if self._hold_parked else f"{ParkedState.RETRYING:d}"
+        holding = _REFUSED if self._hold_parked else f"{port.ParkedState.RETRYING:d}"
         heads = self._rows(self._sql.parked_heads.format(holding), (topic,))
         return {_bytes(key) for _, key in heads if key is not None}
 
-    def _park(self, topic: str, decisions: Sequence[ParkingDecision]) -> None:
-        if held := [each.id for each in decisions if each.state is ParkedState.HELD]:
-            self._move_to_parked(topic, held, (ParkedState.HELD, 0, "an earlier message of its key is parked", None))
+    def _park(self, topic: str, decisions: Sequence[port.ParkingDecision]) -> None:
+        if held := [each.id for each in decisions if each.state is port.ParkedState.HELD]:
+            self._move_to_parked(
+                topic, held, (port.ParkedState.HELD, 0, "an earlier message of its key is parked", None)
+            )
         for each in decisions:
-            if each.state is not ParkedState.HELD:
+            if each.state is not port.ParkedState.HELD:
                 self._move_to_parked(topic, [each.id], (each.state, each.tries, each.reason, each.retry_ms))
-            if each.state is ParkedState.PARKED and not self._hold_parked and each.order_key is not None:
+            if each.state is port.ParkedState.PARKED and not self._hold_parked and each.order_key is not None:
                 self._unpark(topic, [], {each.order_key}, "tries")
 
     def _move_to_parked(self, topic: str, ids: Sequence[int], values: tuple[int, int, str, int | None]) -> None:
@@ -315,10 +309,10 @@ class OutboxStore(ABC):
             self._execute(self._sql.delete_parked.format(condition), (topic, *parameters))
             self._execute(self._sql.rewind, (topic,))
 
-    def parked(self, topic: str | None, *, limit: int) -> list[ParkedMessage]:
+    def parked(self, topic: str | None, *, limit: int) -> list[port.ParkedMessage]:
         """Return the messages in `kafka_parked`, by topic and id."""
         where, parameters = ("WHERE topic = %s", (topic, limit)) if topic is not None else ("", (limit,))
-        return [ParkedMessage(*row) for row in self._rows(self._sql.parked.format(where), parameters)]
+        return [port.ParkedMessage(*row) for row in self._rows(self._sql.parked.format(where), parameters)]
 
     def parked_retry(self, topic: str, id: int | None) -> int:
         """Move parked messages (all of the topic, or one) and those held by them back to `kafka_messages`.
@@ -355,7 +349,7 @@ class OutboxStore(ABC):
 
     # ---- status
 
-    def status(self, *, count_max: int) -> list[OutboxTopicStatus]:
+    def status(self, *, count_max: int) -> list[port.OutboxTopicStatus]:
         """Return the status of every topic that has waiting messages or was ever relayed."""
         infos = {str(row[0]): row[1:] for row in self._rows(self._sql.topic_infos)}
         parked: dict[str, dict[int, tuple[int, int]]] = {}
@@ -369,15 +363,15 @@ class OutboxStore(ABC):
 
     def _topic_status(
         self, topic: str, info: Row | None, parked: Mapping[int, tuple[int, int]], count_max: int
-    ) -> OutboxTopicStatus:
+    ) -> port.OutboxTopicStatus:
         waiting = int(self._rows(self._sql.count, (topic, count_max))[0][0])
         ages_ms = [int(row[0]) for row in self._rows(self._sql.oldest, (topic,))]
-        ages_ms += [parked[state][1] for state in (ParkedState.HELD, ParkedState.RETRYING) if state in parked]
-        count = {state: parked[state][0] if state in parked else 0 for state in ParkedState}
+        ages_ms += [parked[state][1] for state in (port.ParkedState.HELD, port.ParkedState.RETRYING) if state in parked]
+        count = {state: parked[state][0] if state in parked else 0 for state in port.ParkedState}
         owner, locked_ms, error, retries, retry_ms, reason, cause, notice, notice_ms, dirty, relayed, minute = info or (
             *(None, None, 0, 0, None, None, None, None, None, 0, 0, 0),
         )
-        return OutboxTopicStatus(
+        return port.OutboxTopicStatus(
             topic=topic,
             waiting=waiting,
             waiting_is_bound=waiting >= count_max,
@@ -389,17 +383,17 @@ class OutboxStore(ABC):
             retry_in_ms=retry_ms,
             reason=reason,
             notice=notice,
-            notice_cause=NoticeCause(cause) if cause is not None else None,
+            notice_cause=port.NoticeCause(cause) if cause is not None else None,
             notice_age_ms=notice_ms if notice is not None else None,
             dirty=bool(dirty),
             relayed=int(relayed),
             per_minute=int(minute),
-            parked=count[ParkedState.PARKED] + count[ParkedState.RETRYING],
-            held=count[ParkedState.HELD],
+            parked=count[port.ParkedState.PARKED] + count[port.ParkedState.RETRYING],
+            held=count[port.ParkedState.HELD],
         )
 
 
-def _held_row(lock: TopicLock, guard: Result) -> Row:
+def _held_row(lock: port.TopicLock, guard: Result) -> Row:
     """Return the guard's row; raise Fenced if another relay has taken the lock."""
     rows = guard.fetchall()
     if not rows:
@@ -407,7 +401,7 @@ def _held_row(lock: TopicLock, guard: Result) -> Row:
     return rows[0]
 
 
-def _more_waits(rows: Sequence[WaitingMessage], selection: BatchSelection, limit: BatchLimit) -> bool:
+def _more_waits(rows: Sequence[port.WaitingMessage], selection: port.BatchSelection, limit: port.BatchLimit) -> bool:
     """Return whether rows may wait after a batch: it reached its limit, or left some rows out."""
     return (
         len(rows) >= limit.rows

@@ -13,26 +13,7 @@ from typing import assert_never
 import msgspec
 
 from tidebook.core.errors import Fenced, TidebookError
-from tidebook.outbox import batch_selection
-from tidebook.outbox.port import (
-    BatchLimit,
-    BatchOutcomeUnknown,
-    BatchPartlySent,
-    BatchRefused,
-    BatchSent,
-    Channel,
-    FoundMessages,
-    MessageBatch,
-    NewSession,
-    Notice,
-    NoticeCause,
-    Outcome,
-    RelaySession,
-    RelayTarget,
-    RelayTargets,
-    TargetTopic,
-    TopicLock,
-)
+from tidebook.outbox import batch_selection, port
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore
 from tidebook.runtime.clock import Ids, RandomIds
@@ -92,13 +73,13 @@ class RelayState:
     #: Topics whose messages are sent one by one, until the one that Kafka refused is found.
     suspect_topics: set[str] = field(default_factory=set)
     #: The last notices that were logged, by topic.
-    reported_notices: dict[str, Notice] = field(default_factory=dict)
+    reported_notices: dict[str, port.Notice] = field(default_factory=dict)
 
 
 class TopicRelay:
     """Relays one topic for as long as this thread holds its lock."""
 
-    def __init__(self, lock: TopicLock, store: OutboxStore, targets: RelayTargets, state: RelayState) -> None:
+    def __init__(self, lock: port.TopicLock, store: OutboxStore, targets: port.RelayTargets, state: RelayState) -> None:
         self._lock = lock
         self._store = store
         self._targets = targets
@@ -120,13 +101,13 @@ class TopicRelay:
         name, open_session = self._lock.topic, self._lock.open_session
         with ExitStack() as releases:
             try:
-                self._target: RelayTarget = self._targets.of(name)
+                self._target: port.RelayTarget = self._targets.of(name)
                 releases.callback(self._target.release, name)
                 topic = self._target.topic(name, fresh=open_session is not None)
                 self._metrics.gauge("outbox_exactly_once", 0 if topic.weak else 1, topic=name)
                 if topic.weak is not None:
                     text = f"messages may be sent twice after a pause: {topic.weak}"
-                    self._report_notice(Notice(NoticeCause.WEAK, text))
+                    self._report_notice(port.Notice(port.NoticeCause.WEAK, text))
                 if topic.fence == "lock":
                     self._target.channel(topic, fresh=True)  # acquires the lock before the scan
                 if open_session is None or self._resolve_session(topic, open_session):
@@ -143,7 +124,7 @@ class TopicRelay:
 
     # ---- the session left open by the last owner
 
-    def _resolve_session(self, topic: TargetTopic, session: RelaySession) -> bool:
+    def _resolve_session(self, topic: port.TargetTopic, session: port.RelaySession) -> bool:
         """Find an open session's messages in the log; return False if they could still arrive."""
         self._metrics.count("outbox_sessions_open", topic=topic.topic)
         if session.fence == "transaction":
@@ -162,19 +143,19 @@ class TopicRelay:
             found = self._target.scan(topic, session, self._on_scan_step)
         else:
             was = f"its id was {session.topic_uuid}, and is {topic.uuid}"
-            found = FoundMessages(frozenset(), f"the topic was re-created ({was})")
+            found = port.FoundMessages(frozenset(), f"the topic was re-created ({was})")
         ids, lost = found.ids, found.lost
         if topic.needs_key and len(ids) < len(session.ids):
             ids, lost = self._find_compacted(topic, session, found)
         self._metrics.count("outbox_found", len(ids), topic=topic.topic)
         if lost is not None:
             text = f"{len(session.ids) - len(ids)} messages may be sent twice: {lost}"
-            self._report_notice(Notice(NoticeCause.LOST, text))
+            self._report_notice(port.Notice(port.NoticeCause.LOST, text))
         self._store.finish(self._lock, sorted(ids), unlock=False)
         return True
 
     def _find_compacted(
-        self, topic: TargetTopic, session: RelaySession, found: FoundMessages
+        self, topic: port.TargetTopic, session: port.RelaySession, found: port.FoundMessages
     ) -> tuple[frozenset[int], str | None]:
         """Return the session's messages that are or were in a compacted topic, and why others may have been."""
         ids = found.ids
@@ -184,16 +165,16 @@ class TopicRelay:
             return ids, "the topic is compacted, and they may have been there"
         return ids, found.lost if len(ids) < len(session.ids) else None
 
-    def _resend(self, topic: TargetTopic, session: RelaySession) -> bool:
+    def _resend(self, topic: port.TargetTopic, session: port.RelaySession) -> bool:
         """Send the session's remaining rows again under their append ids.
 
         No row is left out: it would no longer belong to a session, and be sent as new.
         """
         rows = self._store.open_rows(self._lock, session)
-        batch = MessageBatch(session.uuid, rows, 0, more=True)
+        batch = port.MessageBatch(session.uuid, rows, 0, more=True)
         if rows:
             outcome = self._send(topic, batch)
-            if not isinstance(outcome, BatchSent):
+            if not isinstance(outcome, port.BatchSent):
                 return self._handle_failure(topic, batch, outcome)
             self._count_sent(topic, batch)
         self._store.finish(self._lock, [row.id for row in rows], unlock=False)
@@ -206,16 +187,16 @@ class TopicRelay:
 
     # ---- batches
 
-    def _relay_batches(self, topic: TargetTopic) -> None:
+    def _relay_batches(self, topic: port.TargetTopic) -> None:
         settings = self._settings
         self._target.channel(topic, fresh=self._needs_fresh_channel)
         sent: list[int] = []
-        limit = BatchLimit(settings.batch_rows, settings.batch_bytes)
+        limit = port.BatchLimit(settings.batch_rows, settings.batch_bytes)
         for number in range(1, settings.hold_batches_max + 1):
             # All messages under this lock are at or after these offsets: fetching them again only shortens a scan.
             needs_ends = number % BATCHES_PER_ENDS == 1 or topic.fence == "append_id"
             ends = self._target.ends(topic, fresh=number > 1) if needs_ends else None
-            session = NewSession(self._state.ids.new(), topic.fence, topic.uuid, ends)
+            session = port.NewSession(self._state.ids.new(), topic.fence, topic.uuid, ends)
             batch = self._store.begin(
                 self._lock,
                 session,
@@ -233,7 +214,7 @@ class TopicRelay:
                     continue
                 break
             outcome = self._send(topic, batch)
-            if not isinstance(outcome, BatchSent):
+            if not isinstance(outcome, port.BatchSent):
                 if not self._handle_failure(topic, batch, outcome):
                     return
                 continue
@@ -244,7 +225,7 @@ class TopicRelay:
                 return
         self._store.unlock(self._lock)
 
-    def _send(self, topic: TargetTopic, batch: MessageBatch) -> Outcome:
+    def _send(self, topic: port.TargetTopic, batch: port.MessageBatch) -> port.Outcome:
         channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._state.suspect_topics)
         started = time.monotonic()
         try:
@@ -256,33 +237,36 @@ class TopicRelay:
         except BaseException:
             channel.drop()
             raise
-        if not isinstance(outcome, BatchSent):
+        if not isinstance(outcome, port.BatchSent):
             channel.drop()
         self._metrics.time("outbox_send", time.monotonic() - started)
         return outcome
 
-    def _await_outcome(self, channel: Channel, deadline: float) -> Outcome:
+    def _await_outcome(self, channel: port.Channel, deadline: float) -> port.Outcome:
         step_s = min(STEP_S_MAX, self._heartbeat_s)
         while (outcome := channel.wait(step_s)) is None:
             self._heartbeat()
             if time.monotonic() > deadline:
-                return BatchOutcomeUnknown("Kafka did not acknowledge the batch in time")
+                return port.BatchOutcomeUnknown("Kafka did not acknowledge the batch in time")
             if self._shutdown.overdue():
-                return BatchOutcomeUnknown("the relay was stopped before Kafka had acknowledged the batch")
+                return port.BatchOutcomeUnknown("the relay was stopped before Kafka had acknowledged the batch")
         return outcome
 
     def _handle_failure(
-        self, topic: TargetTopic, batch: MessageBatch, outcome: BatchPartlySent | BatchOutcomeUnknown
+        self,
+        topic: port.TargetTopic,
+        batch: port.MessageBatch,
+        outcome: port.BatchPartlySent | port.BatchOutcomeUnknown,
     ) -> bool:
         """Handle a batch that was not sent completely; return whether to continue with the next one."""
         match outcome:
-            case BatchPartlySent(sent=sent, refused=refused):
+            case port.BatchPartlySent(sent=sent, refused=refused):
                 if refused:  # before the session is closed: a doubtful message must not be sent as a new one
                     self._park_refused(topic, batch, refused)
                 self._store.finish(self._lock, sorted(sent), unlock=False)
                 self._count_sent(topic, batch, len(sent))
                 return True
-            case BatchOutcomeUnknown():
+            case port.BatchOutcomeUnknown():
                 if outcome.suspect:
                     self._state.suspect_topics.add(topic.topic)
                 if outcome.sent:
@@ -303,7 +287,9 @@ class TopicRelay:
             case _:
                 assert_never(outcome)
 
-    def _park_refused(self, topic: TargetTopic, batch: MessageBatch, refused: Sequence[BatchRefused]) -> None:
+    def _park_refused(
+        self, topic: port.TargetTopic, batch: port.MessageBatch, refused: Sequence[port.BatchRefused]
+    ) -> None:
         rows = {row.id: row for row in batch.messages}
         decisions = [batch_selection.park_refused(rows[each.id], each, self._settings) for each in refused]
         self._store.park(self._lock, decisions)
@@ -325,17 +311,17 @@ class TopicRelay:
         chosen_ms = round(self._settings.rest_s * 1000) if rest_ms is None else rest_ms
         self._store.rest(self._lock, reason=reason, rest_ms=chosen_ms)
 
-    def _clear_weak_notice(self, topic: TargetTopic) -> None:
+    def _clear_weak_notice(self, topic: port.TargetTopic) -> None:
         """Clear the notice of a missing fence; call it once a fence is in force and no session is open."""
         if topic.weak is None:
             self._state.reported_notices.pop(topic.topic, None)
-            if self._lock.notice is not None and self._lock.notice.cause is NoticeCause.WEAK:
+            if self._lock.notice is not None and self._lock.notice.cause is port.NoticeCause.WEAK:
                 self._store.notice(topic.topic, None)
 
-    def _report_notice(self, notice: Notice) -> None:
+    def _report_notice(self, notice: port.Notice) -> None:
         """Count the notice each time; log and store it only when it is new."""
         topic = self._lock.topic
-        repeatable = notice.cause is NoticeCause.WEAK  # each lost session is reported, even with the same text
+        repeatable = notice.cause is port.NoticeCause.WEAK  # each lost session is reported, even with the same text
         self._metrics.count("outbox_at_least_once", topic=topic, cause=notice.cause.value)
         if not repeatable or self._state.reported_notices.get(topic) != notice:
             LOGGER.warning("outbox: topic %r is at least once: %s", topic, notice.text)
@@ -343,7 +329,7 @@ class TopicRelay:
         if not repeatable or self._lock.notice != notice:
             self._store.notice(topic, notice)
 
-    def _count_sent(self, topic: TargetTopic, batch: MessageBatch, count: int | None = None) -> None:
+    def _count_sent(self, topic: port.TargetTopic, batch: port.MessageBatch, count: int | None = None) -> None:
         """Count the whole batch, or `count` of its messages, as sent."""
         sent = len(batch.messages) if count is None else count
         self._sent += sent

@@ -12,18 +12,9 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError, TooLarge
+from tidebook.queue import port
 from tidebook.queue.entry import Date, Entry, check_source_name, check_steps, chunks, duration_ms, encode_data
 from tidebook.queue.job import Job
-from tidebook.queue.port import (
-    ENTRIES_MAX,
-    PUT_BYTES_MAX,
-    Failure,
-    LeasedEntry,
-    Outcome,
-    Put,
-    QueueRef,
-    Step,
-)
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, check_list_limit
@@ -52,7 +43,7 @@ class Queue:
     def __init__(self, name: str, runtime: QueueRuntime) -> None:
         self.name = name
         self._runtime = runtime
-        self._finish: MicroBatcher[list[LeasedEntry], list[LeasedEntry]] = MicroBatcher(
+        self._finish: MicroBatcher[list[port.LeasedEntry], list[port.LeasedEntry]] = MicroBatcher(
             self._finish_group, group_max=FINISH_GROUP, flights_max=CALLS_MAX, weigh=len
         )
         self._claim: MicroBatcher[ClaimCall, list[Job]] = MicroBatcher(
@@ -74,7 +65,7 @@ class Queue:
         process_at: Date = None,
         expires_at: Date = None,
         transaction: object = None,
-    ) -> Put:
+    ) -> port.Put:
         """Add an entry. If an entry of the same key is waiting, the new one is merged into it.
 
         `transaction` is your session or connection on the same PostgreSQL: the entry is put when you commit. Await the
@@ -83,17 +74,17 @@ class Queue:
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return await self.put_many([entry], transaction=transaction)
 
-    async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
+    async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> port.Put:
         """Add entries, up to a thousand or 16 MB in one transaction; entries of the same key are merged.
 
         An item that is not an `Entry` is the data of an entry without a key.
         """
         ref, store = await self._ref(), await self._runtime.store()
-        inserted_at, total = self._runtime.clock.now_ms(), Put(0, 0, 0)
+        inserted_at, total = self._runtime.clock.now_ms(), port.Put(0, 0, 0)
         for chunk in chunks(self._runtime.new_entries(self.name, entries)):
             if transaction is not None:
                 put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
-                total = _add(total, put if isinstance(put, Put) else await put)
+                total = _add(total, put if isinstance(put, port.Put) else await put)
                 continue
             asked_at = time.monotonic()
             result = await store.put(ref, chunk, inserted_at=inserted_at)
@@ -102,7 +93,9 @@ class Queue:
         self._runtime.metrics.count("queue_put", total.inserted + total.merged, queue=self.name)
         return total
 
-    async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[Step]) -> Put | None:
+    async def put_once(
+        self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[port.Step]
+    ) -> port.Put | None:
         """Add entries, at most a thousand and 16 MB, and move the marks of their source in the same transaction.
 
         Return None, and put nothing, if a mark has moved: another process has put these entries.
@@ -110,11 +103,13 @@ class Queue:
         name, moves = check_source_name(source), check_steps(steps)
         ref = await self._ref()
         new = self._runtime.new_entries(self.name, entries)
-        if len(new) > ENTRIES_MAX:
-            raise InvalidInput(f"{len(new):,} entries are too many for one transaction: the limit is {ENTRIES_MAX:,}")
+        if len(new) > port.ENTRIES_MAX:
+            raise InvalidInput(
+                f"{len(new):,} entries are too many for one transaction: the limit is {port.ENTRIES_MAX:,}"
+            )
         size_bytes = sum(len(entry.data) for entry in new)
-        if size_bytes > PUT_BYTES_MAX and len(new) > 1:
-            raise TooLarge("the data of one transaction", size_bytes=size_bytes, limit_bytes=PUT_BYTES_MAX)
+        if size_bytes > port.PUT_BYTES_MAX and len(new) > 1:
+            raise TooLarge("the data of one transaction", size_bytes=size_bytes, limit_bytes=port.PUT_BYTES_MAX)
         asked_at, inserted_at = time.monotonic(), self._runtime.clock.now_ms()
         store = await self._runtime.store()
         put = await store.put_once(ref, new, inserted_at=inserted_at, source=name, steps=moves)
@@ -128,17 +123,17 @@ class Queue:
         name, ref = check_source_name(source), await self._ref()
         return await (await self._runtime.store()).marks(ref, name)
 
-    def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
+    def put_in(self, transaction: object, data: Any, **entry: Any) -> port.Put:
         """Add an entry inside your sync transaction, without await; open the queue first."""
         return self.put_many_in(transaction, [Entry(data=data, **entry)])
 
-    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
+    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> port.Put:
         """Add entries inside your sync transaction, without await; open the queue first."""
         ref, store = self._runtime.opened(self.name)
-        inserted_at, total = self._runtime.clock.now_ms(), Put(0, 0, 0)
+        inserted_at, total = self._runtime.clock.now_ms(), port.Put(0, 0, 0)
         for chunk in chunks(self._runtime.new_entries(self.name, entries)):
             put = store.put_within(transaction, ref, chunk, inserted_at=inserted_at)
-            if not isinstance(put, Put):
+            if not isinstance(put, port.Put):
                 if isinstance(put, Coroutine):
                     put.close()  # it has not started
                 raise InvalidInput("this transaction's driver is async: use 'await queue.put(..., transaction=...)'")
@@ -177,7 +172,7 @@ class Queue:
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
         own_jobs = self._own_jobs(jobs)
-        store, extended = await self._runtime.store(), dict[LeasedEntry, int]()
+        store, extended = await self._runtime.store(), dict[port.LeasedEntry, int]()
         for held in _split_by_key([job.held for job in own_jobs]):
             extended |= await store.heartbeat(ref, held, lease_ms=lease_ms)
         for job in own_jobs:
@@ -194,12 +189,12 @@ class Queue:
 
     async def fail(
         self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
-    ) -> list[Outcome]:
+    ) -> list[port.Outcome]:
         """Return the entries to the queue, to wait for at least `delay`; past `max_timeouts` they are dead letters."""
         ref = await self._ref()
         own_jobs = self._own_jobs(jobs)
         delay_ms = duration_ms(delay, "delay")
-        failures = [Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
+        failures = [port.Failure(job.held, delay_ms, _clean_reason(reason)) for job in own_jobs]
         outcomes = await (await self._runtime.store()).fail(ref, failures)
         self._runtime.failed(ref, outcomes, delay_ms)
         _raise_if_lost([job for job, outcome in zip(own_jobs, outcomes, strict=True) if outcome == "lost"])
@@ -232,7 +227,7 @@ class Queue:
         limit, ref = check_list_limit(limit), await self._runtime.find(self.name)
         if ref is None:
             return []
-        return [DeadLetter.of(each) for each in await (await self._runtime.store()).ids(ref, limit=limit)]
+        return [DeadLetter.of(each) for each in await (await self._runtime.store()).dead_letters(ref, limit=limit)]
 
     async def retry(self, id: int) -> None:
         """Put a dead letter back: it waits from now on, with 0 timeouts.
@@ -269,7 +264,7 @@ class Queue:
         while self._releasing:
             await asyncio.gather(*self._releasing, return_exceptions=True)
 
-    async def _ref(self) -> QueueRef:
+    async def _ref(self) -> port.QueueRef:
         return await self._runtime.ref(self.name)
 
     def _release(self, jobs: list[Job]) -> None:
@@ -317,19 +312,21 @@ class Queue:
                 unserved = [index for index in unserved if not shares[index]] if claimed else []
         return [errors.get(index, share) for index, share in enumerate(shares)]
 
-    async def _finish_group(self, calls: Sequence[list[LeasedEntry]]) -> list[list[LeasedEntry] | BaseException]:
+    async def _finish_group(
+        self, calls: Sequence[list[port.LeasedEntry]]
+    ) -> list[list[port.LeasedEntry] | BaseException]:
         """Finish the entries of several callers in one call of the store; return those that each caller has lost.
 
         A key that occurs twice, because it was claimed twice, takes two calls.
         """
         ref, store = await self._ref(), await self._runtime.store()
-        finished: set[LeasedEntry] = set()
+        finished: set[port.LeasedEntry] = set()
         for held in _split_by_key([each for call in calls for each in call]):
             finished |= await store.finish(ref, held)
         self._runtime.finished(ref, len(finished))
         if len(finished) == sum(map(len, calls)):
             return [[] for _ in calls]
-        lost: list[list[LeasedEntry] | BaseException] = []
+        lost: list[list[port.LeasedEntry] | BaseException] = []
         for call in calls:  # an entry is finished by one caller only
             lost.append([each for each in call if each not in finished])
             finished.difference_update(call)
@@ -355,11 +352,11 @@ def _raise_if_lost(lost: list[Job]) -> None:
         )
 
 
-def _add(a: Put, b: Put) -> Put:
-    return Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
+def _add(a: port.Put, b: port.Put) -> port.Put:
+    return port.Put(a.inserted + b.inserted, a.merged + b.merged, b.now_ms)
 
 
-def _split_by_key(held: list[LeasedEntry]) -> Iterator[list[LeasedEntry]]:
+def _split_by_key(held: list[port.LeasedEntry]) -> Iterator[list[port.LeasedEntry]]:
     """Split held entries into as few lists as needed for no key to occur twice in one."""
     while held:
         by_key = {each.keyhash: each for each in held}

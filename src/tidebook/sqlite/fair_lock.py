@@ -25,17 +25,17 @@ class FairLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._main = _open(path.with_name(path.name + ".lock"))
-        self._next = _open(path.with_name(path.name + ".next"))
+        self._main = open_lock_file(path.with_name(path.name + ".lock"))
+        self._next = open_lock_file(path.with_name(path.name + ".next"))
         self.held = False
 
     def acquire(self, timeout_s: float) -> None:
         """Wait for the lock; raise Unavailable if it cannot be taken within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        if not _take(self._next, deadline):
+        if not take_lock(self._next, timeout_s=timeout_s):
             raise Unavailable(f"{self._path}: other writers held its lock for {timeout_s:g} s: nothing was changed")
         try:
-            if not _take(self._main, deadline):
+            if not take_lock(self._main, timeout_s=deadline - time.monotonic()):
                 raise Unavailable(
                     f"{self._path}: another writer held its lock for {timeout_s:g} s: is that process stopped?"
                 )
@@ -54,21 +54,24 @@ class FairLock:
         os.close(self._next)
 
 
-def _open(path: Path) -> int:
+def open_lock_file(path: Path) -> int:
+    """Open or create a lock file and return its descriptor."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise from_os(error, path) from error
 
 
-def _take(file: int, deadline: float) -> bool:
+def take_lock(file: int, *, timeout_s: float) -> bool:
+    """Lock an open file; return False if another process held the lock for `timeout_s`."""
     # Poll instead of blocking: flock has no time-out, and the process that holds the lock may be stopped.
+    deadline = time.monotonic() + timeout_s
     backoff = Backoff(first_s=_PAUSE_S_MIN, max_s=_PAUSE_S_MAX)
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 return False
             time.sleep(backoff.next_s() * random.uniform(0.5, 1.0))
         except OSError as error:

@@ -11,18 +11,7 @@ import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput, LogLost, NotFound, TidebookError, TooLarge, Unavailable
 from tidebook.core.key import topic_name
-from tidebook.log.port import (
-    Acknowledged,
-    OnSent,
-    OnSentMany,
-    OrderedBatch,
-    Outgoing,
-    Record,
-    RecordColumns,
-    RecordPage,
-    TopicState,
-    one_of,
-)
+from tidebook.log import port
 from tidebook.log.sqlite import writes
 from tidebook.log.sqlite.tables import FILE, SCHEMA
 from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
@@ -63,30 +52,27 @@ class SqliteLog(SqliteAdapter):
 
     async def create_topic(
         self, topic: str, partitions: int, *, limit_bytes: int | None = None, keep_forever: bool = False
-    ) -> TopicState:
+    ) -> port.TopicState:
         """Create a topic, or return the existing one unchanged. Records are always kept until `truncate`."""
         topic_name(topic)
         if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidInput(f"a topic has 1 to {PARTITIONS_MAX:,} partitions, not {partitions!r}")
         new = (topic, self._ids.new().hex(), partitions, limit_bytes)
-        state: TopicState = await self._run(writes.create_topic, new)
+        state: port.TopicState = await self._run(writes.create_topic, new)
         return state
 
-    async def topic(self, topic: str) -> TopicState | None:
-        """Return the topic as it is now, or None if there is none."""
+    async def topic(self, topic: str) -> port.TopicState | None:
         rows = self._select("SELECT name, topic_id, partitions FROM topic WHERE name = ?", (topic,))
-        return TopicState(*rows[0]) if rows else None
+        return port.TopicState(*rows[0]) if rows else None
 
     async def topics(self) -> list[str]:
-        """Return the names of all topics, in order."""
         return [name for (name,) in self._select("SELECT name FROM topic ORDER BY name", ())]
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its records; raise NotFound if there is none."""
         await self._run(writes.delete_topic, topic)
         await self._sweep()
 
-    def send(self, record: Outgoing, on_sent: OnSent) -> None:
+    def send(self, record: port.Outgoing, on_sent: port.OnSent) -> None:
         """Append a record; call `on_sent` once it is durable or has failed. Concurrent records share a commit."""
         try:
             if self._closed:
@@ -98,23 +84,21 @@ class SqliteLog(SqliteAdapter):
             else:
                 asyncio.get_running_loop().call_soon(on_sent, error)
 
-    def send_many(self, many: RecordColumns, on_sent: OnSentMany) -> None:
-        """Do the same as `send` for each record, in this order."""
+    def send_many(self, many: port.RecordColumns, on_sent: port.OnSentMany) -> None:
         for index in range(len(many.values)):
-            self.send(many.record(index), one_of(on_sent, index))
+            self.send(many.record(index), port.one_of(on_sent, index))
 
-    async def append(self, record: Outgoing) -> Acknowledged:
-        """Append a record; return once it is durable, or raise the error."""
-        sent: Acknowledged = await self._run(self._append, record, len(record.value))
+    async def append(self, record: port.Outgoing) -> port.Acknowledged:
+        sent: port.Acknowledged = await self._run(self._append, record, len(record.value))
         return sent
 
-    async def append_in_order(self, batch: OrderedBatch) -> list[Acknowledged | TooLarge | None]:
+    async def append_in_order(self, batch: port.OrderedBatch) -> list[port.Acknowledged | TooLarge | None]:
         """Append a batch in one transaction; return an outcome per record.
 
         A record over the topic's limit is rejected with TooLarge; the outcome of those after it in its chain is None.
         """
         size_bytes = sum(len(record.value) for record in batch.records)
-        outcomes: list[Acknowledged | TooLarge | None] = await self._run(self._append_ordered, batch, size_bytes)
+        outcomes: list[port.Acknowledged | TooLarge | None] = await self._run(self._append_ordered, batch, size_bytes)
         return outcomes
 
     async def read(
@@ -127,28 +111,23 @@ class SqliteLog(SqliteAdapter):
         key: bytes | None = None,
         limit: int = 1000,
         limit_bytes: int = 4_000_000,
-    ) -> RecordPage:
-        """Return a page of records with `start` ≤ offset < `stop`; it ends at the partition's end if that is lower."""
+    ) -> port.RecordPage:
         bindings: tuple[Any, ...] = (topic, partition, start, stop, max(1, limit))
         if key is None:
             return self._read(_read_page, _PAGE_OF_ALL, bindings, limit_bytes)
         return self._read(_read_page, _PAGE_OF_KEY, (*bindings, key), limit_bytes)
 
     async def start(self, topic: str, partition: int) -> int:
-        """Return the first offset that was not truncated."""
         return self._bounds(topic, partition)[0]
 
     async def end(self, topic: str, partition: int) -> int:
-        """Return the offset that the next record gets."""
         return self._bounds(topic, partition)[1]
 
     async def truncate(self, topic: str, partition: int, *, before: int) -> None:
-        """Remove the records below `before`, or below the end if that is lower."""
         await self._run(writes.truncate, (topic, partition, before))
         await self._sweep()
 
     async def wait(self, topic: str, partition: int, *, offset: int, timeout_s: float | None = None) -> bool:
-        """Return True as soon as the partition's end is above `offset`, or False after `timeout_s` (None: no limit)."""
         channel = writes.channel_of(topic, partition)
         return await self._wait(channel, lambda: self._bounds(topic, partition)[1] > offset, timeout_s)
 
@@ -165,9 +144,9 @@ class SqliteLog(SqliteAdapter):
         return rows[0][0], rows[0][1]
 
 
-def _read_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], limit_bytes: int) -> RecordPage:
+def _read_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...], limit_bytes: int) -> port.RecordPage:
     topic, partition, start, stop, limit = bindings[:5]
-    records: list[Record] = []
+    records: list[port.Record] = []
     size_bytes, next_offset = 0, start
     rows: Any = connection.execute(sql, bindings)
     try:
@@ -182,7 +161,7 @@ def _read_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...],
             if records and size_bytes > limit_bytes:
                 next_offset = records[-1].offset + 1
                 break
-            records.append(Record(offset, time_ms, key, value, _headers(headers) if headers else ()))
+            records.append(port.Record(offset, time_ms, key, value, _headers(headers) if headers else ()))
         else:
             if not records:
                 raise _no_partition(topic, partition)
@@ -192,7 +171,7 @@ def _read_page(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...],
         rows.close()
     if sql is _PAGE_OF_ALL and len(records) != next_offset - start:  # the offsets of this log have no gaps
         raise Corrupt(f"{topic}/{partition}: records are missing from the log: restore a copy of log.db")
-    return RecordPage(tuple(records), next_offset)
+    return port.RecordPage(tuple(records), next_offset)
 
 
 def _headers(data: bytes) -> tuple[tuple[str, bytes], ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from pathlib import Path
 
 from tidebook.core.key import topic_name
-from tidebook.sqlite.errors import from_os
+from tidebook.sqlite.database import make_folder
+from tidebook.sqlite.fair_lock import open_lock_file, take_lock
 from tidebook.sqlite.forks import no_fork, open_objects
 
 
@@ -31,10 +31,13 @@ class RelayLocks:
         if holder in self._held:
             return True
         with no_fork():
-            file = self._lock(self._folder / f"{topic_name(topic)}.lock")
-            if file is not None:
+            make_folder(self._folder)
+            file = open_lock_file(self._folder / f"{topic_name(topic)}.lock")
+            if take_lock(file, timeout_s=0):
                 self._held[holder] = file
-        return file is not None
+                return True
+            os.close(file)
+        return False
 
     def release(self, topic: str) -> None:
         """Release the topic's lock, if the calling thread holds it."""
@@ -42,19 +45,6 @@ class RelayLocks:
             file = self._held.pop((threading.current_thread(), topic), None)
             if file is not None:
                 os.close(file)
-
-    def _lock(self, path: Path) -> int | None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise from_os(error, path) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        return file
 
     def close_in_child(self) -> None:
         """Close the descriptors in a forked child: a lock is held as long as any process has its file open."""

@@ -10,16 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from tidebook.kafka.errors import TOO_LARGE
+from tidebook.outbox import port
 from tidebook.outbox.kafka.producer import ClientCall, RelayProducer, choose_partition, fatal_cause
-from tidebook.outbox.port import (
-    BatchOutcomeUnknown,
-    BatchPartlySent,
-    BatchRefused,
-    BatchSent,
-    Outcome,
-    RelayedMessage,
-    TargetTopic,
-)
 
 #: Error codes for a message that the broker will never accept.
 REFUSALS = TOO_LARGE | {KafkaError.INVALID_RECORD}
@@ -55,7 +47,7 @@ class KafkaChannel:
     """
 
     def __init__(
-        self, producer: RelayProducer, topic: TargetTopic, remove_producer: Callable[[], object], *, singly: bool
+        self, producer: RelayProducer, topic: port.TargetTopic, remove_producer: Callable[[], object], *, singly: bool
     ) -> None:
         self.topic = topic
         self._producer = producer
@@ -65,12 +57,12 @@ class KafkaChannel:
         self._fatal: KafkaError | None = None
         self._reset((), 0)
 
-    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
+    def start(self, messages: Sequence[port.RelayedMessage], *, timestamp_ms: int) -> None:
         """Queue the batch in the producer, or with `singly` its first message."""
         self._reset(messages, timestamp_ms)
         self._produce()
 
-    def _reset(self, messages: Sequence[RelayedMessage], timestamp_ms: int) -> None:
+    def _reset(self, messages: Sequence[port.RelayedMessage], timestamp_ms: int) -> None:
         self._messages = messages
         self._timestamp_ms = timestamp_ms
         self._produced = 0
@@ -97,7 +89,7 @@ class KafkaChannel:
         finally:
             self._produced = done
 
-    def wait(self, timeout_s: float) -> Outcome | None:
+    def wait(self, timeout_s: float) -> port.Outcome | None:
         """Serve the producer for at most `timeout_s`; return the outcome once the batch has ended."""
         if self._fatal is None:
             try:
@@ -136,10 +128,10 @@ class KafkaChannel:
         """Return whether both parts have arrived; with an empty queue, no delivery report will come."""
         return self._fatal is not None and (self._failure.error is not None or not self._queued)
 
-    def _complete(self, timeout_s: float) -> Outcome | None:
-        return BatchSent()
+    def _complete(self, timeout_s: float) -> port.Outcome | None:
+        return port.BatchSent()
 
-    def _failed_outcome(self) -> Outcome:
+    def _failed_outcome(self) -> port.Outcome:
         """Return the outcome for the first failure. Messages in flight may still arrive: only a scan can tell."""
         error = self._failure.error or self._fatal
         assert error is not None
@@ -148,12 +140,13 @@ class KafkaChannel:
         if codes & REFUSALS and not late:
             if self._singly and self._failure.error is not None:
                 sent = tuple(message.id for message in self._messages[: self._produced - 1])
-                return BatchPartlySent(sent, (BatchRefused(self._messages[self._produced - 1].id, error.str()),))
-            return BatchOutcomeUnknown(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
-        return BatchOutcomeUnknown(f"{error.name()}: {error.str()}", late=late)
+                return port.BatchPartlySent(
+                    sent, (port.BatchRefused(self._messages[self._produced - 1].id, error.str()),)
+                )
+            return port.BatchOutcomeUnknown(f"Kafka refused a message of the batch: {error.str()}", suspect=True)
+        return port.BatchOutcomeUnknown(f"{error.name()}: {error.str()}", late=late)
 
     def drop(self) -> None:
-        """Discard what is not acknowledged; the producer is closed with its last reference."""
         self._remove_producer()
         producer = self._producer
         try:
@@ -180,13 +173,13 @@ class KafkaTransactionChannel(KafkaChannel):
     _call: ClientCall | None = None
     _committing = False
 
-    def start(self, messages: Sequence[RelayedMessage], *, timestamp_ms: int) -> None:
+    def start(self, messages: Sequence[port.RelayedMessage], *, timestamp_ms: int) -> None:
         """Begin the transaction; `wait` produces the messages."""
         self._reset(messages, timestamp_ms)
         self._committing = False
         self._call = ClientCall(self._producer.begin_transaction)
 
-    def wait(self, timeout_s: float) -> Outcome | None:
+    def wait(self, timeout_s: float) -> port.Outcome | None:
         if self._committing:
             return self._complete(timeout_s)
         if self._call is not None:
@@ -211,7 +204,7 @@ class KafkaTransactionChannel(KafkaChannel):
         """An error of a transaction can be aborted and is not fatal: there is no second part."""
         return True
 
-    def _complete(self, timeout_s: float) -> Outcome | None:
+    def _complete(self, timeout_s: float) -> port.Outcome | None:
         if self._call is None:
             self._committing = True
             self._call = ClientCall(partial(self._producer.commit_transaction, COMMIT_S))
@@ -222,23 +215,22 @@ class KafkaTransactionChannel(KafkaChannel):
             return super()._complete(timeout_s)
         if failure.retriable() and not failure.fatal():
             return None
-        return BatchOutcomeUnknown(f"{failure.name()}: {failure.str()}")
+        return port.BatchOutcomeUnknown(f"{failure.name()}: {failure.str()}")
 
-    def _failed_outcome(self) -> Outcome:
+    def _failed_outcome(self) -> port.Outcome:
         """An aborted transaction leaves nothing in the log, so a refused message can be reported without a scan."""
         outcome = super()._failed_outcome()
-        if isinstance(outcome, BatchPartlySent):
+        if isinstance(outcome, port.BatchPartlySent):
             self._call = ClientCall(partial(self._producer.abort_transaction, ABORT_S_MAX))
             if not self._call.wait(ABORT_S_MAX):
-                return BatchOutcomeUnknown("a transaction could not be aborted in time", suspect=True)
+                return port.BatchOutcomeUnknown("a transaction could not be aborted in time", suspect=True)
             failure = self._call_error()
             if failure is not None:
-                return BatchOutcomeUnknown(f"a transaction could not be aborted: {failure.str()}", suspect=True)
-            return BatchPartlySent((), outcome.refused)
+                return port.BatchOutcomeUnknown(f"a transaction could not be aborted: {failure.str()}", suspect=True)
+            return port.BatchPartlySent((), outcome.refused)
         return outcome
 
     def drop(self) -> None:
-        """Discard what is not acknowledged; a call that has not returned is abandoned."""
         super().drop()
         if self._call is not None:
             self._call.abandon()

@@ -39,7 +39,6 @@ class PostgresDeadLetters:
         return [DeadLetterRow(*row) for row in rows]
 
     async def retry(self, queue: QueueRef, id: int) -> bool:
-        """Put a dead letter back to wait from now on, with the data of a newer entry of its key if there is one."""
         async with self._runner.connection(puts=True) as connection, connection.transaction():
             await connection.execute(f"SET LOCAL synchronous_commit = {queue.settings.synchronous}")
             cursor = await connection.execute(

@@ -13,22 +13,7 @@ import psycopg
 from tidebook.core.errors import InvalidInput
 from tidebook.postgres.connect import POOL_WAIT_S_MAX, Connection, connect_first, make_pool
 from tidebook.postgres.errors import from_psycopg
-from tidebook.queue.port import (
-    UPCOMING_MAX,
-    Claimed,
-    Counts,
-    Due,
-    Failure,
-    LeasedEntry,
-    MaintenanceResult,
-    NewEntry,
-    Outcome,
-    Put,
-    QueueRef,
-    QueueSettings,
-    Step,
-    WaitingEntry,
-)
+from tidebook.queue import port
 from tidebook.queue.postgres import statements
 from tidebook.queue.postgres.dead_letters import PostgresDeadLetters
 from tidebook.queue.postgres.install import SHARED_TABLE, install, make_table, schema_name
@@ -46,7 +31,7 @@ _SESSION_OPTIONS = (
 #: By id, then by date, then by priority: three stable sorts by a number are cheaper than one by a tuple.
 _SORT_KEYS = (itemgetter(1), itemgetter(8), itemgetter(4))
 _encode = msgspec.json.encode
-_decode = msgspec.json.Decoder(QueueSettings).decode
+_decode = msgspec.json.Decoder(port.QueueSettings).decode
 
 
 class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
@@ -88,11 +73,11 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             raise
         return self
 
-    async def queue(self, name: str, settings: QueueSettings | None = None) -> QueueRef:
+    async def queue(self, name: str, settings: port.QueueSettings | None = None) -> port.QueueRef:
         found = await self._find(name)
         if found is None:
             async with self._runner.connection() as connection, connection.transaction():
-                await self._create(connection, name, settings or QueueSettings())
+                await self._create(connection, name, settings or port.QueueSettings())
             found = await self._find(name)
             assert found is not None, "this process or another has created it"
         if settings is not None and found.settings != settings:
@@ -105,7 +90,7 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             found = msgspec.structs.replace(found, settings=settings)
         return found
 
-    async def _create(self, connection: Connection, name: str, settings: QueueSettings) -> None:
+    async def _create(self, connection: Connection, name: str, settings: port.QueueSettings) -> None:
         await connection.execute(f"LOCK TABLE {self._schema}.queue IN SHARE ROW EXCLUSIVE MODE")
         cursor = await connection.execute(
             f"INSERT INTO {self._schema}.queue (name, table_name, settings) VALUES (%s, %s, %s)"
@@ -118,16 +103,16 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             await make_table(connection, table, schema=self._schema, now=self._now)
             await connection.execute(f"UPDATE {self._schema}.queue SET table_name = %s WHERE id = %s", (table, row[0]))
 
-    async def _find(self, name: str) -> QueueRef | None:
+    async def _find(self, name: str) -> port.QueueRef | None:
         sql = f"SELECT id, name, settings, table_name FROM {self._schema}.queue WHERE name = %s"
         rows = await self._runner.rows(sql, (name,), writes=False)
         return _ref(rows[0]) if rows else None
 
-    async def queues(self) -> list[QueueRef]:
+    async def queues(self) -> list[port.QueueRef]:
         sql = f"SELECT id, name, settings, table_name FROM {self._schema}.queue ORDER BY name"
         return [_ref(row) for row in await self._runner.rows(sql, (), writes=False)]
 
-    async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
+    async def declare(self, queue: port.QueueRef, fields: bytes) -> port.QueueRef:
         # The number of an older declaration serves too: a rolling upgrade uses both.
         table = f"{self._schema}.declaration"
         sql = f"SELECT max(format), max(format) FILTER (WHERE fields = %s) FROM {table} WHERE queue = %s"
@@ -149,7 +134,7 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
                     )
         return msgspec.structs.replace(queue, format=number)
 
-    async def put(self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int) -> Put:
+    async def put(self, queue: port.QueueRef, entries: Sequence[port.NewEntry], *, inserted_at: int) -> port.Put:
         call = self._put_call(queue, entries, inserted_at)
         rows = await self._runner.put(call.sql, call.parameters, level=call.level)
         put = call.result(rows[0])
@@ -157,15 +142,21 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         return put
 
     def put_within(
-        self, transaction: object, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int
-    ) -> Put | Awaitable[Put]:
+        self, transaction: object, queue: port.QueueRef, entries: Sequence[port.NewEntry], *, inserted_at: int
+    ) -> port.Put | Awaitable[port.Put]:
         return put_in_transaction(transaction, self._put_call(queue, entries, inserted_at))
 
     async def put_once(
-        self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int, source: str, steps: Sequence[Step]
-    ) -> Put | None:
+        self,
+        queue: port.QueueRef,
+        entries: Sequence[port.NewEntry],
+        *,
+        inserted_at: int,
+        source: str,
+        steps: Sequence[port.Step],
+    ) -> port.Put | None:
         call = self._put_call(queue, entries, inserted_at)
-        done: Put | None = None
+        done: port.Put | None = None
         async with self._runner.connection(puts=True) as connection, connection.transaction():
             await connection.execute(f"SET LOCAL synchronous_commit = {call.level}")
             for step in sorted(steps, key=attrgetter("part")):  # in one order, so that two transactions never deadlock
@@ -178,7 +169,7 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             done = call.result(await cursor.fetchone())
         return done
 
-    async def _move_mark(self, connection: Connection, queue: QueueRef, source: str, step: Step) -> bool:
+    async def _move_mark(self, connection: Connection, queue: port.QueueRef, source: str, step: port.Step) -> bool:
         key, mark = (queue.id, source, step.part), f"{self._schema}.mark"
         if step.before is None:
             sql = f"INSERT INTO {mark} VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
@@ -188,13 +179,13 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             cursor = await connection.execute(sql, (step.after, *key, step.before))
         return cursor.rowcount == 1
 
-    async def marks(self, queue: QueueRef, source: str) -> dict[int, str]:
+    async def marks(self, queue: port.QueueRef, source: str) -> dict[int, str]:
         sql = f"SELECT part, place FROM {self._schema}.mark WHERE queue = %s AND source = %s"
         return dict(await self._runner.rows(sql, (queue.id, source), writes=False))
 
     async def claim(
-        self, queue: QueueRef, limits: Mapping[bytes, int], *, lease_ms: int, together: bool = True
-    ) -> list[Claimed]:
+        self, queue: port.QueueRef, limits: Mapping[bytes, int], *, lease_ms: int, together: bool = True
+    ) -> list[port.Claimed]:
         settings = queue.settings
         *firsts, end = accumulate(limits.values(), initial=1)
         rows = await self._runner.rows(
@@ -213,11 +204,13 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         )
         for sort_key in _SORT_KEYS:
             rows.sort(key=sort_key)
-        return list(starmap(Claimed, rows))  # starmap takes half the time of unpacking each row
+        return list(starmap(port.Claimed, rows))  # starmap takes half the time of unpacking each row
 
-    async def heartbeat(self, queue: QueueRef, held: Sequence[LeasedEntry], *, lease_ms: int) -> dict[LeasedEntry, int]:
+    async def heartbeat(
+        self, queue: port.QueueRef, held: Sequence[port.LeasedEntry], *, lease_ms: int
+    ) -> dict[port.LeasedEntry, int]:
         bundles, level = whole_bundles(held), queue.settings.synchronous
-        extended: dict[LeasedEntry, int] = {}
+        extended: dict[port.LeasedEntry, int] = {}
         if bundles:
             sql = self._sql(statements.EXTEND_BUNDLES, queue)
             for token, until in await self._runner.rows(
@@ -231,9 +224,9 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             extended.update({entry: ends[entry.keyhash] for entry in missing if entry.keyhash in ends})
         return extended
 
-    async def finish(self, queue: QueueRef, held: Sequence[LeasedEntry]) -> set[LeasedEntry]:
+    async def finish(self, queue: port.QueueRef, held: Sequence[port.LeasedEntry]) -> set[port.LeasedEntry]:
         bundles, level = whole_bundles(held), queue.settings.synchronous
-        finished: set[LeasedEntry] = set()
+        finished: set[port.LeasedEntry] = set()
         if bundles:
             sql = self._sql(statements.FINISH_BUNDLES, queue)
             for (token,) in await self._runner.rows(sql, (queue.id, statements.uuid_array(bundles)), level=level):
@@ -247,7 +240,7 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         self._partitions.count(queue, len(finished))
         return finished
 
-    async def fail(self, queue: QueueRef, failures: Sequence[Failure]) -> list[Outcome]:
+    async def fail(self, queue: port.QueueRef, failures: Sequence[port.Failure]) -> list[port.Outcome]:
         ((outcomes,),) = await self._runner.rows(
             self._sql(statements.FAIL, queue),
             statements.fail_parameters(queue, failures),
@@ -256,8 +249,8 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
         self._partitions.count(queue, len(outcomes))
         return outcomes  # type: ignore[no-any-return]
 
-    async def due(self, queues: Sequence[QueueRef]) -> list[Due]:
-        found: dict[int, Due] = {}
+    async def due(self, queues: Sequence[port.QueueRef]) -> list[port.Due]:
+        found: dict[int, port.Due] = {}
         for _, group in groupby(sorted(queues, key=attrgetter("table")), key=attrgetter("table")):
             refs = list(group)
             parameters = (
@@ -266,45 +259,45 @@ class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
             )
             rows = await self._runner.rows(self._sql(statements.DUE, refs[0]), parameters, writes=False)
             for ref, (now_ms, lease_end, ready, held, upcoming) in zip(refs, rows, strict=True):
-                dates = tuple(sorted(upcoming)[:UPCOMING_MAX])
-                found[ref.id] = Due(now_ms, lease_end, ready, held, dates)
+                dates = tuple(sorted(upcoming)[: port.UPCOMING_MAX])
+                found[ref.id] = port.Due(now_ms, lease_end, ready, held, dates)
         return [found[queue.id] for queue in queues]
 
-    async def sweep(self, queue: QueueRef) -> MaintenanceResult:
+    async def sweep(self, queue: port.QueueRef) -> port.MaintenanceResult:
         sql = self._sql(statements.SWEEP, queue)
         ((expired, run_out, dead, next_at, now_ms),) = await self._runner.rows(
             sql, (queue.id, queue.settings.max_timeouts)
         )
         self._partitions.count(queue, expired + run_out)
         period_end = await self._partitions.rotate_and_clear(queue, now_ms)
-        return MaintenanceResult(expired, run_out, dead, min(next_at, period_end), now_ms)
+        return port.MaintenanceResult(expired, run_out, dead, min(next_at, period_end), now_ms)
 
-    async def entries(self, queue: QueueRef, *, limit: int) -> list[WaitingEntry]:
+    async def entries(self, queue: port.QueueRef, *, limit: int) -> list[port.WaitingEntry]:
         parameters = (queue.id, queue.id, limit, queue.id, limit)
         rows = await self._runner.rows(self._sql(statements.ENTRIES, queue), parameters, writes=False)
-        return [WaitingEntry(*row) for row in rows[:limit]]
+        return [port.WaitingEntry(*row) for row in rows[:limit]]
 
-    async def counts(self, queue: QueueRef) -> Counts:
+    async def counts(self, queue: port.QueueRef) -> port.Counts:
         parameters = (queue.id, queue.table, queue.id, queue.id)
         (row,) = await self._runner.rows(self._sql(statements.COUNTS, queue), parameters, writes=False)
-        return Counts(*row)
+        return port.Counts(*row)
 
     async def close(self) -> None:
         """Withdraw the published sleep, then close the pool."""
         await self._withdraw_sleep()
         await self._pool.close()
 
-    def _sql(self, text: str, queue: QueueRef) -> str:
+    def _sql(self, text: str, queue: port.QueueRef) -> str:
         return statements.statement(text, self._schema, queue.table, self._now)
 
-    def _put_call(self, queue: QueueRef, entries: Sequence[NewEntry], inserted_at: int) -> PutCall:
+    def _put_call(self, queue: port.QueueRef, entries: Sequence[port.NewEntry], inserted_at: int) -> PutCall:
         parameters = statements.put_parameters(queue, entries, inserted_at)
         return PutCall(self._sql(statements.PUT, queue), parameters, queue.settings.synchronous, len(entries))
 
 
-def whole_bundles(held: Sequence[LeasedEntry]) -> dict[bytes, list[LeasedEntry]]:
+def whole_bundles(held: Sequence[port.LeasedEntry]) -> dict[bytes, list[port.LeasedEntry]]:
     """Return, by token, the entries of the bundles whose entries are all given."""
-    bundles: dict[bytes, list[LeasedEntry]] = {}
+    bundles: dict[bytes, list[port.LeasedEntry]] = {}
     for entry in held:
         if entry.together:
             bundles.setdefault(entry.token, []).append(entry)
@@ -316,6 +309,6 @@ def whole_bundles(held: Sequence[LeasedEntry]) -> dict[bytes, list[LeasedEntry]]
     }
 
 
-def _ref(row: Iterable[Any]) -> QueueRef:
+def _ref(row: Iterable[Any]) -> port.QueueRef:
     id, name, settings, table = row
-    return QueueRef(id, name, _decode(settings), table)
+    return port.QueueRef(id, name, _decode(settings), table)

@@ -39,7 +39,6 @@ class PostgresWakeups:
     _sleepers: set[bytes]
 
     async def sleep(self, sleeper: bytes, until: Mapping[int, tuple[int, bool]]) -> None:
-        """Publish until when this process sleeps. The table is unlogged, so no commit waits for a flush."""
         self._sleepers.add(sleeper)
         queues = sorted(until)
         await self._runner.rows(
@@ -64,7 +63,6 @@ class PostgresWakeups:
         )
 
     async def still_asleep(self, sleeper: bytes) -> None:
-        """Refresh the published sleep, and delete that of dead processes."""
         await self._runner.rows(
             f"""WITH gone AS (DELETE FROM {self._schema}.wake WHERE beat_at < {self._now} - {SLEEPER_MS_MAX})
             UPDATE {self._schema}.wake SET beat_at = {self._now} WHERE sleeper = %s RETURNING queue""",

@@ -64,7 +64,6 @@ class SqliteQueues:
         return [_ref(row) for row in self._select("SELECT id, name, settings FROM queue ORDER BY name", ())]
 
     async def declare(self, queue: QueueRef, fields: bytes) -> QueueRef:
-        """Bind a queue to a declaration of its fields; each entry stores the number of its declaration."""
         return msgspec.structs.replace(queue, format=await self._write(_declare, queue, fields))
 
     async def put(self, queue: QueueRef, entries: Sequence[NewEntry], *, inserted_at: int) -> Put:
@@ -160,7 +159,6 @@ class SqliteQueues:
         await self._write(dead_letters.announced, ids)
 
     async def close(self) -> None:
-        """Finish the writes in flight, then release the file."""
         if self._closed or self._file.database.forked:
             return
         self._closed = True

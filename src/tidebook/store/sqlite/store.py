@@ -65,45 +65,36 @@ class SqliteStore(SqliteAdapter):
     # Reads of applications
 
     async def pointer(self, topic: str, partition: int) -> Pointer | None:
-        """Return how far a partition is replicated, or None if it never was."""
         return self._read(operations.read_pointer, topic, partition)
 
     async def head(self, key: Key) -> Head | None:
-        """Return the head or the grave of a journal, or None if it has neither."""
         rows = self._select("SELECT head FROM metajournal WHERE topic = ? AND id = ?", key)
         return decode_head(rows[0][0]) if rows else None
 
     async def heads(self, topic: str, ids: Sequence[str]) -> Mapping[str, Head]:
-        """Return the heads and graves of many journals by id; ids that have neither are absent."""
         sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id IN (SELECT value FROM json_each(?))"
         return {id: decode_head(head) for id, head in self._select(sql, (topic, json.dumps(list(ids))))}
 
     async def events(self, key: Key, head: Head, *, after: int, to: int, limit: int) -> Sequence[EventRow]:
-        """Return the first rows with `after` < seq_nr ≤ `to`, in order: at most `limit`, fewer if they are large."""
         return list(starmap(_event_row, self._read(_fetch_page, _EVENTS, (*key, after, to, limit), size_column=1)))
 
     async def ids(self, topic: str) -> AsyncIterator[str]:
-        """Yield the ids of a topic's live journals, each once, in order."""
         sql = "SELECT id FROM metajournal WHERE topic = ? AND id > ? AND live ORDER BY id LIMIT ?"
         async for page in self._pages(sql, (topic,), ("",)):
             for (id,) in page:
                 yield id
 
     async def snapshots(self, key: Key, incarnation: Position) -> Sequence[StoredSnapshot]:
-        """Return the snapshots of one incarnation of a journal, in descending order of seq_nr."""
         return [StoredSnapshot(*row) for row in self._select(_SNAPSHOTS, (*key, *incarnation))]
 
     async def topic_config(self, topic: str) -> TopicConfig | None:
-        """Return the configuration of a topic, or None if it was never set."""
         rows = self._select("SELECT config FROM topic_config WHERE topic = ?", (topic,))
         return operations.decode_config(rows[0][0]) if rows else None
 
     async def topics(self) -> Sequence[str]:
-        """Return the names of the topics that have a configuration, in order."""
         return [topic for (topic,) in self._select("SELECT topic FROM topic_config ORDER BY topic", ())]
 
     async def wait(self, topic: str, partition: int, *, beyond: Position | None, timeout_s: float) -> bool:
-        """Return True as soon as the partition's pointer is after `beyond`, or False after `timeout_s`."""
 
         def reached() -> bool:
             pointer = self._read(operations.read_pointer, topic, partition)
@@ -116,7 +107,6 @@ class SqliteStore(SqliteAdapter):
     async def tag_rows(
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow]:
-        """Return the first rows of a tag after `after`, in order: at most `limit`, and fewer if they are large."""
         start = (from_ms, "", -1, -1, -1, -1)
         if after is not None and after.time_ms >= from_ms:
             start = (after.time_ms, after.topic, after.partition, after.offset, after.index, after.epoch)
@@ -124,7 +114,6 @@ class SqliteStore(SqliteAdapter):
         return list(starmap(partial(TagRow, tag), rows))
 
     async def tags(self) -> AsyncIterator[str]:
-        """Yield the tags that have rows, each once, in order."""
         last = ""
         while rows := self._select("SELECT min(tag) FROM tag_views WHERE tag > ?", (last,)):
             (last,) = rows[0]
@@ -133,12 +122,10 @@ class SqliteStore(SqliteAdapter):
             yield last
 
     async def pointers(self, topic: str) -> Mapping[int, Pointer]:
-        """Return the pointer of each partition of a topic; partitions that were never replicated are absent."""
         sql = 'SELECT partition, epoch, "offset", time_ms FROM pointer WHERE topic = ?'
         return {row[0]: Pointer(Position(row[1], row[2]), row[3]) for row in self._select(sql, (topic,))}
 
     async def wait_any(self, *, timeout_s: float, since: int = -1) -> int:
-        """Return once any pointer may have moved since `since`, or after `timeout_s`; return the next `since`."""
         self._database.refuse()
         wakeups = self._file.wakeups
         await wakeups.wait(operations.ANY_POINTER, since=since, timeout_s=timeout_s)
@@ -154,12 +141,10 @@ class SqliteStore(SqliteAdapter):
         return [ScanSplit(low, high) for low, high in pairwise(["", *inner[: count - 1], _AFTER_ALL_IDS])]
 
     async def heads_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, Head]]]:
-        """Yield pages of the split's heads and graves, by id."""
         async for page in self._scan_heads(topic, split):
             yield [(id, decode_head(head)) for id, head in page]
 
     async def events_in(self, topic: str, split: ScanSplit) -> AsyncIterator[Sequence[tuple[str, EventRow]]]:
-        """Yield pages of the split's event rows as they are stored, by id, of about PAGE_BYTES_MAX at most."""
         low: tuple[str, int] = (split.low, 2**63 - 1)
         while rows := self._read(_fetch_page, _SCAN_EVENTS, (topic, *low, split.high, SCAN_PAGE_MAX), size_column=2):
             yield [(row[0], _event_row(*row[1:])) for row in rows]
@@ -171,7 +156,6 @@ class SqliteStore(SqliteAdapter):
     async def inspect(
         self, topic: str, split: ScanSplit
     ) -> AsyncIterator[Sequence[tuple[str, Head | EventRow | Damage]]]:
-        """Yield what `heads_in` and then what `events_in` yields, with Damage for rows that cannot be decoded."""
         async for heads in self._scan_heads(topic, split):
             yield [(id, _head_or_damage(topic, id, data)) for id, data in heads]
         async for events in self.events_in(topic, split):
@@ -180,7 +164,6 @@ class SqliteStore(SqliteAdapter):
     async def inspect_tag(
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow | Damage]:
-        """Return what `tag_rows` returns, with Damage, which carries its place, for a damaged row."""
         page = await self.tag_rows(tag, after=after, from_ms=from_ms, until_ms=until_ms, limit=limit)
         return [_tag_row_or_damage(row) for row in page]
 
@@ -202,15 +185,12 @@ class SqliteStore(SqliteAdapter):
         await self._run(operations.repair_journal, repair)
 
     async def save_snapshot(self, key: Key, incarnation: Position, snapshot: StoredSnapshot, *, slots: int) -> None:
-        """Save a snapshot, replacing one of the same seq_nr; then keep only the `slots` latest of this incarnation."""
         await self._run(operations.save_snapshot, (key, incarnation, snapshot, slots))
 
     async def delete_snapshots(self, key: Key, incarnation: Position, *, to: int) -> None:
-        """Delete the snapshots of this incarnation with seq_nr ≤ `to`."""
         await self._run(operations.delete_snapshots, (key, incarnation, to))
 
     async def set_topic_config(self, topic: str, config: TopicConfig, *, expected: TopicConfig | None) -> TopicConfig:
-        """Set a topic's configuration if it equals `expected`; return the one in force afterwards."""
         current: TopicConfig = await self._run(operations.set_config, (topic, config, expected))
         return current
 
@@ -219,12 +199,10 @@ class SqliteStore(SqliteAdapter):
         await self._run(operations.delete_topic, topic)
 
     async def setting(self, name: str) -> str | None:
-        """Return the value of a setting, or None if it is not set."""
         rows = self._select("SELECT value FROM setting WHERE name = ?", (name,))
         return rows[0][0] if rows else None
 
     async def set_setting(self, name: str, value: str, *, expected: str | None) -> bool:
-        """Set a setting if its value is `expected`; return whether it was."""
         was_expected: bool = await self._run(operations.set_setting, (name, value, expected))
         return was_expected
 
@@ -235,18 +213,15 @@ class SqliteStore(SqliteAdapter):
                 yield id, decode_head(head)
 
     async def graves(self, topic: str) -> AsyncIterator[tuple[str, Head]]:
-        """Yield the ids and graves of a topic's purged journals, in order of the ids."""
         sql = "SELECT id, head FROM metajournal WHERE topic = ? AND id > ? AND NOT live ORDER BY id LIMIT ?"
         async for page in self._pages(sql, (topic,), ("",)):
             for id, head in page:
                 yield id, decode_head(head)
 
     async def remove_graves(self, topic: str, graves: Sequence[tuple[str, Head]]) -> None:
-        """Delete graves, each only if it is still the journal's head."""
         await self._run(operations.remove_graves, tuple((topic, id, encode_head(head)) for id, head in graves))
 
     async def parked(self, topic: str | None = None) -> AsyncIterator[Parked]:
-        """Yield the parked records, of one topic or of all."""
         async for page in self._pages(_PARKED, (), (topic or "", -1, -1, -1)):
             for row_topic, partition, epoch, offset, time_ms, id, reason, value in page:
                 if topic is not None and row_topic != topic:
@@ -254,7 +229,6 @@ class SqliteStore(SqliteAdapter):
                 yield Parked(row_topic, partition, Position(epoch, offset), time_ms, id, reason, value)
 
     async def unpark(self, parked: Iterable[Parked]) -> None:
-        """Delete parked records."""
         await self._run(operations.unpark, tuple(parked))
 
     async def _pages(
