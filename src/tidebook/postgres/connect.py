@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection, errors
@@ -18,10 +19,10 @@ Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 
 #: The timeout per server address.
-CONNECT_S_MAX = 4
-#: The total timeout of the first connection: long enough for a server that restarts, short enough to report a dead one
-#: soon.
-OPEN_S_MAX = 4.5
+CONNECT_S_MAX = 3
+#: The total timeout of the first connection: long enough for a server that restarts, short enough for a command to
+#: report a dead one within 5 s, including its own start.
+OPEN_S_MAX = 3.5
 _RETRY_S = 0.2
 #: How long a statement may wait for a lock that another transaction holds.
 LOCK_MS_MAX = 30_000
@@ -86,12 +87,32 @@ class _TooLong(Exception):
     """The server did not answer in time."""
 
 
-class BoundedConnection(psycopg.Connection[TupleRow]):
-    """Closes itself when a statement is not answered in time.
+#: When the attempts to connect in this thread end.
+_open_until: ContextVar[float] = ContextVar("open_until")
 
-    The server enforces PostgreSQL's timeouts, and its kernel answers TCP keepalives: a server process that is stopped,
-    or whose commit waits for a lost replica, triggers no timeout, and psycopg would wait forever.
+
+class BoundedConnection(psycopg.Connection[TupleRow]):
+    """Opens within `OPEN_S_MAX`, and closes itself when a statement is not answered in time.
+
+    psycopg's `connect_timeout` is that of one address, and a name such as `localhost` may have several. The server
+    enforces PostgreSQL's timeouts, and its kernel answers TCP keepalives: a server process that is stopped, or whose
+    commit waits for a lost replica, triggers no timeout, and psycopg would wait forever.
     """
+
+    @classmethod
+    def connect(cls, *args: Any, **kwargs: Any) -> Self:
+        """Connect as psycopg does, with one deadline for all addresses."""
+        before = _open_until.set(time.monotonic() + OPEN_S_MAX)
+        try:
+            return super().connect(*args, **kwargs)
+        except _TooLong:
+            raise psycopg.OperationalError(f"no connection within {OPEN_S_MAX:g} s") from None
+        finally:
+            _open_until.reset(before)
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        return _within(super()._connect_gen(*args, **kwargs), _open_until.get())
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, with a deadline, which is checked whenever psycopg wakes up, several times a second."""

@@ -64,6 +64,28 @@ def test_what_is_not_replicated_yet_is_told_of_on_standard_error(tmp_path: Path)
         assert part in done.stderr
 
 
+def test_following_while_nothing_replicates_is_told_of_on_standard_error(tmp_path: Path) -> None:
+    async def append() -> None:
+        async with Book(Settings(tmp_path)) as book:
+            await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+
+    asyncio.run(append())
+    # The stall is looked for from the first second on, so that the test need not wait for five.
+    soon = "from tidebook.tags import horizon; horizon.STALL_MS = 1; from tidebook.cli.app import main; main()"
+    command = [sys.executable, "-c", soon, "tags", "read", "paid", "--follow", "--book", str(tmp_path)]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert following.stderr is not None
+        told = following.stderr.readline()
+    finally:
+        following.kill()
+        out, _ = following.communicate(timeout=60)
+    assert out == ""
+    parts = ("waiting for replication for", "1 records are not replicated", "orders/0 was never replicated")
+    for part in (*parts, "tidebook pipeline replicate", "tidebook up"):
+        assert part in told
+
+
 def test_tags_are_listed_their_completeness_is_told_and_one_is_made_anew(folder: Path) -> None:
     assert [row["tag"] for row in tidebook_tags(folder, "list")] == ["mod-0", "mod-1", "paid"]
     (status,) = tidebook_tags(folder, "status")

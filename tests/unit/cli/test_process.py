@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 import typer
 
+import tidebook
 from tests.unit.cli.conftest import Cli, refused
 from tidebook.cli.command import stop_on_signals
+from tidebook.replication.ticks import tick
+from tidebook.testing.replicating import replicate
 
 COMMAND = [sys.executable, "-m", "tidebook.cli"]
 #: Commands that run until they are stopped, and the stream on which each reports that it has started.
@@ -22,6 +26,8 @@ FOLLOWERS = {
     "up --no-replicate": "stdout",
     "queue work mail builtins:print": "stderr",
     "queue feed mail paid": "stderr",
+    "queue listen due": "stdout",
+    "tags read paid --follow": "stdout",
 }
 
 
@@ -31,7 +37,18 @@ def filled(cli: Cli, book: Path) -> Path:
     assert cli("journal", "append", "orders", "o-1", *map(str, range(20))).code == 0
     assert cli("wal", "write", "metrics", "7", "1", *map(str, range(20)), "--create").code == 0
     assert cli("queue", "put", "mail", "1", "--process-at", "+86400").code == 0
+    assert cli("queue", "put", "due", "1").code == 0
     assert cli("outbox", "migrate").code == 0
+
+    async def replicated() -> None:
+        async with tidebook.open(book) as opened:
+            await opened.journal("orders").append("o-2", [tidebook.Event(1, tags={"paid"})])
+            for _ in range(2):
+                await replicate(opened.log, opened.store, "orders")
+                await tick(opened.log, opened.store, ["orders"])
+            await replicate(opened.log, opened.store, "orders")
+
+    asyncio.run(replicated())
     return book
 
 

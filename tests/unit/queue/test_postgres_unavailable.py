@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,9 +39,12 @@ def silent_port() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-@pytest.fixture(params=["closed_port", "silent_port"])
+@pytest.fixture(params=["closed", "silent", "silent at two addresses"])
 def url(request: pytest.FixtureRequest) -> str:
-    return f"postgresql://nobody@localhost:{request.getfixturevalue(request.param)}/none"
+    """A server at `localhost`, which may have two addresses."""
+    port = request.getfixturevalue("closed_port" if request.param == "closed" else "silent_port")
+    hosts = f"localhost:{port}" + (f",127.0.0.1:{port}" if request.param == "silent at two addresses" else "")
+    return f"postgresql://nobody@{hosts}/none"
 
 
 def test_the_limits_add_up_to_less_than_five_seconds() -> None:
@@ -57,9 +64,23 @@ async def test_a_queue_says_so_in_one_line_and_logs_nothing(
     assert not caplog.records
 
 
-def test_an_outbox_says_so_in_one_line(closed_port: int) -> None:
-    database = PostgresOutboxDatabase(f"postgresql://nobody@localhost:{closed_port}/none", OutboxSettings())
+def test_an_outbox_says_so_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "OPEN_S_MAX", 0.5)
+    began = time.monotonic()
     with pytest.raises(Unavailable) as caught:
-        database.connect()
+        PostgresOutboxDatabase(url, OutboxSettings()).connect()
+    assert time.monotonic() - began < connect.CONNECT_S_MAX - 1  # less than a single address may take
+    assert "PostgreSQL" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert "refused" in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["outbox status", "queue status"])
+def test_the_command_line_says_so_in_one_line(tmp_path: Path, silent_port: int, command: str) -> None:
+    file = tmp_path / "tidebook.toml"
+    hosts = f"localhost:{silent_port},127.0.0.1:{silent_port}"
+    file.write_text(f'folder = "data"\n[sql]\nurl = "postgresql://nobody@{hosts}/none"\n')
+    program = [sys.executable, "-m", "tidebook.cli", *command.split(), "--book", str(file)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "no connection within 3.5 s" in done.stderr

@@ -21,6 +21,7 @@ from tidebook.testing.clock import ManualClock
 from tidebook.testing.faults import Faults
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
+from tidebook.wiring.feed import Feed
 from tidebook.wiring.settings import Section, Settings
 
 SOON = TagSettings(poll_s=0.005)
@@ -59,8 +60,8 @@ def streams(book: Book, clock: ManualClock, settings: TagSettings = SOON) -> Tag
     return Tags(store=book.store, clock=clock, settings=settings, log=book.log)
 
 
-def is_waiting(member: Subscription) -> bool:
-    return member.waiting is not None
+def is_waiting(stream: Subscription | Feed) -> bool:
+    return stream.waiting is not None
 
 
 async def passes(clock: ManualClock, tags: Tags, ms: int) -> None:
@@ -165,6 +166,31 @@ async def test_a_horizon_that_moves_again_ends_the_report_and_the_next_stall_is_
         assert not is_waiting(member)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_feed_names_what_it_waits_for_until_it_is_replicated(
+    book: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
+    tags, logged = streams(book, clock), asyncio.Queue[str]()
+    monkeypatch.setattr(horizon.LOGGER, "warning", lambda text, *config: logged.put_nowait(text % config))
+    feed = Feed(tags, "paid", book.queue("mail"))
+    assert feed.waiting is None
+    running = asyncio.ensure_future(feed.run())
+    await passes(clock, tags, 7_000)
+    async with asyncio.timeout(30):
+        text = await logged.get()
+    assert "group 'queue/mail' of tag 'paid'" in text
+    waiting = feed.waiting
+    assert waiting is not None
+    assert (waiting.topic, waiting.lag) == ("orders", 1)
+    assert waiting.stalled_s >= STALL_MS / 1000
+    assert "tidebook pipeline replicate" in waiting.describe()
+    await replicate(book.log, book.store, "orders")
+    await passes(clock, tags, 4_000)
+    assert not is_waiting(feed)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_without_a_callback_a_warning_is_logged(
