@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import tidebook
 from tests.pipeline.one_frame import EVENTS, IDS, PUSHDOWN, expected_rows, query_one_frame
 from tests.pipeline.workloads import lose_log, replicate_here, write_history
 from tidebook.core.event import Event
@@ -48,15 +49,16 @@ def as_set(frame: DataFrame) -> set[tuple[Any, ...]]:
     return {tuple(row) for row in rows}
 
 
-def test_a_table_holds_every_replicated_event_once(
+def test_a_table_holds_every_event_once_whether_it_is_replicated_or_not(
     spark: SparkSession, book: Book, portal: BlockingPortal, topic: str
 ) -> None:
     portal.run(write_history(book, topic, steps=120))
     portal.run(replicate_here(book, book.store, topic))
-    expected = portal.run(everything(book, topic))
-    portal.run(book.journal(topic).append("o-1", [Event({"step": 999})]))  # not replicated yet
+    replicated = portal.run(everything(book, topic))
+    portal.run(write_history(book, topic, steps=60, seed=2))  # deletes and purges among them
     frame = table(spark, book, topic)
-    assert as_set(frame) == expected
+    assert as_set(frame) == portal.run(everything(book, topic)) != replicated
+    assert as_set(table(spark, book, topic, freshness="store")) == replicated
     row = frame.where("size(tags) > 0").first()
     assert row is not None
     assert (row["tags"], row["payload_type"], row["topic"], row["metadata"]) == (["paid"], "json", topic, None)
@@ -71,7 +73,8 @@ def test_queries_over_one_frame_do_not_see_one_anothers_filters(
     """Also where the user has switched filter pushdown on: Spark 4.2.0 then shares one reader between the scans."""
     for id in IDS:
         portal.run(embedded.journal(topic).append(id, [Event({"step": i}) for i in range(EVENTS)]))
-    portal.run(replicate_here(embedded, embedded.store, topic))
+        if id == IDS[0]:  # the others are in the log only
+            portal.run(replicate_here(embedded, embedded.store, topic))
     before = spark.conf.get(PUSHDOWN)
     frame = table(spark, embedded, topic)
     assert spark.conf.get(PUSHDOWN) == before
@@ -91,6 +94,8 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
         ({"topics": "orders"}, "did you mean topic"),
         ({"topic": "nobody"}, "topic nobody: the store has nothing of it"),
         ({"splits": "few"}, "the option splits is a whole number"),
+        ({"freshness": "now"}, "the option freshness is one of log, store, not 'now'"),
+        ({"asOfOffsets": '{"orders": {"0": 0}}'}, "partition 0 is written up to offset -1 of epoch 1"),
     ]
     for options, message in cases:
         reader = spark.read.format("tidebook").option("book", str(embedded.settings.folder))
@@ -98,7 +103,33 @@ def test_a_wrong_option_is_one_line_and_creates_nothing(
             reader = reader.option(name, value)
         with pytest.raises(Exception, match=message) as caught:
             reader.load().count()
-        assert "Traceback" not in str(caught.value)
+        text = str(caught.value)
+        assert "Traceback" not in text
+        assert [line for line in text.splitlines() if line.strip()][1:] == [" SQLSTATE: 38000"]
+    assert not (tmp_path / "nope").exists()
+
+
+def test_a_payload_is_a_variant_on_request(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str
+) -> None:
+    payloads: list[Any] = [{"total": 3, "of": [1.5, None]}, "text", b"\xff"]
+    portal.run(embedded.journal(topic).append("a", [Event(each) for each in payloads]))
+    read = {"variant": "to_json(payload)", "json": "to_json(parse_json(payload))"}
+    for form, column in read.items():
+        frame = table(spark, embedded, topic, payload=form).orderBy("seq_nr").selectExpr(column)
+        assert [row[0] for row in frame.collect()] == ['{"of":[1.5,null],"total":3}', '"text"', None]
+
+
+def test_a_session_is_configured_for_a_book(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, tmp_path: Path
+) -> None:
+    portal.run(embedded.journal("orders").append("a", [Event({"step": 1})]))
+    for given in (embedded, embedded.settings.folder, str(embedded.settings.folder)):
+        session = tidebook.spark(given)
+        assert session.sparkContext is spark.sparkContext  # the running one
+        assert session.read.format("tidebook").option("topic", "orders").load().count() == 1
+    with pytest.raises(tidebook.NotFound, match="there is no book in"):
+        tidebook.spark(tmp_path / "nope")
     assert not (tmp_path / "nope").exists()
 
 

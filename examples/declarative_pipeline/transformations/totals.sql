@@ -1,0 +1,2 @@
+CREATE MATERIALIZED VIEW totals AS
+SELECT count(*) AS journals, sum(events) AS events FROM journals
