@@ -104,10 +104,13 @@ def _with_book(function: Callable[..., Any], *, check: bool) -> Callable[..., No
     return command
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
+def run(
+    coroutine: Coroutine[Any, Any, None], *, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> None:
     """Run a coroutine; of the errors of a task group raise an unexpected one, otherwise the first."""
     try:
-        asyncio.run(coroutine)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(coroutine)
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
         raise next((each for each in leaves if not isinstance(each, TidebookError)), leaves[0]) from group

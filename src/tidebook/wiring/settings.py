@@ -20,7 +20,7 @@ import msgspec
 
 from tidebook.core.errors import InvalidInput
 
-SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline")
+SECTIONS = ("log", "store", "sql", "journal", "tags", "wal", "outbox", "queue", "pipeline", "server", "mask")
 DEFAULT_FOLDER = "tidebook-data"
 Options = TypeVar("Options", bound=msgspec.Struct)
 

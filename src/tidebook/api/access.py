@@ -1,0 +1,88 @@
+"""Roles, and the requests and answers of sign-in, tokens and audit."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+RoleName = Literal["viewer", "operator", "admin"]
+
+
+class Role(IntEnum):
+    """What a token allows: each role includes those before it."""
+
+    #: Anybody, also without a token.
+    PUBLIC = 0
+    #: Read.
+    VIEWER = 1
+    #: Append, put, claim, retry, write; start jobs that change no data.
+    OPERATOR = 2
+    #: Delete, purge, drop, repair, manage tokens, see masked fields and the audit.
+    ADMIN = 3
+
+    @property
+    def label(self) -> str:
+        """The name of the role in lower case."""
+        return self.name.lower()
+
+
+class SignInBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The token to sign a browser in with."""
+
+    token: str
+
+
+class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is signed in; a browser sends `csrf_token` as the header X-CSRF-Token with every change."""
+
+    name: str
+    role: RoleName
+    prefix: str
+    expires_at_ms: int | None
+    csrf_token: str | None
+
+
+class TokenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token to create."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    role: RoleName = "viewer"
+    #: The token is valid for topics, queues and namespaces that begin with this text.
+    prefix: Annotated[str, Meta(max_length=200)] = ""
+    expires_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
+
+
+class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A token without its secret."""
+
+    id: str
+    name: str
+    role: RoleName
+    prefix: str
+    created_at_ms: int
+    expires_at_ms: int | None
+    last_used_at_ms: int | None
+    revoked_at_ms: int | None
+
+
+class NewTokenAnswer(TokenAnswer, frozen=True, kw_only=True):
+    """A new token with its secret, which is shown only here."""
+
+    token: str
+
+
+class TokensAnswer(msgspec.Struct, frozen=True):
+    """All tokens, newest first."""
+
+    tokens: list[TokenAnswer]
+
+
+class AuditVerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of checking the chains of the audit."""
+
+    chains: int
+    entries: int
+    findings: list[dict[str, Any]]

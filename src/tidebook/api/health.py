@@ -1,0 +1,29 @@
+"""Answers of the health checks."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LiveAnswer(msgspec.Struct, frozen=True):
+    """The process responds."""
+
+    live: bool
+    version: str
+    uptime_s: float
+
+
+class CheckAnswer(msgspec.Struct, frozen=True):
+    """One part of the book, and why it is not ready."""
+
+    name: str
+    ok: bool
+    reason: str | None = None
+
+
+class ReadyAnswer(msgspec.Struct, frozen=True):
+    """Whether requests should be sent to this server, with the reasons."""
+
+    ready: bool
+    draining: bool
+    checks: list[CheckAnswer]

@@ -1,0 +1,237 @@
+"""Requests and answers of journals and topics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tidebook.api.payload import payload_from, payload_to
+from tidebook.core.bounds import EVENTS_MAX, NUMBER_MAX
+from tidebook.core.event import Event, ReadEvent
+from tidebook.core.seq_nr import FIRST, LAST
+
+#: How many appends one batch may hold.
+BATCH_APPENDS_MAX = 1_000
+PAGE_EVENTS_MAX = 10_000
+LIST_MAX = 10_000
+
+SeqNr = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Ordinal = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+AppendId = Annotated[bytes, Meta(min_length=16, max_length=16, description="16 bytes in base64")]
+
+
+class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An event to append: `payload` (a JSON value or text) or `payload_base64` (bytes), tags and metadata."""
+
+    payload: Any = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
+
+    def event(self) -> Event:
+        """Return the event that a journal appends."""
+        return Event(payload_from(self.payload, self.payload_base64), tags=self.tags, metadata=self.metadata)
+
+    @classmethod
+    def of(cls, event: Event) -> EventBody:
+        """Return the request form of an event."""
+        metadata = None if event.metadata is None else dict(event.metadata)
+        return cls(*payload_to(event.payload), tuple(sorted(event.tags)), metadata)
+
+
+class RetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The fields of the `outcome-unknown` problem of an earlier attempt, so that the retry makes no duplicate."""
+
+    append_id: AppendId
+    floor: Annotated[int, Meta(ge=-1)] | None = None
+    epoch: int | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+class AppendBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Events to append atomically; `expected` is the last number that the journal must have, `at` the first new one."""
+
+    events: Annotated[tuple[EventBody, ...], Meta(min_length=1, max_length=EVENTS_MAX)]
+    expected: SeqNr | None = None
+    at: Ordinal | None = None
+    #: Seconds after its last append at which the journal expires; "never" removes the expiry.
+    expire_after_s: Annotated[float, Meta(gt=0)] | Literal["never"] | None = None
+    confirm: bool = True
+    append_id: AppendId | None = None
+    retry: RetryBody | None = None
+
+
+class BatchAppendBody(AppendBody, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One append of a batch."""
+
+    id: str
+
+
+class AppendBatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Appends to many journals of one topic; each is atomic by itself."""
+
+    appends: Annotated[tuple[BatchAppendBody, ...], Meta(min_length=1, max_length=BATCH_APPENDS_MAX)]
+
+
+class AppendAnswer(msgspec.Struct, frozen=True):
+    """The numbers of the appended events; null if the outcome was not awaited."""
+
+    first: int | None
+    last: int | None
+    partition: int
+    offset: int
+
+
+class BatchAppendAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The result of one append of a batch: the numbers, or the problem."""
+
+    first: int | None = None
+    last: int | None = None
+    partition: int | None = None
+    offset: int | None = None
+    problem: dict[str, Any] | None = None
+
+
+class AppendBatchAnswer(msgspec.Struct, frozen=True):
+    """One result for each append, in the order of the request."""
+
+    results: list[BatchAppendAnswer]
+
+
+class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """An event as it is read: one line of NDJSON, or the data of one server-sent event."""
+
+    seq_nr: int
+    timestamp_ms: int
+    partition: int
+    offset: int
+    payload: Any = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, event: ReadEvent) -> EventLine:
+        """Return the line of an event."""
+        payload, encoded = payload_to(event.payload)
+        tags = tuple(sorted(event.tags)) if event.tags else ()
+        return cls(
+            event.seq_nr, event.timestamp_ms, event.partition, event.offset, payload, encoded, tags, event.metadata
+        )
+
+    def event(self) -> ReadEvent:
+        """Return the event of a line."""
+        payload = payload_from(self.payload, self.payload_base64)
+        return ReadEvent(
+            self.seq_nr, payload, frozenset(self.tags), self.metadata, self.timestamp_ms, self.partition, self.offset
+        )
+
+
+class EndLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The last line of an NDJSON answer: the read is complete, a page ended before `next`, or a problem ended it."""
+
+    end: bool = msgspec.field(default=UNSET)  # type: ignore[assignment]
+    next: int | str | None = None
+    problem: dict[str, Any] | None = None
+
+
+class ReadQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which events to read; without `limit` all of them, as of one position of the log."""
+
+    start: Ordinal = FIRST
+    end: Ordinal = LAST
+    limit: Annotated[int, Meta(ge=1, le=PAGE_EVENTS_MAX)] | None = None
+    barrier: Literal["mark", "offset"] | None = None
+    follow: bool = False
+    unmask: bool = False
+
+
+class PointerQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the end of the log is found."""
+
+    barrier: Literal["mark", "offset"] | None = None
+
+
+class PointerAnswer(msgspec.Struct, frozen=True):
+    """The last number of a journal."""
+
+    seq_nr: int
+
+
+class DeleteQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The events to delete: those up to and including `to`."""
+
+    to: Ordinal
+
+
+class SnapshotBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The state to save: `payload` or `payload_base64`."""
+
+    payload: Any = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+
+
+class SnapshotAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A saved state."""
+
+    seq_nr: int
+    timestamp_ms: int
+    payload: Any = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+
+
+class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Snapshots at or below `to`."""
+
+    to: Ordinal = LAST
+    unmask: bool = False
+
+
+class SnapshotsToQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Snapshots at or below `to`."""
+
+    to: Ordinal = LAST
+
+
+class IdsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ids that begin with `prefix`, at most `limit` of them."""
+
+    prefix: str = ""
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] | None = None
+
+
+class IdLine(msgspec.Struct, frozen=True):
+    """The id of one journal."""
+
+    id: str
+
+
+class TopicsAnswer(msgspec.Struct, frozen=True):
+    """The topics that hold journals, sorted."""
+
+    topics: list[str]
+
+
+class TopicAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a topic in the log and in the store; lists have one item for each partition."""
+
+    topic: str
+    kind: Literal["journal", "wal", "messages"]
+    partitions: int
+    epoch: int | None
+    starts: list[int]
+    ends: list[int]
+    pointers: list[int | None]
+    lag: int | None
+
+
+class TopicConfigAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of a topic, which is the same for all processes."""
+
+    topic: str
+    epoch: int
+    partitions: int
+    limit_bytes: int

@@ -1,0 +1,30 @@
+"""Payloads in JSON: a JSON value or text is itself, and bytes are base64 under a name of their own.
+
+    {"payload": {"total": 3}}      {"payload": "text"}      {"payload_base64": "AAE="}
+
+A JSON text as a whole payload is text, as in Python. The names follow those of CloudEvents (`data`, `data_base64`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from tidebook.core.errors import InvalidInput
+
+
+def payload_from(value: Any, encoded: bytes | UnsetType, name: str = "payload") -> Any:
+    """Return the payload that a request gives under exactly one of two names."""
+    if encoded is UNSET:
+        if value is UNSET:
+            raise InvalidInput(f"give {name}, a JSON value or text, or {name}_base64, bytes in base64")
+        return value
+    if value is not UNSET:
+        raise InvalidInput(f"give either {name} or {name}_base64, not both")
+    return encoded
+
+
+def payload_to(payload: Any) -> tuple[Any, bytes | UnsetType]:
+    """Return the values of the two names for a payload; one of them is UNSET and is left out of the JSON."""
+    return (UNSET, payload) if type(payload) is bytes else (payload, UNSET)

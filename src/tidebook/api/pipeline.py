@@ -1,0 +1,103 @@
+"""Requests and answers of the pipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+JobKind = Literal["verify", "rebuild", "export"]
+JobState = Literal["running", "done", "differences", "failed", "cancelled"]
+#: How many lines of a job's output are kept; later ones replace the oldest.
+JOB_LINES_MAX = 1_000
+
+
+class PartitionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one partition is replicated."""
+
+    topic: str
+    partition: int
+    epoch: int
+    start: int
+    end: int
+    replicated: int
+    lag: int
+    lag_s: float
+    stopped: str | None
+
+
+class PipelineAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How far all partitions are replicated, and what the replication job last reported."""
+
+    partitions: list[PartitionAnswer]
+    job: dict[str, Any] | None
+
+
+class PipelineQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Topics, separated by commas; all without them."""
+
+    topics: str | None = None
+
+
+class ParkedRecordsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The topic of the parked records, all without it, and how many to list at most."""
+
+    topic: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
+
+
+class ParkedRecordAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of the log that cannot be read."""
+
+    topic: str
+    partition: int
+    epoch: int
+    offset: int
+    reason: str
+    size_bytes: int
+
+
+class ParkedRecordsAnswer(msgspec.Struct, frozen=True):
+    """Records that cannot be read."""
+
+    records: list[ParkedRecordAnswer]
+
+
+class JobBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job to start: `verify` topics (and repair the store), `rebuild` a topic, or `export` events to a folder."""
+
+    kind: JobKind
+    topics: Annotated[tuple[str, ...], Meta(max_length=1_000)] = ()
+    repair: bool = False
+    #: The folder of an export, as the server sees it; below `[server] export_folder`.
+    to: str | None = None
+    delta: bool = False
+
+
+class PipelineJobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A job: its state, its latest output, and its last line as result."""
+
+    id: str
+    kind: JobKind
+    state: JobState
+    started_at_ms: int
+    ended_at_ms: int | None
+    exit_code: int | None
+    #: How many lines it has printed, and the latest of them.
+    line_count: int
+    lines: list[Any]
+    result: Any
+    error: str | None
+
+
+class PipelineJobsAnswer(msgspec.Struct, frozen=True):
+    """The jobs that this server has started, newest first, without their lines."""
+
+    jobs: list[PipelineJobAnswer]
+
+
+class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From which line on the output is returned."""
+
+    after_line: Annotated[int, Meta(ge=0)] = msgspec.field(default=0)

@@ -1,0 +1,284 @@
+"""Requests and answers of queues."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from tidebook.api.payload import payload_from, payload_to
+from tidebook.core.errors import InvalidInput
+from tidebook.queue.entry import Entry
+from tidebook.queue.job import Job
+from tidebook.queue.port import ENTRIES_MAX, LeasedEntry
+from tidebook.queue.priority import DEFAULT
+from tidebook.queue.views import DeadLetter, EntryView
+
+CLAIM_MAX = 1_000
+#: How long a claim waits for work at most.
+CLAIM_WAIT_S_MAX = 60.0
+ENTRIES_LISTED_MAX = 10_000
+
+Seconds = Annotated[float, Meta(ge=0, le=3_153_600_000)]
+
+
+class EntryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An entry to put: `data` (a JSON value or text) or `data_base64` (bytes). Dates need a time zone."""
+
+    data: Any = UNSET
+    data_base64: bytes | UnsetType = UNSET
+    key: str | None = None
+    priority: Annotated[int, Meta(ge=0, le=255)] = DEFAULT
+    process_at: datetime | None = None
+    expires_at: datetime | None = None
+
+    def entry(self) -> Entry:
+        """Return the entry that a queue puts."""
+        return Entry(
+            data=payload_from(self.data, self.data_base64, "data"),
+            key=self.key,
+            priority=self.priority,
+            process_at=self.process_at,
+            expires_at=self.expires_at,
+        )
+
+
+class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Entries to put; those of the same key are merged."""
+
+    entries: Annotated[tuple[EntryBody, ...], Meta(min_length=1, max_length=ENTRIES_MAX)]
+
+
+class PutAnswer(msgspec.Struct, frozen=True):
+    """How many entries are new, and how many were merged into a waiting one."""
+
+    inserted: int
+    merged: int
+
+
+class ClaimBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A claim of due entries; with `wait_s` it waits that long for the first one."""
+
+    limit: Annotated[int, Meta(ge=1, le=CLAIM_MAX)] = 1
+    lease_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
+    wait_s: Annotated[float, Meta(ge=0, le=CLAIM_WAIT_S_MAX)] = 0.0
+    together: bool = True
+
+
+class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A claimed entry; `lease` proves the claim to `heartbeat`, `done` and `fail`."""
+
+    lease: str
+    id: int
+    priority: int
+    timeouts: int
+    inserted_at: datetime
+    process_at: datetime
+    started_at: datetime
+    lease_until: datetime
+    expires_at: datetime | None = None
+    key: str | None = None
+    data: Any = UNSET
+    data_base64: bytes | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, job: Job) -> JobAnswer:
+        """Return the answer for a job."""
+        data, encoded = payload_to(job.data)
+        return cls(
+            encode_lease(job.held, job.id, job.key), job.id, job.priority, job.timeouts, job.inserted_at,
+            job.process_at, job.started_at, job.lease_until, job.expires_at, job.key, data, encoded,
+        )  # fmt: skip
+
+
+class ClaimAnswer(msgspec.Struct, frozen=True):
+    """The claimed entries; none if nothing is due."""
+
+    jobs: list[JobAnswer]
+
+
+class HeldJob:
+    """A job as its lease describes it: what a queue needs to extend, finish or fail it."""
+
+    __slots__ = ("held", "id", "key", "lease_until_ms", "queue")
+
+    def __init__(self, queue: str, lease: str) -> None:
+        self.queue = queue
+        self.held, self.id, self.key = decode_lease(lease)
+        self.lease_until_ms: int | None = None
+
+    def extended(self, lease_until: int) -> None:
+        """Record the new end of the lease after a heartbeat."""
+        self.lease_until_ms = lease_until
+
+    def __repr__(self) -> str:
+        return f"job {self.id} of queue {self.queue!r}"
+
+
+Leases = Annotated[tuple[str, ...], Meta(min_length=1, max_length=CLAIM_MAX)]
+
+
+class HeartbeatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The leases to extend."""
+
+    leases: Leases
+    lease_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True):
+    """The new ends of the leases, in the order of the request."""
+
+    lease_until: list[datetime]
+
+
+class DoneBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The leases of the finished jobs."""
+
+    leases: Leases
+
+
+class FailBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The leases of the failed jobs, and how long their entries wait at least."""
+
+    leases: Leases
+    delay_s: Seconds = 0.0
+    reason: str = "it failed"
+
+
+class FailAnswer(msgspec.Struct, frozen=True):
+    """What became of each entry: waiting, merged, dead or expired."""
+
+    outcomes: list[str]
+
+
+class QueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of entries of a queue, by state."""
+
+    queue: str
+    due: int
+    later: int
+    processing: int
+    dead: int
+    oldest_due_s: float
+    next_at: datetime | None
+    tables: int
+
+
+class QueuesAnswer(msgspec.Struct, frozen=True):
+    """All queues."""
+
+    queues: list[QueueAnswer]
+
+
+class EntriesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many entries to list at most."""
+
+    limit: Annotated[int, Meta(ge=1, le=ENTRIES_LISTED_MAX)] = 100
+    unmask: bool = False
+
+
+class EntryAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A waiting (W) or processing (P) entry."""
+
+    id: int
+    status: str
+    priority: int
+    timeouts: int
+    inserted_at: datetime
+    process_at: datetime
+    key: str | None = None
+    expires_at: datetime | None = None
+    started_at: datetime | None = None
+    lease_until: datetime | None = None
+    data: Any = UNSET
+    data_base64: bytes | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, view: EntryView) -> EntryAnswer:
+        """Return the answer for an entry."""
+        fields = {name: getattr(view, name) for name in view.__struct_fields__ if name != "data"}
+        data, encoded = payload_to(view.data)
+        return cls(**fields, data=data, data_base64=encoded)
+
+
+class EntriesAnswer(msgspec.Struct, frozen=True):
+    """The first entries: those being processed, then the waiting ones, in claim order."""
+
+    entries: list[EntryAnswer]
+
+
+class DeadLetterAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A dead letter: retry it, edit it first, or drop it."""
+
+    id: int
+    queue: str
+    raised_at: datetime
+    reason: str
+    priority: int
+    timeouts: int
+    inserted_at: datetime
+    key: str | None = None
+    expires_at: datetime | None = None
+    data: Any = UNSET
+    data_base64: bytes | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> DeadLetterAnswer:
+        """Return the answer for a dead letter."""
+        fields = {name: getattr(letter, name) for name in letter.__struct_fields__ if name != "data"}
+        data, encoded = payload_to(letter.data)
+        return cls(**fields, data=data, data_base64=encoded)
+
+
+class DeadLettersAnswer(msgspec.Struct, frozen=True):
+    """Dead letters, newest first."""
+
+    dead_letters: list[DeadLetterAnswer]
+
+
+class DataBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """New data of a dead letter: `data` or `data_base64`."""
+
+    data: Any = UNSET
+    data_base64: bytes | UnsetType = UNSET
+
+
+class DueLine(msgspec.Struct, frozen=True):
+    """Work became due; the time is the store's."""
+
+    due_at: datetime
+
+
+class _Lease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    keyhash: bytes
+    token: bytes
+    slot: int
+    together: int
+    id: int
+    key: str | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Lease).decode
+
+
+def encode_lease(held: LeasedEntry, id: int, key: str | None) -> str:
+    """Return the opaque text that proves a claim."""
+    packed = _encode(_Lease(held.keyhash, held.token, held.slot, held.together, id, key))
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def decode_lease(text: str) -> tuple[LeasedEntry, int, str | None]:
+    """Undo `encode_lease`; raise `InvalidInput` for any other text."""
+    try:
+        found = _decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged") from error
+    numbers = (found.slot, found.together, found.id)
+    if len(found.keyhash) != 16 or len(found.token) != 16 or not all(0 <= each < 2**63 for each in numbers):
+        raise InvalidInput(f"{text[:40]!r} is no lease: send the lease of a claimed job back unchanged")
+    return LeasedEntry(found.keyhash, found.token, found.slot, found.together), found.id, found.key

@@ -1,0 +1,51 @@
+"""A route: everything that the server, the documentation and a client need to know of one operation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from tidebook.api.access import Role
+
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+#: The object that a token's prefix must match: the path parameter of this name, the items of the answer (each is
+#: checked or left out), or the book as a whole, for which a token with a prefix is refused.
+Scope = Literal["topic", "queue", "namespace", "items", "book", "none"]
+#: How the answer is sent: as one JSON document, or as NDJSON lines, which are server-sent events if asked for.
+Form = Literal["json", "lines", "events", "none"]
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of the API."""
+
+    name: str
+    method: Method
+    path: str
+    role: Role
+    scope: Scope
+    summary: str
+    query: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | None = None
+    #: The struct of the answer; of each line, if the form is `lines`.
+    answer: Any = None
+    form: Form = "json"
+    status: int = 200
+    #: Whether it changes something: it is audited, and takes an Idempotency-Key.
+    mutates: bool = False
+    #: Whether its audit entry must be durable before it is answered.
+    destructive: bool = False
+    #: Whether the body may be left out.
+    body_optional: bool = False
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the path's parameters, in order."""
+        return tuple(_PARAMETER.findall(self.path))
+
+    @property
+    def noun(self) -> str:
+        """The first part of the name: the module of its handler."""
+        return self.name.partition(".")[0]

@@ -1,0 +1,162 @@
+"""The table of all routes. The server, the OpenAPI document, the tests of roles and remote books are made from it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tidebook.api import access, health, journals, outbox, pipeline, queues, tags, wal
+from tidebook.api.access import Role
+from tidebook.api.route import Route
+
+_ID = "/v1/journals/{topic}/{id}"
+_QUEUE = "/v1/queues/{queue}"
+_REGION = "/v1/wal/{namespace}/{region}"
+
+
+def _read(name: str, path: str, summary: str, *, role: Role = Role.VIEWER, **more: Any) -> Route:
+    return Route(name=name, method="GET", path=path, role=role, summary=summary, **more)
+
+
+def _write(name: str, method: Any, path: str, summary: str, *, role: Role = Role.OPERATOR, **more: Any) -> Route:
+    return Route(name=name, method=method, path=path, role=role, summary=summary, mutates=True, **more)
+
+
+def _destroy(name: str, method: Any, path: str, summary: str, **more: Any) -> Route:
+    return _write(name, method, path, summary, role=Role.ADMIN, destructive=True, **more)
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    # ---- health and documentation
+    _read("health.live", "/v1/health/live", "Whether the process responds.", role=Role.PUBLIC, scope="none",
+          answer=health.LiveAnswer),
+    _read("health.ready", "/v1/health/ready", "Whether requests should be sent here, with reasons; 503 if not.",
+          role=Role.PUBLIC, scope="none", answer=health.ReadyAnswer),
+    _read("openapi.document", "/v1/openapi.json", "This API as an OpenAPI 3.1 document.", role=Role.PUBLIC,
+          scope="none"),
+    # ---- topics
+    _read("topics.list", "/v1/topics", "List the topics that hold journals.", scope="items",
+          answer=journals.TopicsAnswer),
+    _read("topics.describe", "/v1/topics/{topic}", "Describe a topic: offsets, epoch and replication lag.",
+          scope="topic", answer=journals.TopicAnswer),
+    _destroy("topics.delete", "DELETE", "/v1/topics/{topic}", "Delete a topic and all its data.", scope="topic",
+             form="none", status=204),
+    # ---- journals
+    _read("journals.ids", "/v1/journals/{topic}", "List the ids of a topic's journals.", scope="topic",
+          query=journals.IdsQuery, answer=journals.IdLine, form="lines"),
+    _write("journals.append_batch", "POST", "/v1/journals/{topic}", "Append to many journals of a topic in one call.",
+           scope="topic", body=journals.AppendBatchBody, answer=journals.AppendBatchAnswer),
+    _read("journals.pointer", _ID, "Return the last number of a journal; 404 if there is no journal.", scope="topic",
+          query=journals.PointerQuery, answer=journals.PointerAnswer),
+    _destroy("journals.purge", "DELETE", _ID, "Remove a journal with all its events.", scope="topic", form="none",
+             status=204),
+    _write("journals.append", "POST", _ID + "/events", "Append events atomically.", scope="topic",
+           body=journals.AppendBody, answer=journals.AppendAnswer),
+    _read("journals.read", _ID + "/events", "Read the events of a journal; follow it with server-sent events.",
+          scope="topic", query=journals.ReadQuery, answer=journals.EventLine, form="events"),
+    _destroy("journals.delete", "DELETE", _ID + "/events", "Delete the events up to and including a number.",
+             scope="topic", query=journals.DeleteQuery, form="none", status=204),
+    _read("journals.load_snapshot", _ID + "/snapshot", "Return the newest snapshot; 404 if there is none.",
+          scope="topic", query=journals.SnapshotQuery, answer=journals.SnapshotAnswer),
+    _write("journals.save_snapshot", "PUT", _ID + "/snapshots/{seq_nr}", "Save the state as of a number.",
+           scope="topic", body=journals.SnapshotBody, form="none", status=204),
+    _write("journals.delete_snapshots", "DELETE", _ID + "/snapshots", "Delete the snapshots up to a number.",
+           scope="topic", query=journals.SnapshotsToQuery, form="none", status=204),
+    # ---- tags
+    _read("tags.list", "/v1/tags", "List the tags that have events.", scope="book", query=tags.TagsQuery,
+          answer=tags.TagLine, form="lines"),
+    _read("tags.read", "/v1/tags/{tag}/events", "Read the events of a tag; follow it with server-sent events.",
+          scope="items", query=tags.TagReadQuery, answer=tags.TaggedEventLine, form="events"),
+    _read("tags.horizon", "/v1/horizon", "Return the time below which streams by tag are complete.", scope="book",
+          query=tags.HorizonQuery, answer=tags.HorizonAnswer),
+    _write("tags.rebuild", "POST", "/v1/tags/{tag}/rebuild", "Write a tag's rows again from the journals.",
+           role=Role.ADMIN, scope="book", body=tags.TagRebuildBody, answer=tags.TagRebuildAnswer, body_optional=True),
+    # ---- queues
+    _read("queues.list", "/v1/queues", "List all queues with their numbers of entries.", scope="items",
+          answer=queues.QueuesAnswer),
+    _read("queues.status", _QUEUE, "Return the numbers of entries of a queue.", scope="queue",
+          answer=queues.QueueAnswer),
+    _write("queues.put", "POST", _QUEUE + "/entries", "Put entries; those of a waiting key are merged.", scope="queue",
+           body=queues.PutBody, answer=queues.PutAnswer),
+    _read("queues.entries", _QUEUE + "/entries", "List the first entries, in claim order.", scope="queue",
+          query=queues.EntriesQuery, answer=queues.EntriesAnswer),
+    _write("queues.claim", "POST", _QUEUE + "/claims", "Claim due entries, or wait for some.", scope="queue",
+           body=queues.ClaimBody, answer=queues.ClaimAnswer, body_optional=True),
+    _write("queues.heartbeat", "POST", _QUEUE + "/heartbeats", "Extend leases.", scope="queue",
+           body=queues.HeartbeatBody, answer=queues.HeartbeatAnswer),
+    _write("queues.done", "POST", _QUEUE + "/done", "Finish jobs: their entries are deleted.", scope="queue",
+           body=queues.DoneBody, form="none", status=204),
+    _write("queues.fail", "POST", _QUEUE + "/failures", "Return the entries of failed jobs to the queue.",
+           scope="queue", body=queues.FailBody, answer=queues.FailAnswer),
+    _read("queues.listen", _QUEUE + "/due", "Follow, with server-sent events, when work becomes due.", scope="queue",
+          answer=queues.DueLine, form="events"),
+    _read("queues.dead_letters", _QUEUE + "/dead-letters", "List dead letters, newest first.", scope="queue",
+          query=queues.EntriesQuery, answer=queues.DeadLettersAnswer),
+    _write("queues.retry", "POST", _QUEUE + "/dead-letters/{flag}/retry", "Put a dead letter back.", scope="queue",
+           form="none", status=204),
+    _write("queues.edit", "PUT", _QUEUE + "/dead-letters/{flag}/data", "Replace the data of a dead letter.",
+           scope="queue", body=queues.DataBody, form="none", status=204),
+    _destroy("queues.drop", "DELETE", _QUEUE + "/dead-letters/{flag}", "Delete a dead letter.", scope="queue",
+             form="none", status=204),
+    # ---- outbox
+    _read("outbox.status", "/v1/outbox", "Return the status of every topic of the outbox.", scope="book",
+          answer=outbox.OutboxAnswer),
+    _read("outbox.parked", "/v1/outbox/parked", "List parked messages.", scope="book", query=outbox.ParkedQuery,
+          answer=outbox.ParkedMessagesAnswer),
+    _write("outbox.retry", "POST", "/v1/outbox/parked/retry", "Retry parked messages.", scope="book",
+           body=outbox.ParkedBody, answer=outbox.CountAnswer),
+    _destroy("outbox.drop", "POST", "/v1/outbox/parked/drop", "Delete parked messages.", scope="book",
+             body=outbox.ParkedBody, answer=outbox.CountAnswer),
+    # ---- write-ahead logs
+    _read("wal.regions", "/v1/wal/{namespace}", "List the regions of a namespace.", scope="namespace",
+          answer=wal.RegionsAnswer),
+    _read("wal.status", _REGION, "Return the status of a region and its tables.", scope="namespace",
+          answer=wal.RegionAnswer),
+    _destroy("wal.delete_region", "DELETE", _REGION, "Delete a region and all its entries.", scope="namespace",
+             form="none", status=204),
+    _write("wal.open_session", "POST", _REGION + "/sessions", "Claim a region for writing; an earlier claim is fenced.",
+           scope="namespace", body=wal.RegionOpenBody, answer=wal.RegionSessionAnswer, body_optional=True, status=201),
+    _write("wal.close_session", "DELETE", _REGION + "/sessions/{session}", "Give a claim up.", scope="namespace",
+           form="none", status=204),
+    _write("wal.write", "POST", _REGION + "/entries", "Write payloads to tables, atomically.", scope="namespace",
+           body=wal.RegionWriteBody, answer=wal.RegionWriteAnswer),
+    _read("wal.read", _REGION + "/entries", "Read the entries of a region or of one table.", scope="namespace",
+          query=wal.RegionReadQuery, answer=wal.WalEntryLine, form="lines"),
+    _write("wal.mark_deleted", "POST", _REGION + "/marks", "Mark a table's older entries as deleted.",
+           scope="namespace", body=wal.MarkBody, form="none", status=204),
+    _destroy("wal.drop_table", "DELETE", _REGION + "/tables/{table}", "Drop a table.", scope="namespace", form="none",
+             status=204),
+    _write("wal.clean", "POST", _REGION + "/clean", "Remove the entries that no table needs.", scope="namespace",
+           answer=wal.CleanAnswer),
+    _write("wal.snapshot", "POST", _REGION + "/snapshots", "Write a snapshot of the region's state.",
+           scope="namespace", answer=wal.RegionSnapshotAnswer),
+    # ---- pipeline
+    _read("pipeline.status", "/v1/pipeline", "Return how far each partition is replicated.", scope="book",
+          query=pipeline.PipelineQuery, answer=pipeline.PipelineAnswer),
+    _read("pipeline.parked", "/v1/pipeline/parked", "List the log's records that cannot be read.", scope="book",
+          query=pipeline.ParkedRecordsQuery, answer=pipeline.ParkedRecordsAnswer),
+    _read("pipeline.jobs", "/v1/pipeline/jobs", "List the jobs that this server has started.", scope="book",
+          answer=pipeline.PipelineJobsAnswer),
+    _write("pipeline.start", "POST", "/v1/pipeline/jobs", "Start verify, rebuild or export.", role=Role.ADMIN,
+           scope="book", body=pipeline.JobBody, answer=pipeline.PipelineJobAnswer, status=202, destructive=True),
+    _read("pipeline.job", "/v1/pipeline/jobs/{job}", "Return a job's progress and result.", scope="book",
+          query=pipeline.JobQuery, answer=pipeline.PipelineJobAnswer),
+    _write("pipeline.cancel", "DELETE", "/v1/pipeline/jobs/{job}", "Cancel a job.", role=Role.ADMIN, scope="book",
+           form="none", status=204),
+    # ---- access
+    Route(name="access.sign_in", method="POST", path="/v1/session", role=Role.PUBLIC, scope="none", mutates=True,
+          summary="Sign a browser in with a token: sets a cookie.", body=access.SignInBody,
+          answer=access.SessionAnswer),
+    _read("access.session", "/v1/session", "Return who is signed in.", scope="none", answer=access.SessionAnswer),
+    _write("access.sign_out", "DELETE", "/v1/session", "Sign a browser out.", role=Role.VIEWER, scope="none",
+           form="none", status=204),
+    _read("access.tokens", "/v1/tokens", "List tokens without their secrets.", role=Role.ADMIN, scope="book",
+          answer=access.TokensAnswer),
+    _destroy("access.create_token", "POST", "/v1/tokens", "Create a token; its secret is shown once.", scope="book",
+             body=access.TokenBody, answer=access.NewTokenAnswer, status=201),
+    _destroy("access.revoke_token", "DELETE", "/v1/tokens/{token}", "Revoke a token.", scope="book", form="none",
+             status=204),
+    _read("access.audit_verify", "/v1/audit/verify", "Check the hash chains of the audit.", role=Role.ADMIN,
+          scope="book", answer=access.AuditVerifyAnswer),
+)  # fmt: skip
+
+BY_NAME: Final = {route.name: route for route in ROUTES}

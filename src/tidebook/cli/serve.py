@@ -1,0 +1,34 @@
+"""`tidebook serve`: serve a book over HTTP until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidebook.cli import output
+from tidebook.cli.command import run, stop_on_signals
+from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, number, open_book, option
+from tidebook.wiring.adapters import extra
+
+
+def serve(
+    book: BookOption,
+    host: str = option("HOST", "The address to listen on.", "127.0.0.1"),
+    port: int = number("The port; 0 chooses a free one.", 0, PORT_MAX, 8470, metavar="PORT"),
+) -> None:
+    """Serve a book over HTTP, until Ctrl-C or SIGTERM.
+
+    The first signal drains: requests in flight finish and streams end. A second one exits immediately.
+    """
+    server = extra("tidebook.server.serve", "server")
+
+    def ready(url: str) -> None:
+        output.emit({"url": url}, f"Tidebook is served at {url}. Press Ctrl-C to stop.")
+
+    async def go() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with open_book(book, create=True) as opened:
+            with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+                await server.serve(opened, stop, host=host, port=port, where=DEFAULT_BOOK if book is None else book, on_ready=ready)
+
+    run(go(), loop_factory=server.new_event_loop)

@@ -1,0 +1,102 @@
+"""One request, as its handler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidebook.api.access import Role
+from tidebook.api.errors import PermissionDenied
+from tidebook.api.route import Route
+from tidebook.core.errors import InvalidInput
+from tidebook.server.headers import Headers
+from tidebook.server.principal import Principal
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from tidebook.server.state import ServerState
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Call:
+    """The parameters, the decoded query and body of a request, and who sent it."""
+
+    __slots__ = ("append_key", "body", "client", "headers", "parameters", "principal", "query", "route", "state")
+
+    def __init__(
+        self,
+        state: ServerState,
+        route: Route,
+        parameters: list[str],
+        headers: Headers,
+        principal: Principal,
+        client: str,
+    ) -> None:
+        self.state = state
+        self.route = route
+        self.parameters = parameters
+        self.headers = headers
+        self.principal = principal
+        self.client = client
+        self.query: Any = None
+        self.body: Any = None
+        #: The Idempotency-Key of an append, from which its append id is derived.
+        self.append_key: str | None = None
+
+    @property
+    def book(self) -> Book:
+        """The book that is served."""
+        return self.state.book
+
+    def number(self, index: int, name: str) -> int:
+        """Return a path parameter as a whole number."""
+        text = self.parameters[index]
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise InvalidInput(f"{name} in the path is a whole number, not {text[:40]!r}")
+        return int(text)
+
+    def may_unmask(self, wanted: bool) -> bool:
+        """Return whether the answer shows masked fields; raise `PermissionDenied` if that is not allowed."""
+        if wanted and self.principal.role < Role.ADMIN:
+            raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
+        return wanted
+
+
+Chunk = list[tuple[str, bytes]]
+
+
+class Lines:
+    """A streamed answer: encoded JSON values, each with the id of its server-sent event.
+
+    `read` yields lists of them, so that what is read together is sent together. It gets this object, and sets `next` if
+    it ends before everything was read.
+    """
+
+    __slots__ = ("events", "live", "next", "source")
+
+    def __init__(
+        self, read: Callable[[Lines], AsyncGenerator[Chunk, None]], *, live: bool = False, events: bool = False
+    ) -> None:
+        #: Whether it never ends by itself.
+        self.live = live
+        #: Whether it is sent as server-sent events, also if the request does not ask for them.
+        self.events = events
+        #: Where the read continues.
+        self.next: int | str | None = None
+        self.source = read(self)
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An answer with another status or further headers than its route says."""
+
+    body: Any
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+Handler = Callable[[Call], Awaitable[Any]]

@@ -1,0 +1,226 @@
+"""Handlers of journals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from tidebook.api.journals import AppendBody, EventLine, IdLine, PointerAnswer, SnapshotAnswer
+from tidebook.api.payload import payload_from, payload_to
+from tidebook.api.problem import problem_of
+from tidebook.core.action import NEVER
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError
+from tidebook.core.event import ReadEvent
+from tidebook.core.key import Key
+from tidebook.journal.journal import Journal
+from tidebook.journal.outcome import Appended
+from tidebook.server.call import Call, Chunk, Handler, Lines
+
+#: How many events are encoded and sent together.
+CHUNK_EVENTS = 256
+#: How many appends of a batch are in flight at once.
+BATCH_IN_FLIGHT_MAX = 256
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def append(call: Call) -> Appended:
+    """Append events to one journal."""
+    topic, id = call.parameters
+    return await _append(call.book.journal(topic), topic, id, call.body, call.append_key)
+
+
+async def _append(journal: Journal, topic: str, id: str, body: AppendBody, key: str | None) -> Appended:
+    events = [each.event() for each in body.events]
+    if key is None and is_plain(body):
+        return await journal.append(id, events)
+    expire_after: timedelta | int | None = None
+    if body.expire_after_s is not None:
+        expire_after = NEVER if body.expire_after_s == "never" else _duration(body.expire_after_s)
+    append_id, retry = body.append_id, None
+    if body.retry is not None:
+        fields = msgspec.structs.asdict(body.retry)
+        retry = OutcomeUnknown("an earlier attempt", **fields)
+    elif append_id is None and key is not None:
+        append_id = derived_append_id(topic, id, key)
+    return await journal.append(
+        id,
+        events,
+        expected=body.expected,
+        at=body.at,
+        expire_after=expire_after,
+        confirm=body.confirm,
+        append_id=append_id,
+        retry=retry,
+    )
+
+
+def is_plain(body: AppendBody) -> bool:
+    """Return whether an append has events only, so that `append_many` takes it."""
+    return (
+        body.expected is None
+        and body.at is None
+        and body.append_id is None
+        and body.retry is None
+        and body.expire_after_s is None
+        and body.confirm
+    )
+
+
+def _duration(seconds: Any) -> timedelta:
+    try:
+        return timedelta(seconds=float(seconds))
+    except (OverflowError, ValueError) as error:
+        raise InvalidInput(f"expire_after_s: {seconds} seconds are too many") from error
+
+
+def derived_append_id(topic: str, id: str, key: str) -> bytes:
+    """Return the append id of an Idempotency-Key: a repeat is recognized by the journal itself."""
+    return blake2b(f"{topic}\0{id}\0{key}".encode(), digest_size=16, person=b"tidebook-idem").digest()
+
+
+async def append_batch(call: Call) -> dict[str, Any]:
+    """Append to many journals; each append has a result or a problem of its own."""
+    [topic] = call.parameters
+    journal, appends = call.book.journal(topic), call.body.appends
+    results: list[Any] = []
+    if call.append_key is None and all(map(is_plain, appends)):
+        results += await journal.append_many([(each.id, [one.event() for one in each.events]) for each in appends])
+    else:
+        for start in range(0, len(appends), BATCH_IN_FLIGHT_MAX):
+            chunk = appends[start : start + BATCH_IN_FLIGHT_MAX]
+            keys = [call.append_key and f"{call.append_key}\0{start + index}" for index in range(len(chunk))]
+            calls = [_append(journal, topic, each.id, each, key) for each, key in zip(chunk, keys, strict=True)]
+            results += await asyncio.gather(*calls, return_exceptions=True)
+    for index, result in enumerate(results):
+        if isinstance(result, TidebookError):
+            results[index] = {"problem": problem_of(result)}
+        elif isinstance(result, BaseException):
+            raise result
+    return {"results": results}
+
+
+async def ids(call: Call) -> Lines:
+    """List the ids of a topic's journals."""
+    journal = call.book.journal(call.parameters[0])
+    return Lines(lambda _: _ids(journal, call.query.prefix, call.query.limit))
+
+
+async def _ids(journal: Journal, prefix: str, limit: int | None) -> AsyncGenerator[Chunk, None]:
+    chunk: Chunk = []
+    count = 0
+    async with aclosing(journal.ids()) as found:  # type: ignore[type-var]
+        async for id in found:
+            if not id.startswith(prefix):
+                continue
+            chunk.append(("", _encode(IdLine(id))))
+            count += 1
+            if len(chunk) >= CHUNK_EVENTS:
+                yield chunk
+                chunk = []
+            if count == limit:
+                break
+    if chunk:
+        yield chunk
+
+
+async def pointer(call: Call) -> PointerAnswer:
+    """Return the last number of a journal."""
+    topic, id = call.parameters
+    found = await call.book.journal(topic).pointer(id, barrier=call.query.barrier)
+    if found is None:
+        raise NotFound(f"{Key(topic, id)}: there is no such journal")
+    return PointerAnswer(found)
+
+
+async def purge(call: Call) -> None:
+    """Remove a journal."""
+    topic, id = call.parameters
+    await call.book.journal(topic).purge(id)
+
+
+async def delete(call: Call) -> None:
+    """Delete events."""
+    topic, id = call.parameters
+    await call.book.journal(topic).delete(id, to=call.query.to)
+
+
+async def read(call: Call) -> Lines:
+    """Read events, or follow the journal."""
+    topic, id = call.parameters
+    query, journal = call.query, call.book.journal(topic)
+    if query.follow:
+        start = query.start
+        if call.headers.last_event_id is not None:
+            start = _after_event_id(call.headers.last_event_id)
+        tail = journal.tail(id, start=start)
+        return Lines(lambda lines: _chunks(lines, tail, None), live=True, events=True)
+    events = journal.read(id, start=query.start, end=query.end, barrier=query.barrier)
+    return Lines(lambda lines: _chunks(lines, events, query.limit))
+
+
+def _after_event_id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 17):
+        raise InvalidInput(f"Last-Event-ID is the number of an event, not {text[:40]!r}")
+    return int(text) + 1
+
+
+async def _chunks(lines: Lines, events: AsyncIterator[ReadEvent], limit: int | None) -> AsyncGenerator[Chunk, None]:
+    """Yield encoded events in chunks; after `limit` events, set the number that continues the read."""
+    line, live = EventLine.of, lines.live
+    chunk: Chunk = []
+    count = 0
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if count == limit:
+                lines.next = event.seq_nr
+                break
+            count += 1
+            chunk.append((str(event.seq_nr), _encode(line(event))))
+            if live or len(chunk) >= CHUNK_EVENTS:
+                yield chunk
+                chunk = []
+    if chunk:
+        yield chunk
+
+
+async def load_snapshot(call: Call) -> SnapshotAnswer:
+    """Return the newest snapshot."""
+    topic, id = call.parameters
+    found = await call.book.journal(topic).load_snapshot(id, to=call.query.to)
+    if found is None:
+        raise NotFound(f"{Key(topic, id)}: there is no snapshot")
+    return SnapshotAnswer(found.seq_nr, found.timestamp_ms, *payload_to(found.payload))
+
+
+async def save_snapshot(call: Call) -> None:
+    """Save a snapshot."""
+    topic, id, _ = call.parameters
+    payload = payload_from(call.body.payload, call.body.payload_base64)
+    await call.book.journal(topic).save_snapshot(id, seq_nr=call.number(2, "seq_nr"), payload=payload)
+
+
+async def delete_snapshots(call: Call) -> None:
+    """Delete snapshots."""
+    topic, id = call.parameters
+    await call.book.journal(topic).delete_snapshots(id, to=call.query.to)
+
+
+HANDLERS: dict[str, Handler] = {
+    "journals.append": append,
+    "journals.append_batch": append_batch,
+    "journals.ids": ids,
+    "journals.pointer": pointer,
+    "journals.purge": purge,
+    "journals.delete": delete,
+    "journals.read": read,
+    "journals.load_snapshot": load_snapshot,
+    "journals.save_snapshot": save_snapshot,
+    "journals.delete_snapshots": delete_snapshots,
+}

@@ -1,0 +1,158 @@
+"""Handlers of queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
+
+import msgspec
+
+from tidebook.api.payload import payload_from
+from tidebook.api.queues import (
+    ClaimAnswer,
+    ClaimBody,
+    DeadLetterAnswer,
+    DeadLettersAnswer,
+    DueLine,
+    EntriesAnswer,
+    EntryAnswer,
+    FailAnswer,
+    HeartbeatAnswer,
+    HeldJob,
+    JobAnswer,
+    PutAnswer,
+    QueueAnswer,
+    QueuesAnswer,
+)
+from tidebook.queue.job import Job, utc_datetime
+from tidebook.queue.queue import Queue
+from tidebook.queue.views import QueueStatus
+from tidebook.server.call import Call, Chunk, Handler, Lines
+
+_encode = msgspec.json.Encoder().encode
+_CLAIM = ClaimBody()
+
+
+def _queue(call: Call) -> Queue:
+    return call.book.queue(call.parameters[0])
+
+
+def _jobs(call: Call) -> list[Job]:
+    """Return the jobs of the leases; a queue uses only what a lease holds of them."""
+    return cast(list[Job], [HeldJob(call.parameters[0], lease) for lease in call.body.leases])
+
+
+async def put(call: Call) -> PutAnswer:
+    """Put entries."""
+    done = await _queue(call).put_many([each.entry() for each in call.body.entries])
+    return PutAnswer(done.inserted, done.merged)
+
+
+async def claim(call: Call) -> ClaimAnswer:
+    """Claim due entries; with `wait_s`, wait for the first one."""
+    body, queue = call.body or _CLAIM, _queue(call)
+    jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
+    if not jobs and body.wait_s:
+        try:
+            async with asyncio.timeout(body.wait_s):
+                jobs = await _claim_when_due(call, queue, body)
+        except TimeoutError:
+            pass
+    return ClaimAnswer([JobAnswer.of(job) for job in jobs])
+
+
+async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
+    async with aclosing(queue.listen()) as dues:
+        async for _ in dues:
+            jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
+            if jobs or call.state.draining.is_set():
+                return jobs
+    return []
+
+
+async def heartbeat(call: Call) -> HeartbeatAnswer:
+    """Extend leases."""
+    jobs = _jobs(call)
+    await _queue(call).heartbeat(jobs, call.body.lease_s)
+    return HeartbeatAnswer([utc_datetime(cast(Any, job).lease_until_ms) for job in jobs])
+
+
+async def done(call: Call) -> None:
+    """Finish jobs."""
+    await _queue(call).done(_jobs(call))
+
+
+async def fail(call: Call) -> FailAnswer:
+    """Return the entries of failed jobs."""
+    outcomes = await _queue(call).fail(_jobs(call), delay=call.body.delay_s, reason=call.body.reason)
+    return FailAnswer(list(outcomes))
+
+
+def _answer(status: QueueStatus) -> QueueAnswer:
+    return QueueAnswer(**msgspec.structs.asdict(status))
+
+
+async def status(call: Call) -> QueueAnswer:
+    """Return the numbers of entries of a queue."""
+    return _answer(await _queue(call).status())
+
+
+async def list_queues(call: Call) -> QueuesAnswer:
+    """List the queues that the token may see."""
+    found = await call.book.queues.status()
+    return QueuesAnswer([_answer(each) for each in found if call.principal.may_see(each.queue)])
+
+
+async def entries(call: Call) -> EntriesAnswer:
+    """List the first entries."""
+    return EntriesAnswer([EntryAnswer.of(each) for each in await _queue(call).entries(call.query.limit)])
+
+
+async def dead_letters(call: Call) -> DeadLettersAnswer:
+    """List dead letters."""
+    return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in await _queue(call).flags(call.query.limit)])
+
+
+async def retry(call: Call) -> None:
+    """Put a dead letter back."""
+    await _queue(call).retry(call.number(1, "flag"))
+
+
+async def edit(call: Call) -> None:
+    """Replace the data of a dead letter."""
+    await _queue(call).edit(call.number(1, "flag"), payload_from(call.body.data, call.body.data_base64, "data"))
+
+
+async def drop(call: Call) -> None:
+    """Delete a dead letter."""
+    await _queue(call).drop(call.number(1, "flag"))
+
+
+async def listen(call: Call) -> Lines:
+    """Follow when work becomes due."""
+    return Lines(lambda _: _dues(_queue(call)), live=True, events=True)
+
+
+async def _dues(queue: Queue) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(queue.listen()) as dues:
+        async for due in dues:
+            yield [("", _encode(DueLine(due)))]
+
+
+HANDLERS: dict[str, Handler] = {
+    "queues.put": put,
+    "queues.claim": claim,
+    "queues.heartbeat": heartbeat,
+    "queues.done": done,
+    "queues.fail": fail,
+    "queues.status": status,
+    "queues.list": list_queues,
+    "queues.entries": entries,
+    "queues.dead_letters": dead_letters,
+    "queues.retry": retry,
+    "queues.edit": edit,
+    "queues.drop": drop,
+    "queues.listen": listen,
+}

@@ -1,0 +1,50 @@
+"""The settings of the server, section [server] of `tidebook.toml`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bounds of the server."""
+
+    #: Names that the Host header may have beside the address that is served; without any, a server with TLS takes all.
+    allowed_hosts: tuple[str, ...] = ()
+    body_bytes_max: Positive = 16_000_000
+    #: The time of a request, unless its Request-Timeout header asks for less.
+    request_s: Seconds = 30.0
+    #: The longest time that Request-Timeout may ask for.
+    request_s_max: Seconds = 120.0
+    #: How long a client may take to accept a part of an answer; then the connection is closed.
+    send_s: Seconds = 30.0
+    #: How often an idle stream sends a comment, so that proxies keep it open.
+    keepalive_s: Seconds = 15.0
+    streams_max: Positive = 5_000
+    #: Streams of one token.
+    streams_per_token_max: Positive = 2_000
+    connections_max: Positive = 10_000
+    #: Requests a second of one token, and how many of them may come at once. 0: no limit.
+    rate_per_s: Annotated[float, Meta(ge=0)] = 0.0
+    rate_burst: Positive = 1_000
+    #: How long the server still accepts requests after SIGTERM, while it reports that it is not ready.
+    drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 0.0
+    #: How long requests in flight may take to finish after that.
+    shutdown_s: Seconds = 20.0
+    #: Answers to requests with an Idempotency-Key that are kept, and for how long.
+    idempotency_keys_max: Positive = 100_000
+    idempotency_s: Seconds = 86_400.0
+    #: After this time without use a claim of a WAL region is given up.
+    region_idle_s: Seconds = 300.0
+    region_sessions_max: Positive = 1_000
+    #: How long a browser stays signed in.
+    session_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 43_200.0
+    #: The folder below which exports are written; without it exports are refused.
+    export_folder: str | None = None
+    #: Jobs of the pipeline that run at the same time.
+    jobs_max: Positive = 1

@@ -1,0 +1,27 @@
+"""Handlers of topics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidebook.api.journals import TopicAnswer, TopicsAnswer
+from tidebook.server.call import Call, Handler
+
+
+async def list_topics(call: Call) -> TopicsAnswer:
+    """List the topics that the token may see."""
+    return TopicsAnswer([topic for topic in await call.book.topics() if call.principal.may_see(topic)])
+
+
+async def describe(call: Call) -> TopicAnswer:
+    """Describe a topic."""
+    found = msgspec.structs.asdict(await call.book.describe_topic(call.parameters[0]))
+    return msgspec.convert(found, TopicAnswer)
+
+
+async def delete(call: Call) -> None:
+    """Delete a topic and all its data."""
+    await call.book.delete_topic(call.parameters[0])
+
+
+HANDLERS: dict[str, Handler] = {"topics.list": list_topics, "topics.describe": describe, "topics.delete": delete}

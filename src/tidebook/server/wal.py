@@ -1,0 +1,164 @@
+"""Handlers of write-ahead logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from tidebook.api.wal import (
+    CleanAnswer,
+    RegionAnswer,
+    RegionOpenBody,
+    RegionsAnswer,
+    RegionSessionAnswer,
+    RegionSnapshotAnswer,
+    RegionWriteAnswer,
+    TableAnswer,
+    WalEntryLine,
+    WriteAnswer,
+)
+from tidebook.core.errors import InvalidInput
+from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.wal.region import Region
+
+CHUNK_ENTRIES = 256
+
+_encode = msgspec.json.Encoder().encode
+_OPEN = RegionOpenBody()
+
+
+async def _reader(call: Call) -> Region:
+    """Open a region for reading, which claims nothing."""
+    return await call.book.wal(call.parameters[0]).open_region(call.number(1, "region"), writable=False)
+
+
+def _tables(region: Region) -> list[TableAnswer]:
+    return [
+        TableAnswer(
+            table=id,
+            incarnation=meta.incarnation,
+            next_seq_num=meta.next_seq_num,
+            latest_marked_deleted=meta.latest_marked_deleted,
+            current_high_watermark=meta.current_high_watermark,
+            entries=len(meta.mapping),
+        )
+        for id, meta in sorted(region.meta.tables.items())
+    ]
+
+
+async def regions(call: Call) -> RegionsAnswer:
+    """List the regions of a namespace."""
+    return RegionsAnswer(await call.book.wal(call.parameters[0]).regions())
+
+
+async def status(call: Call) -> RegionAnswer:
+    """Return the status of a region and its tables."""
+    region = await _reader(call)
+    fields = msgspec.structs.asdict(await region.status())
+    return RegionAnswer(**{**fields, "tables": _tables(region)})
+
+
+async def delete_region(call: Call) -> None:
+    """Delete a region."""
+    namespace, id = call.parameters[0], call.number(1, "region")
+    await call.state.regions.close_region(namespace, id)
+    await call.book.wal(namespace).delete_region(id)
+
+
+async def open_session(call: Call) -> RegionSessionAnswer:
+    """Claim a region for writing."""
+    body = call.body or _OPEN
+    opened = await call.state.regions.open(call.parameters[0], call.number(1, "region"), create=body.create)
+    region = opened.region
+    idle_s = call.state.settings.region_idle_s
+    return RegionSessionAnswer(session=opened.id, term=region.meta.term, idle_s=idle_s, tables=_tables(region))
+
+
+async def close_session(call: Call) -> None:
+    """Give a claim up."""
+    namespace, _, session = call.parameters
+    await call.state.regions.close_session(namespace, call.number(1, "region"), session)
+
+
+async def write(call: Call) -> RegionWriteAnswer:
+    """Write payloads to tables."""
+    writes = [(each.table, [one.value() for one in each.payloads]) for each in call.body.writes]
+    async with call.state.regions.use(call.parameters[0], call.number(1, "region"), call.body.session) as region:
+        written = await region.write_many(writes)
+    return RegionWriteAnswer(
+        [
+            WriteAnswer(table, done.first, done.last, done.offset)
+            for (table, _), done in zip(writes, written, strict=True)
+        ]
+    )
+
+
+async def read(call: Call) -> Lines:
+    """Read entries."""
+    query, region = call.query, await _reader(call)
+    if query.table is not None and query.from_offset:
+        raise InvalidInput("from_offset is for all tables: give either table and start, or from_offset")
+    return Lines(lambda lines: _chunks(lines, region, query.table, query.start, query.from_offset, query.limit))
+
+
+async def _chunks(
+    lines: Lines, region: Region, table: int | None, start: int, from_offset: int, limit: int | None
+) -> AsyncGenerator[Chunk, None]:
+    entries = region.read(from_offset=from_offset) if table is None else region.read_table(table, start=start)
+    chunk: Chunk = []
+    count = offset = 0
+    async with aclosing(entries):
+        async for entry in entries:
+            # A page of all tables ends between records: the entries of one record have the same offset.
+            if limit is not None and count >= limit and (table is not None or entry.offset != offset):
+                lines.next = entry.offset if table is None else entry.seq
+                break
+            count, offset = count + 1, entry.offset
+            chunk.append(("", _encode(WalEntryLine.of(entry))))
+            if len(chunk) >= CHUNK_ENTRIES:
+                yield chunk
+                chunk = []
+    if chunk:
+        yield chunk
+
+
+async def mark_deleted(call: Call) -> None:
+    """Mark older entries as deleted."""
+    body, region = call.body, await _reader(call)
+    await region.mark_deleted(body.table, body.seq, incarnation=body.incarnation)
+
+
+async def drop_table(call: Call) -> None:
+    """Drop a table."""
+    region = await _reader(call)
+    await region.drop_table(call.number(2, "table"))
+
+
+async def clean(call: Call) -> CleanAnswer:
+    """Remove the entries that no table needs."""
+    region = await _reader(call)
+    return CleanAnswer(**msgspec.structs.asdict(await region.clean()))
+
+
+async def snapshot(call: Call) -> RegionSnapshotAnswer:
+    """Write a snapshot."""
+    region = await _reader(call)
+    taken = await region.snapshot()
+    return RegionSnapshotAnswer(taken.data_offset, taken.truncated_to, len(taken.tables))
+
+
+HANDLERS: dict[str, Handler] = {
+    "wal.regions": regions,
+    "wal.status": status,
+    "wal.delete_region": delete_region,
+    "wal.open_session": open_session,
+    "wal.close_session": close_session,
+    "wal.write": write,
+    "wal.read": read,
+    "wal.mark_deleted": mark_deleted,
+    "wal.drop_table": drop_table,
+    "wal.clean": clean,
+    "wal.snapshot": snapshot,
+}

@@ -1,0 +1,66 @@
+"""A real server on a free port, in this process or in one of its own, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import tidebook
+from tidebook.server.serve import serve
+
+START_S = 60.0
+
+
+@asynccontextmanager
+async def served(where: Path, **options: Any) -> AsyncIterator[tuple[str, tidebook.Book]]:
+    """Serve a book in this process; the book that is served is the one that is yielded."""
+    stop, urls = asyncio.Event(), asyncio.Queue[str]()
+    async with tidebook.open(where, create=True) as book:
+        running = asyncio.create_task(
+            serve(book, stop, **{"port": 0, "where": str(where), **options}, on_ready=urls.put_nowait)
+        )
+        try:
+            getting = asyncio.create_task(urls.get())
+            await asyncio.wait((running, getting), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                getting.cancel()
+                await running
+            yield await getting, book
+        finally:
+            stop.set()
+            await running
+
+
+def client(url: str, token: str | None = None, **options: Any) -> httpx.AsyncClient:
+    """Return a client of a server."""
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(base_url=url, headers=headers, **{"timeout": 30, **options})
+
+
+@contextmanager
+def served_by_command(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `tidebook serve` in a process; kill it at the end if it still runs."""
+    command = [sys.executable, "-m", "tidebook.cli", "serve", "--json", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        yield json.loads(line)["url"], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the lines of an NDJSON answer."""
+    return [json.loads(line) for line in response.text.splitlines()]

@@ -1,0 +1,148 @@
+"""Journals over HTTP: append, read, follow, delete, purge, snapshots, ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.integration.server.running import client, lines, served
+from tidebook import Event
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        yield http
+
+
+async def test_payloads_come_back_as_the_type_that_went_in(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        events = [
+            {"payload": {"total": 3}, "tags": ["paid"], "metadata": {"by": "x"}},
+            {"payload": "text"},
+            {"payload_base64": "AAH/"},
+            {"payload": None},
+        ]
+        done = await http.post("/v1/journals/orders/o-1/events", json={"events": events})
+        assert done.status_code == 200
+        assert (done.json()["first"], done.json()["last"]) == (1, 4)
+        found = [event async for event in book.journal("orders").read("o-1")]
+        assert [event.payload for event in found] == [{"total": 3}, "text", b"\x00\x01\xff", None]
+        assert found[0].tags == {"paid"}
+        assert found[0].metadata == {"by": "x"}
+        read = lines(await http.get("/v1/journals/orders/o-1/events"))
+        assert read[-1] == {"end": True}
+        names = ("payload", "payload_base64", "tags", "metadata")
+        assert [{name: line[name] for name in names if name in line} for line in read[:-1]] == events
+
+
+@pytest.mark.parametrize("id", ["a/b", "ä ö", "x%2Fy", "?#&=", "..x", "a" * 900])
+async def test_any_id_is_a_path_segment(http: httpx.AsyncClient, id: str) -> None:
+    url = f"/v1/journals/orders/{quote(id, safe='')}"
+    assert (await http.post(f"{url}/events", json={"events": [{"payload": 1}]})).status_code == 200
+    assert (await http.get(url)).json() == {"seq_nr": 1}
+    assert {"id": id} in lines(await http.get("/v1/journals/orders"))
+
+
+async def test_expected_that_is_not_met_is_a_conflict(http: httpx.AsyncClient) -> None:
+    url = "/v1/journals/orders/o-1/events"
+    assert (await http.post(url, json={"events": [{"payload": 1}], "expected": 0})).status_code == 200
+    refused = await http.post(url, json={"events": [{"payload": 1}], "expected": 0})
+    assert refused.status_code == 409
+    assert refused.headers["content-type"] == "application/problem+json"
+    problem = refused.json()
+    assert problem["type"] == "urn:tidebook:error:conflict"
+    assert (problem["expected"], problem["found"]) == (0, 1)
+    assert problem["key"] == {"topic": "orders", "id": "o-1"}
+
+
+async def test_a_page_says_where_the_next_one_starts(http: httpx.AsyncClient) -> None:
+    url = "/v1/journals/orders/o-1/events"
+    await http.post(url, json={"events": [{"payload": n} for n in range(10)]})
+    first = lines(await http.get(url, params={"limit": 4}))
+    assert [line.get("payload") for line in first] == [0, 1, 2, 3, None]
+    assert first[-1] == {"next": 5}
+    rest = lines(await http.get(url, params={"start": 5, "limit": 6}))
+    assert rest[-1] == {"end": True}
+    assert len(rest) == 7
+
+
+async def test_a_batch_has_a_result_for_each_append(http: httpx.AsyncClient) -> None:
+    body = {
+        "appends": [
+            {"id": "a", "events": [{"payload": 1}]},
+            {"id": "a", "events": [{"payload": 2}], "expected": 7},
+            {"id": "b", "events": [{"payload": 3}, {"payload": 4}]},
+        ]
+    }
+    results = (await http.post("/v1/journals/orders", json=body)).json()["results"]
+    assert (results[0]["first"], results[2]["first"], results[2]["last"]) == (1, 1, 2)
+    assert results[1]["problem"]["type"] == "urn:tidebook:error:conflict"
+
+
+async def test_a_plain_batch_is_appended_together(http: httpx.AsyncClient) -> None:
+    body = {"appends": [{"id": f"j{n % 7}", "events": [{"payload": n}]} for n in range(100)]}
+    results = (await http.post("/v1/journals/orders", json=body)).json()["results"]
+    assert [each["first"] for each in results] == [n // 7 + 1 for n in range(100)]
+
+
+async def test_a_follower_gets_old_and_new_events_and_resumes_by_event_id(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event(1), Event(2)])
+        path = "/v1/journals/orders/o-1/events"
+        async with http.stream("GET", path, params={"follow": True}) as stream:
+            assert stream.headers["content-type"] == "text/event-stream"
+            data = _data(stream.aiter_lines())
+            assert [await anext(data) for _ in range(2)] == [("1", 1), ("2", 2)]
+            await orders.append("o-1", [Event(3)])
+            assert await anext(data) == ("3", 3)
+        async with http.stream("GET", path, params={"follow": True}, headers={"last-event-id": "2"}) as stream:
+            assert await anext(_data(stream.aiter_lines())) == ("3", 3)
+
+
+async def _data(received: AsyncIterator[str]) -> AsyncIterator[tuple[str, object]]:
+    id = ""
+    async for line in received:
+        name, _, value = line.partition(": ")
+        if name == "id":
+            id = value
+        elif name == "data":
+            yield id, json.loads(value)["payload"]
+
+
+async def test_delete_purge_and_pointer(http: httpx.AsyncClient) -> None:
+    url = "/v1/journals/orders/o-1"
+    assert (await http.get(url)).status_code == 404
+    await http.post(f"{url}/events", json={"events": [{"payload": n} for n in range(5)]})
+    assert (await http.delete(f"{url}/events", params={"to": 3})).status_code == 204
+    assert [line.get("seq_nr") for line in lines(await http.get(f"{url}/events"))] == [4, 5, None]
+    assert (await http.delete(url)).status_code == 204
+    assert (await http.get(url)).status_code == 404
+    assert lines(await http.get(f"{url}/events")) == [{"end": True}]
+
+
+async def test_snapshots(http: httpx.AsyncClient) -> None:
+    url = "/v1/journals/orders/o-1"
+    await http.post(f"{url}/events", json={"events": [{"payload": n} for n in range(5)]})
+    assert (await http.get(f"{url}/snapshot")).status_code == 404
+    assert (await http.put(f"{url}/snapshots/3", json={"payload_base64": "AAE="})).status_code == 204
+    assert (await http.put(f"{url}/snapshots/5", json={"payload": {"n": 5}})).status_code == 204
+    assert (await http.get(f"{url}/snapshot")).json()["payload"] == {"n": 5}
+    assert (await http.get(f"{url}/snapshot", params={"to": 4})).json()["payload_base64"] == "AAE="
+    assert (await http.delete(f"{url}/snapshots", params={"to": 4})).status_code == 204
+    assert (await http.get(f"{url}/snapshot", params={"to": 4})).status_code == 404
+    assert (await http.put(f"{url}/snapshots/9", json={"payload": 1})).status_code == 400
+
+
+async def test_ids_are_listed_by_prefix(http: httpx.AsyncClient) -> None:
+    for id in ("a-1", "a-2", "b-1"):
+        await http.post(f"/v1/journals/orders/{id}/events", json={"events": [{"payload": 1}]})
+    found = lines(await http.get("/v1/journals/orders", params={"prefix": "a-"}))
+    assert sorted(line["id"] for line in found[:-1]) == ["a-1", "a-2"]
+    assert lines(await http.get("/v1/journals/none")) == [{"end": True}]
