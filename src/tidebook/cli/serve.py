@@ -29,6 +29,8 @@ def serve(
         loop = asyncio.get_running_loop()
         async with open_book(book, create=True) as opened:
             with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
-                await server.serve(opened, stop, host=host, port=port, where=DEFAULT_BOOK if book is None else book, on_ready=ready)
+                await server.serve(
+                    opened, stop, host=host, port=port, where=DEFAULT_BOOK if book is None else book, on_ready=ready
+                )
 
     run(go(), loop_factory=server.new_event_loop)

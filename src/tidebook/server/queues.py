@@ -112,7 +112,7 @@ async def entries(call: Call) -> EntriesAnswer:
 
 async def dead_letters(call: Call) -> DeadLettersAnswer:
     """List dead letters."""
-    return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in await _queue(call).flags(call.query.limit)])
+    return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in await _queue(call).dead_letters(call.query.limit)])
 
 
 async def retry(call: Call) -> None:
