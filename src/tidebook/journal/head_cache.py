@@ -356,7 +356,7 @@ class HeadCache:
         offset, seen = self._recreated
         return Corrupt(
             f"{self.topic}/{self.partition}: the log is at offset {offset}, after offset {seen} was seen: its topic "
-            "was deleted and made again, or it lost acknowledged records; nothing written to it counts: open the book "
+            "was deleted and created again, or it lost acknowledged records; nothing written to it counts: open the book "
             f"again; {adopt_hint(self.topic)}"
         )
 
