@@ -356,8 +356,8 @@ class HeadCache:
         offset, seen = self._recreated
         return Corrupt(
             f"{self.topic}/{self.partition}: the log is at offset {offset}, after offset {seen} was seen: its topic "
-            "was deleted and created again, or it lost acknowledged records; nothing written to it counts: open the book "
-            f"again; {adopt_hint(self.topic)}"
+            "was deleted and created again, or it lost acknowledged records; nothing written to it counts: open the "
+            f"book again; {adopt_hint(self.topic)}"
         )
 
     # ---- records and heads of one journal
