@@ -16,8 +16,8 @@ from tests.watchdog import Watchdog
 from tidebook.testing.servers.server import Server
 
 # A busy machine is slow, not wrong; an example that fails is printed, so that it can be kept.
-settings.register_profile("tidebook", deadline=None, print_blob=True)
-settings.load_profile("tidebook")
+settings.register_profile("short", deadline=None, print_blob=True, max_examples=60)
+settings.register_profile("long", deadline=None, print_blob=True, max_examples=600)
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600
@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog())
+    settings.load_profile("long" if config.getoption("--long") else "short")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_SPARK)
 
 

@@ -93,8 +93,6 @@ def test(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     with server_home([name for name in SERVER_NAMES if name not in without]) as home:
         server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
-        # Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE each would compile every module again.
-        _python("-m", "compileall", "-q", "src")
         variables = environment.variables() | server_variables
         code = _python("-m", "pytest", *SIDE_BY_SIDE, *(rest or ["--cache-clear"]), variables=variables)
         failed = _failed_tests() if code == TESTS_FAILED and not rest else []

@@ -56,6 +56,7 @@ def variables() -> dict[str, str]:
     return {
         **os.environ,
         **shared,
+        "PYTHONDONTWRITEBYTECODE": "",  # tests start hundreds of processes, and each would compile every module again
         "VIRTUAL_ENV": str(VENV),
         "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYSPARK_PYTHON": str(PYTHON),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         UnknownVersion,
     )
     from tidebook.core.event import Event, ReadEvent
+    from tidebook.journal.journal import Snapshot
     from tidebook.journal.outcome import Appended
-    from tidebook.journal.snapshots import Snapshot
     from tidebook.pipeline.session import spark
     from tidebook.wiring.book import Book, open
     from tidebook.wiring.sync import SyncBook, open_sync
@@ -67,8 +67,8 @@ _MODULES = {
     "Event": "tidebook.core.event",
     "ReadEvent": "tidebook.core.event",
     "Appended": "tidebook.journal.outcome",
-    "Snapshot": "tidebook.journal.snapshots",
     "spark": "tidebook.pipeline.session",
+    "Snapshot": "tidebook.journal.journal",
     "Book": "tidebook.wiring.book",
     "open": "tidebook.wiring.book",
     "SyncBook": "tidebook.wiring.sync",

@@ -102,7 +102,9 @@ def parse_payload(text: str) -> Any:
     try:
         return decode_json(text.encode())
     except ValueError as error:
-        raise InvalidInput(f"{text[:60]!r} is no JSON value ({error}): quote text twice, as in '\"text\"'") from error
+        raise InvalidInput(
+            f"{text[:60]!r} is not a JSON value ({error}): quote text twice, as in '\"text\"'"
+        ) from error
 
 
 def parse_time(option: str, text: str) -> datetime:

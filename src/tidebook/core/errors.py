@@ -34,7 +34,7 @@ class NotFound(TidebookError, LookupError):
 class Conflict(TidebookError):
     """An append was rejected, because the journal's last number was not the one that its `expected` or `at` requires.
 
-    `found` is the number that it was, or None if that is no longer known.
+    `found` is the journal's last number, or None if that is no longer known.
     """
 
     def __init__(self, *, key: object, expected: int | None = None, at: int | None = None, found: int | None) -> None:

@@ -92,7 +92,7 @@ def _check_json(value: object, what: str, depth: int) -> None:
             raise InvalidInput(f"{what} holds {number}, which does not fit in 64 bits: send it as text")
     elif kind is float:
         if not isfinite(value):  # type: ignore[arg-type]
-            raise InvalidInput(f"{what} holds {value}, which is no JSON value")
+            raise InvalidInput(f"{what} holds {value}, which is not a JSON value")
     elif depth >= DEPTH_MAX:
         raise InvalidInput(f"{what} is nested deeper than {DEPTH_MAX} levels, or contains itself")
     elif kind is dict:

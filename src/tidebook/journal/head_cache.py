@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tidebook.core.action import Action, Append, Damaged
 from tidebook.core.errors import Corrupt, LogLost, TidebookError, Unavailable
@@ -22,7 +23,6 @@ from tidebook.core.position import Position
 from tidebook.core.record import encode_record, has_other_version
 from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.head_lru import HeadLru
 from tidebook.journal.settings import JournalSettings
 from tidebook.journal.unreplicated import Unreplicated
 from tidebook.journal.view import ReadView, ViewBase, read_action, stored_base
@@ -30,6 +30,66 @@ from tidebook.log.port import Acknowledged, Log, Outgoing, Record, read_page
 from tidebook.runtime.futures import ignore_failure, resolve_future
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreReader
+
+#: The measured memory of the parts of a head: the head with its cache entry, each recent append, each jump.
+HEAD_BYTES: Final = 600
+RECENT_BYTES: Final = 240
+JUMP_BYTES: Final = 100
+#: The memory of each tag without its characters.
+TAG_BYTES: Final = 110
+
+
+class HeadLru(OrderedDict[str, Head | None]):
+    """Heads by journal id; None means that the journal does not exist.
+
+    It is a dict, so that a lookup needs no Python call. Only `keep` may add heads: it maintains `bytes_held`.
+    """
+
+    def __init__(self, *, count_max: int, bytes_max: int) -> None:
+        super().__init__()
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self.bytes_held = 0
+
+    def keep(self, id: str, head: Head | None) -> None:
+        """Store a head as the most recently used one, and evict others; the newest stays, however large it is."""
+        if id in self:
+            grown = _memory_growth(self[id], head)
+            self[id] = head
+            self.move_to_end(id)
+        else:
+            grown = len(id) + _memory_bytes(head)
+            self[id] = head
+        if grown:  # usually zero, and every append calls this
+            self.bytes_held += grown
+            self._evict()
+
+    def _evict(self) -> None:
+        while len(self) > 1 and (self.bytes_held > self._bytes_max or len(self) > self._count_max):
+            id, oldest = self.popitem(last=False)
+            self.bytes_held -= len(id) + _memory_bytes(oldest)
+
+    def clear(self) -> None:
+        """Remove all heads."""
+        super().clear()
+        self.bytes_held = 0
+
+
+def _memory_bytes(head: Head | None) -> int:
+    if head is None:
+        return HEAD_BYTES
+    tags = head.tag_counts
+    tags_bytes = sum(map(len, tags)) + TAG_BYTES * len(tags) if tags else 0
+    return HEAD_BYTES + RECENT_BYTES * len(head.recent) + JUMP_BYTES * len(head.jumps) + tags_bytes
+
+
+def _memory_growth(before: Head | None, after: Head | None) -> int:
+    """Return the difference in memory; add up the tags, of which there may be thousands, only if they have changed."""
+    if before is None or after is None or before.tag_counts is not after.tag_counts:
+        return _memory_bytes(after) - _memory_bytes(before)
+    recent, jumps = len(after.recent) - len(before.recent), len(after.jumps) - len(before.jumps)
+    return RECENT_BYTES * recent + JUMP_BYTES * jumps
+
 
 #: If the log is indexed by key and more records than this are missing, the tail is restarted instead of read.
 CATCH_UP_RECORDS_MAX = 2_000
@@ -296,8 +356,8 @@ class HeadCache:
         offset, seen = self._recreated
         return Corrupt(
             f"{self.topic}/{self.partition}: the log is at offset {offset}, after offset {seen} was seen: its topic "
-            "was deleted and made again, or it lost acknowledged records; nothing written to it counts: open the book "
-            f"again; {adopt_hint(self.topic)}"
+            "was deleted and created again, or it lost acknowledged records; nothing written to it counts: open the "
+            f"book again; {adopt_hint(self.topic)}"
         )
 
     # ---- records and heads of one journal

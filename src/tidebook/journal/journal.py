@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import Delete, Purge
@@ -16,7 +18,7 @@ from tidebook.core.event import Event, ReadEvent
 from tidebook.core.fold import PurgeApplied
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, journal_of, topic_name
-from tidebook.core.payload import encode_payload
+from tidebook.core.payload import decode_payload, encode_payload
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.append import BATCH_RECORDS, AppendBatch, EncodedAppends, PendingAppend, encode_append
@@ -24,7 +26,6 @@ from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import BarrierKind, JournalSettings
-from tidebook.journal.snapshots import Snapshot, read_snapshot
 from tidebook.journal.topic import OpenTopic, adopt_topic, open_topic
 from tidebook.journal.view import ReadView
 from tidebook.log.port import Log, Outgoing, RecordColumns, read_page
@@ -32,6 +33,25 @@ from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.store.port import StoredSnapshot, StoreWriter
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """An application state as of `seq_nr`."""
+
+    seq_nr: int
+    payload: Any
+    timestamp_ms: int
+
+    @property
+    def timestamp(self) -> datetime:
+        """Return when it was saved, by the clock of the process that saved it."""
+        return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+
+
+def read_snapshot(stored: StoredSnapshot) -> Snapshot:
+    """Return a stored snapshot with its payload decoded."""
+    return Snapshot(stored.seq_nr, decode_payload(stored.payload_type, stored.payload), stored.timestamp_ms)
+
 
 #: How many batches of `append_many` may be in flight: this bounds the memory of a call of any size.
 BATCHES_IN_FLIGHT_MAX = 20

@@ -247,7 +247,7 @@ async def read_page(
             first=start,
             last=stop - 1,
             when="that it held before",
-            remedy="its topic was made again, or it lost acknowledged records",
+            remedy="its topic was created again, or it lost acknowledged records",
         )
     return page
 

@@ -38,7 +38,7 @@ class Journals(Protocol):
     async def append(
         self, topic: str, append: JournalAppend, *, append_id: bytes, floor: int, epoch: int | None
     ) -> None:
-        """Append once; raise OutcomeUnknown with an offset if the head no longer remembers append ids so far back."""
+        """Append once; raise OutcomeUnknown with an offset if the head no longer has append ids that old."""
         ...
 
 

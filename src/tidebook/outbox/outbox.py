@@ -53,7 +53,7 @@ class OutboxParts(Protocol):
         """Return the sender that sends to Kafka without the outbox."""
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the connections and the sender, if they were opened."""
 
 
 class Outbox:
@@ -207,7 +207,7 @@ class Outbox:
             return question(store)
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the connections and the sender, if they were opened."""
         self._parts.close()
 
     def _store(self) -> AbstractContextManager[OutboxStore]:

@@ -32,7 +32,7 @@ NUDGE_PAUSE_S_MAX = 0.16
 #: For how long publishers are asked to notify, and how often that request is renewed.
 NOTIFY_S = 60.0
 NOTIFY_RENEW_S = 1.0
-#: Notifications are no longer requested after all workers were busy for so many rounds.
+#: Notifications are no longer requested after all workers were busy for this many rounds.
 BUSY_ROUNDS_MAX = 3
 #: How often a worker serves its idle producers.
 MAINTAIN_S = 1.0

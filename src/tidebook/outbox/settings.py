@@ -25,7 +25,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     #: How Kafka fences a relay that was stopped and continues too late.
     fence: Literal["timestamp", "transaction", "none"] = "timestamp"
-    #: A relay loses its topic after so long without a heartbeat.
+    #: A relay loses its topic after this time without a heartbeat.
     lock_limit_s: float = 60.0
     #: `timestamp`: how old a batch may be when Kafka accepts it; None is a third of the lock limit. The difference
     #: of the two is how far the clocks of database and brokers may differ.
@@ -38,7 +38,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: int = 1
     batch_rows: int = 1000
     batch_bytes: int = 16_000_000
-    #: After so many full batches the relay releases a topic, so that others are relayed too.
+    #: The relay releases a topic after this many full batches, so that others are relayed too.
     hold_batches_max: int = 100
     #: How long a topic rests after an error.
     rest_s: float = 60.0

@@ -40,7 +40,7 @@ class OutboxListener(Protocol):
     """Wakes a relay after a commit, on databases that can notify."""
 
     def asleep(self, relay: bytes, seconds: float) -> None:
-        """Ask publishers to notify this relay for so many seconds; 0 withdraws the request."""
+        """Ask publishers to notify this relay for this many seconds; 0 withdraws the request."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a notification; return False on timeout."""

@@ -8,7 +8,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from xml.etree import ElementTree
 
 import msgspec
@@ -161,11 +161,11 @@ def _schema(type_: type[Any]) -> bytes:
 class _PlainTree(ElementTree.TreeBuilder):
     """Builds a tree of elements; rejects document types, with their entities, and processing instructions."""
 
-    def doctype(self, *_: object) -> None:
+    def doctype(self, *_: object) -> NoReturn:
         """Reject a document type."""
         raise InvalidInput("a declaration must not contain a document type")
 
-    def pi(self, *_: object) -> None:
+    def pi(self, *_: object) -> NoReturn:
         """Reject a processing instruction."""
         raise InvalidInput("a declaration must not contain a processing instruction")
 

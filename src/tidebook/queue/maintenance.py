@@ -9,8 +9,8 @@ from typing import Final
 from tidebook.core.errors import TidebookError
 from tidebook.queue.hooks import Announce
 from tidebook.queue.port import QueueRef, QueueStore
-from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.queue.waker import StoreClock
+from tidebook.runtime.futures import cancel_and_wait
 from tidebook.runtime.metrics import Metrics
 
 #: A queue is swept at its next date, but after at most and at least this time.

@@ -12,8 +12,8 @@ from typing import Final
 from tidebook.core.errors import TidebookError
 from tidebook.queue.job import utc_datetime
 from tidebook.queue.port import NEVER_MS, UPCOMING_MAX, Due, QueueRef, QueueStore, WakeRequest
-from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.futures import cancel_and_wait
 from tidebook.runtime.metrics import Metrics
 
 #: The first and the longest pause between polls, and between announcements of work that nobody claims. The first poll

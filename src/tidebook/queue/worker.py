@@ -17,8 +17,7 @@ from tidebook.queue.entry import duration_ms
 from tidebook.queue.job import Job
 from tidebook.queue.queue import Queue
 from tidebook.queue.retry import Retry
-from tidebook.queue.task_cancellation import cancel_and_wait
-from tidebook.runtime.futures import resolve_future
+from tidebook.runtime.futures import cancel_and_wait, resolve_future
 
 log = logging.getLogger("tidebook.queue")
 

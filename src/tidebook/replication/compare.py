@@ -171,7 +171,7 @@ async def _read_journal_state(store: StoreWriter, key: Key, first: JournalState)
     found = JournalState(head)
     shape = head or first.head
     if shape is None or first.damaged_rows:
-        # Without a head the segments are undecoded, and a page with a damaged row cannot be read.
+        # Without a head the segments are not known, and a page with a damaged row cannot be read.
         found.rows = dict(first.rows)
         damaged += (each for each in first.damaged if each.what == "event")
     else:

@@ -69,7 +69,9 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "queue_sweep_failures": ("Rounds of maintenance that failed, and were retried.",),
     "queue_wakeups": ("Times that listeners were woken.", "queue"),
     "read_head_cached": ("Reads whose head was in the head cache.",),
-    "read_replanned": ("Reads that were planned again, because records were replicated and truncated meanwhile.",),
+    "read_replanned": (
+        "Reads that were planned again, because the journal changed or the log was truncated meanwhile.",
+    ),
     "read_rows_discarded": ("Prefetched rows that had to be discarded.",),
     "read_store_only": ("Reads that needed only the store.",),
     "read_tail_retried": ("Reads that read the tail a second time.",),

@@ -53,26 +53,6 @@ class MicroBatcher(Generic[Item, Result]):
         self._start_worker()
         return future
 
-    def is_idle(self) -> bool:
-        """Return whether nothing is in flight."""
-        return self._in_flight == 0
-
-    async def alone(self, item: Item) -> Result:
-        """Run an item immediately in the caller's task, which saves an iteration of the event loop.
-
-        Use this if no other item is expected to share the group.
-        """
-        self._in_flight += 1
-        try:
-            (outcome,) = await self._run([item])
-        finally:
-            self._in_flight -= 1
-            if self._waiting:
-                self._start_worker()
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
     def _start_worker(self) -> None:
         if self._in_flight < self._flights_max:
             self._in_flight += 1

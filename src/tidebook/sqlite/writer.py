@@ -221,7 +221,7 @@ class Writer:
             self._lock_until = time.monotonic() + TRANSACTION_S_MAX
 
     def _prepare(self, connection: apsw.Connection) -> None:
-        if connection is not self._transaction.connection:  # a fork has replaced it: forget all that was known of it
+        if connection is not self._transaction.connection:  # a fork has replaced it, so nothing is known about this one
             self._transaction.connection = connection
             self._transaction.memory.clear()
             self._version = -1

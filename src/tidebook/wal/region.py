@@ -284,7 +284,7 @@ class Region:
             raise InvalidInput(f"seq must be a whole number, not {type(seq).__name__}")
         current = await self._current_table(table, seq)
         if incarnation is not None and current.incarnation != incarnation:
-            raise NotFound(f"region {self.id}: table {table} was dropped and made again")
+            raise NotFound(f"region {self.id}: table {table} was dropped and created again")
         if seq > current.next_seq_num:
             raise InvalidInput(
                 f"table {table}: {seq} is beyond what was written: mark up to {current.next_seq_num} to mark all"

@@ -182,7 +182,9 @@ def plan_recovery(
     best = max((each.snapshot for each in stored if each.snapshot.topic_id == topic_id), key=_offsets, default=None)
     if best is None:
         other = max((each.snapshot for each in stored), key=_offsets)
-        remedy = "the data topic was made again under the same name: restore it, or delete the region's meta topic too"
+        remedy = (
+            "the data topic was created again under the same name: restore it, or delete the region's meta topic too"
+        )
         raise _lost(topic, other.truncated_to, max(other.truncated_to, other.data_offset - 1), remedy)
     if log_end < best.data_offset:
         raise _lost(topic, log_end, best.data_offset - 1, "the data topic ends before its snapshot: restore it")

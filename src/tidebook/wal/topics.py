@@ -92,7 +92,7 @@ class RegionTopics:
     async def check_incarnation(self) -> None:
         """Raise `NotFound` if the data topic was deleted and created again: its offsets have another meaning."""
         if await self.find_id() not in (None, self.topic_id):
-            raise NotFound(f"{self.data}: the region was deleted and made again: open it again")
+            raise NotFound(f"{self.data}: the region was deleted and created again: open it again")
 
     async def create(self) -> None:
         """Create both topics, or check them if they exist. The data topic is last: the region exists when it does."""

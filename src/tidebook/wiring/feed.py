@@ -18,8 +18,8 @@ from tidebook.core.payload import encode_payload
 from tidebook.queue.entry import DATA_BYTES_MAX, Entry
 from tidebook.queue.port import Step
 from tidebook.queue.queue import Queue
-from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded
+from tidebook.runtime.futures import cancel_and_wait
 from tidebook.tags.event import TaggedEvent, check_tag, check_topics, decode_offset
 from tidebook.tags.horizon import HorizonStatus
 from tidebook.tags.subscription import SHARES, Subscription, share_of

@@ -2,7 +2,7 @@
 
     [queue]                                              [queue.mail]
     schema = "tidebook_queue"                            max_timeouts = 3
-    dead_letter_webhook = "https://…"                           period = "hour"
+    dead_letter_webhook = "https://…"                  period = "hour"
 
 A table below [queue] holds the settings of the queue of that name; its `fields` declare the data of the entries.
 """

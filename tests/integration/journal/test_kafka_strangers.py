@@ -111,7 +111,7 @@ async def test_a_topic_made_again_under_a_running_process_is_reported_and_nothin
             await journal.append("a", [Event(number)], expected=number)
         await other.log.delete_topic(topic)
         await other.log.create_topic(topic, 1)
-        with pytest.raises(Corrupt, match=r"made again|another incarnation"):
+        with pytest.raises(Corrupt, match=r"created again|another incarnation"):
             await act(journal)
         with pytest.raises(Corrupt):
             await journal.append("a", [Event("void")])

@@ -81,7 +81,7 @@ def hooked(where: Path, tmp_path: Path, ear: Ear, told: Path) -> Path:
     file = tmp_path / "hooked.toml"
     before = where.read_text() if where.suffix == ".toml" else 'folder = "data"\n[queue]\n'
     command = json.dumps([sys.executable, "-c", COMMAND, str(told)])
-    file.write_text(f'{before}dead_letter_webhook = "{ear.url}"\nflag_command = {command}\n')
+    file.write_text(f'{before}dead_letter_webhook = "{ear.url}"\ndead_letter_command = {command}\n')
     return file
 
 

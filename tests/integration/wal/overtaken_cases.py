@@ -159,9 +159,9 @@ class OvertakenCases(RegionBase):
         again = await other.open_region(7, create=True)
         await again.write(3, [b"new"])
         await again.write(3, [b"newer"])
-        with pytest.raises(NotFound, match="made again"):
+        with pytest.raises(NotFound, match="created again"):
             await contents(reader)
-        with pytest.raises(Fenced, match="made again"):
+        with pytest.raises(Fenced, match="created again"):
             await region.write(1, [b"late"])
         assert (await again.write(3, [b"newest"])).first == 3
         assert await contents(await other.open_region(7, writable=False)) == await contents(again)

@@ -455,7 +455,7 @@ class RecoveryCases(RegionBase):
         await region.snapshot()
         await log.delete_topic(f"wal.{namespace}.7.data")
         await log.create_topic(f"wal.{namespace}.7.data", 1, keep_forever=True)
-        with pytest.raises(LogLost, match="made again"):
+        with pytest.raises(LogLost, match="created again"):
             await other.open_region(7)
 
     @pytest.mark.parametrize("damage", ["torn", "bent", "foreign"])

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebook.core import lowercase
-from tidebook.core.lowercase import lower
-from tidebook.core.segments import head_segment
+from tidebook.core import segments
+from tidebook.core.segments import head_segment, lower
 
 FROZEN = "14.0.0"
 of_the_frozen_version = pytest.mark.skipif(
@@ -49,7 +48,7 @@ def test_a_text_has_the_lower_case_of_python_3_11(text: str) -> None:
 
 
 def test_the_tables_are_frozen_whatever_the_running_python_knows() -> None:
-    lower_case, ignorable, cased = lowercase._tables()
+    lower_case, ignorable, cased = segments._tables()
     tables = (sorted(lower_case.items()), sorted(ignorable), sorted(cased))
     assert (
         sha256(repr(tables).encode()).hexdigest() == "e88e7cc92d05ac31f982e3b52fb6902481e20c92437ae76d5a933d79f2ef5147"

@@ -21,7 +21,7 @@ LIMIT = 1_000_000
 FIRST_MS = 1_700_000_000_000
 
 
-@settings(max_examples=600, deadline=None)
+@settings(deadline=None)
 @given(rests, st.sampled_from([VERSION, VERSION, VERSION, 0, VERSION + 1]))
 def test_any_frame_is_an_action_or_damaged_or_of_another_version(rest: bytes, version: int) -> None:
     try:
@@ -37,13 +37,13 @@ def test_any_frame_is_an_action_or_damaged_or_of_another_version(rest: bytes, ve
         assert len(decode_events(unpack_events(action.body))) == action.count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_damaged_or_of_another_version(value: bytes) -> None:
     assert isinstance(read_record(value, limit_bytes=LIMIT), Damaged)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(st.lists(rests, max_size=8), st.integers(0, 8), st.booleans())
 def test_every_readable_record_can_be_folded_and_replicated(batch: list[bytes], cut: int, clear_tags: bool) -> None:
     placed: list[PositionedAction] = []

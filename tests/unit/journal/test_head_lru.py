@@ -12,7 +12,7 @@ from tidebook.core.fold import fold
 from tidebook.core.head import Head, Jump, RecentAppend
 from tidebook.core.position import Position
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.head_lru import HeadLru, _memory_bytes
+from tidebook.journal.head_cache import HeadLru, _memory_bytes
 
 CONFIG = TopicConfig(topic_id="id", partitions=1, segment_size=10)
 MANY = 10**9

@@ -49,7 +49,7 @@ async def test_a_log_made_again_is_reported_and_nothing_is_confirmed(open_rig: O
     for number in range(1, 4):
         assert (await rig.append("a", number)).last == number
     await remake(other)
-    with pytest.raises(Corrupt, match="made again"):
+    with pytest.raises(Corrupt, match="created again"):
         await {**WRITES, **READS}[act](rig)
 
 
@@ -72,7 +72,7 @@ async def test_a_process_that_wrote_nothing_knows_the_end_of_the_log_at_opening(
         await rig.append("a", number)
     await late.journal.topic_config()
     await remake(rig)
-    with pytest.raises(Corrupt, match="made again"):
+    with pytest.raises(Corrupt, match="created again"):
         await late.append("a", "void", confirm=False)
 
 
@@ -87,7 +87,7 @@ async def test_once_proven_it_is_reported_until_the_journal_is_opened_again(open
     for _ in range(10):
         await rig.write_raw(b"a", b"of the next log")
     for act in (*WRITES.values(), *READS.values()):
-        with pytest.raises(Corrupt, match="made again"):
+        with pytest.raises(Corrupt, match="created again"):
             await act(rig)
     await rig.journal.close()
     with pytest.raises(Corrupt, match="adopt"):
@@ -110,7 +110,7 @@ async def test_appends_that_are_in_flight_when_it_is_proven_are_not_confirmed(op
     for _ in range(10):
         await rig.write_raw(b"a", b"of the next log")
     held.release()
-    with pytest.raises(Corrupt, match="made again"):
+    with pytest.raises(Corrupt, match="created again"):
         await late
 
 

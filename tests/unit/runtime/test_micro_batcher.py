@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
 from tidebook.runtime.micro_batcher import MicroBatcher
 
 
@@ -81,28 +79,3 @@ async def test_a_cancelled_item_takes_no_room() -> None:
     groups.go.set()
     assert await asyncio.gather(*others) == [100, 90]
     assert groups.seen == [[100, 90]]
-
-
-async def test_an_item_run_alone_counts_as_a_flight_and_later_items_run_next() -> None:
-    groups = Groups()
-    batcher: MicroBatcher[int, int] = MicroBatcher(groups, group_max=10)
-    assert batcher.is_idle()
-    alone = asyncio.create_task(batcher.alone(1))
-    await asyncio.sleep(0)
-    assert not batcher.is_idle()
-    others = asyncio.gather(batcher(2), batcher(3))
-    await asyncio.sleep(0)
-    assert groups.seen == [[1]]
-    groups.go.set()
-    assert [await alone, *await others] == [1, 2, 3]
-    assert groups.seen == [[1], [2, 3]]
-
-
-async def test_the_error_of_an_item_run_alone_is_raised() -> None:
-    async def fail(items: Sequence[int]) -> list[int | BaseException]:
-        return [ValueError("no") for _ in items]
-
-    batcher: MicroBatcher[int, int] = MicroBatcher(fail, group_max=10)
-    with pytest.raises(ValueError, match="no"):
-        await batcher.alone(1)
-    assert batcher.is_idle()

@@ -118,7 +118,7 @@ def data_records(draw: st.DrawFn) -> bytes:
     return framed(head, draw(st.sampled_from([b"", b"1", b"11", b"abc"])))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.lists(data_records() | st.binary(max_size=30).map(FRAME.seal), max_size=8))
 def test_every_decodable_record_can_be_folded_snapshotted_and_read(values: list[bytes]) -> None:
     meta = RegionMeta()
@@ -175,7 +175,7 @@ def test_a_malformed_snapshot_is_skipped(change: Any) -> None:
     assert collect_snapshots([(0, snapshot_of(fields))]) == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_every_snapshot_is_skipped_or_can_be_restored(data: st.DataObject) -> None:
     changed = data.draw(st.composite(lambda draw: _changed(draw, a_snapshot()))())

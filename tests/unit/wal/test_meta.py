@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.unit.wal.fold_model import A, B, Held, folded, histories, naive, part, state_of, write
 from tidebook.wal.meta import RegionMeta, Verdict, fold
 from tidebook.wal.record import DamagedWalRecord, DropTable, MarkDeleted, OwnerClaim
 
 
-@settings(max_examples=400)
 @given(histories())
 def test_the_fold_agrees_with_the_naive_model(history: list[Held]) -> None:
     assert state_of(folded(history)) == naive(history)

@@ -278,7 +278,7 @@ def log_lost(topic: str, partition: int, wanted: int, low: int, high: int) -> Lo
     first, last, remedy = wanted, low - 1, "keep records longer than replication may take"
     if wanted >= low:
         first, last = high, wanted - 1
-        remedy = "the log ends before what was read of it: its topic was made again, or lost acknowledged records"
+        remedy = "the log ends before records that were read: its topic was created again, or lost acknowledged records"
     return LogLost(topic=topic, partition=partition, first=first, last=last, remedy=remedy)
 
 

@@ -99,12 +99,14 @@ async def use_keyspace(session: CassandraSession, settings: CassandraSettings) -
     replication = await _replication(session, settings.keyspace)
     if replication is None:
         if not settings.create_keyspace:
-            raise InvalidInput(f"keyspace {settings.keyspace} is missing and create_keyspace is off: make it first")
+            raise InvalidInput(f"keyspace {settings.keyspace} is missing and create_keyspace is off: create it first")
         await session.define(await _create_keyspace(session, settings), address=await _first_address(session))
         await _await_agreement(session)
         replication = await _replication(session, settings.keyspace)
         if replication is None:
-            raise Unavailable(f"keyspace {settings.keyspace} was made and dropped by another process: open it again")
+            raise Unavailable(
+                f"keyspace {settings.keyspace} was created, and dropped by another process: open it again"
+            )
     replicas = replicas_of(replication)
     if not reads_see_writes(settings.reading, settings.writing, replicas, settings.local_dc):
         raise InvalidInput(

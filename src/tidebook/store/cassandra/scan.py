@@ -50,7 +50,7 @@ class PageSizes:
         return key in self._row_bytes
 
     def rows(self, key: Hashable, wanted: int) -> int:
-        """Return at most `wanted` rows, and no more than fit into `PAGE_BYTES`."""
+        """Return how many rows to read: at most `wanted`, and no more than fit into `PAGE_BYTES`."""
         size = self._row_bytes.get(key, EVENT_BYTES_UNKNOWN)
         return min(wanted, max(PAGE_ROWS_MIN, int(PAGE_BYTES / size)))
 

@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 
 from tidebook.core.event import Event, ReadEvent
-from tidebook.journal.journal import Journal
+from tidebook.journal.journal import Journal, Snapshot
 from tidebook.journal.outcome import Appended
-from tidebook.journal.snapshots import Snapshot
 from tidebook.journal.sync import SyncJournal
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.testing.replicating import replicate
