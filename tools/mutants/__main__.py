@@ -288,9 +288,10 @@ class _MutantFinder(MetaPathFinder):
 
 
 class _Outcome:
-    """Records which tests failed, and how long each took."""
+    """Records which tests failed, how long each took, and whether a module of tests could not be loaded."""
 
     def __init__(self) -> None:
+        self.unloadable = False
         self.failed: set[str] = set()
         self.seconds: dict[str, float] = {}
 
@@ -298,6 +299,9 @@ class _Outcome:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             self.failed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        self.unloadable = self.unloadable or report.failed
 
 
 def _run_child(text: str) -> int:
@@ -312,7 +316,9 @@ def _run_child(text: str) -> int:
     if task["outcome"]:
         outcome = {"failed": sorted(recorded.failed), "seconds": recorded.seconds}
         Path(task["outcome"]).write_text(json.dumps(outcome))
-    return code
+    # A module that fails while it loads is a failed test, if it is the mutant that fails it; pytest then says 4, as it
+    # does of a test that does not exist.
+    return int(pytest.ExitCode.TESTS_FAILED) if mutant is not None and recorded.unloadable else code
 
 
 def _say(text: str) -> None:

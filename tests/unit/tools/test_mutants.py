@@ -146,3 +146,13 @@ def test_a_run_reports_the_exit_code_of_pytest_and_ends_what_takes_too_long(tmp_
     assert run_tests(None, [str(fails)], limit_s=None) == 1
     assert run_tests(None, [f"{fails}::test_other"], limit_s=None) == 4
     assert run_tests(None, [str(sleeps)], limit_s=3) is None
+
+
+def test_a_test_module_that_a_mutant_keeps_from_loading_is_a_failure(tmp_path: Path) -> None:
+    module = tmp_path / "test_loads.py"
+    path, change = "src/tidebook/core/seq_nr.py", "returns None"
+    module.write_text("from tidebook.core.seq_nr import seq_nr\nassert seq_nr(1) == 1\ndef test_it():\n    pass\n")
+    index = next(each.index for each in mutants_of(path, (ROOT / path).read_text()) if each.change == change)
+    tests = [f"{module}::test_it"]
+    assert run_tests(None, tests, limit_s=None) == 0
+    assert run_tests(Mutant(path, 1, index, change), tests, limit_s=None) == 1
