@@ -137,9 +137,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants that run at the same time")
     parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
-    parser.add_argument(
-        "--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long a mutant's tests may take"
-    )
+    parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
