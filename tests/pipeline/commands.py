@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
         )
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -45,6 +48,12 @@ class Command:
         out, _ = self.process.communicate(timeout=END_S)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()]
 
+    def interrupt(self) -> tuple[int, str]:
+        """Press Ctrl-C, which reaches all processes of the command; return its exit code and errors."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        _, err = self.process.communicate(timeout=END_S)
+        return self.process.returncode, err.decode()
+
     def _errors(self) -> str:
         assert self.process.stderr is not None
         return self.process.stderr.read().decode()[-3000:]
@@ -60,6 +69,44 @@ def running(*arguments: str, **more: str) -> Iterator[Command]:
         if command.process.poll() is None:
             os.killpg(command.process.pid, signal.SIGKILL)
         command.process.communicate(timeout=END_S)
+
+
+class Forwarder:
+    """A port that forwards to a server from `begin` on, and where nothing listens before."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._target = (host, int(port))
+        self._bound = socket.socket()
+        self._bound.bind(("127.0.0.1", 0))  # taken, so that no other process listens here meanwhile
+        self.address = f"127.0.0.1:{self._bound.getsockname()[1]}"
+        self._open: list[socket.socket] = [self._bound]
+
+    def begin(self) -> None:
+        self._bound.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for each in self._open:
+            with suppress(OSError):  # its peer has left already
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._bound.accept()
+                server = socket.create_connection(self._target)
+                self._open += [client, server]
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):  # either side may leave at any time
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
 
 
 def processes_with(text: str) -> list[int]:

@@ -13,7 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.pipeline.commands import processes_with, running
+from tests.pipeline.commands import Forwarder, processes_with, running
+from tests.pipeline.conftest import opened
 from tests.pipeline.test_cluster import free_port
 from tests.pipeline.test_verify import damage
 from tests.pipeline.workloads import newer_record, replicate_here, write_garbage, write_history
@@ -160,8 +161,9 @@ def test_up_on_spark_replicates_purges_what_has_expired_and_leaves_nothing_runni
         assert portal.run(journal.pointer("goes")) is None
         assert portal.run(journal.pointer("stays")) == 1
         assert processes_with(f"--until-input-ends\0--json\0--book\0{toml}")
-        code, _ = command.end()
-    assert code == 0
+        code, err = command.interrupt()
+    assert code == 130, err
+    assert "Traceback" not in err
     assert not processes_with(f"--until-input-ends\0--json\0--book\0{toml}")
 
 
@@ -198,13 +200,48 @@ def test_inline_replication_beside_the_job_changes_nothing(cli: Cli, embedded: B
     assert status.rows[-1]["job"]["engine"] in {"inline", "spark"}
 
 
-def test_replicate_waits_for_a_store_that_is_down_when_it_starts(tmp_path: Path) -> None:
-    pytest.importorskip("acsylla")
-    toml = tmp_path / "tidebook.toml"
-    toml.write_text(f'folder = "{tmp_path / "book"}"\n[store]\nurl = "cassandra://127.0.0.1:{free_port()}/nobody"\n')
-    with running("pipeline", "replicate", "--json", "--book", str(toml)) as command:
-        first = command.until(lambda row: True)
-        assert "Cassandra" in first["waiting"]
-        assert command.process.poll() is None
-        code, _ = command.end()
-    assert code == 0
+@pytest.mark.kafka
+@pytest.mark.cassandra
+@pytest.mark.parametrize("down", ["Cassandra", "Kafka"])
+def test_replicate_waits_for_a_server_that_is_down_when_it_starts_and_goes_on_when_it_is_up(
+    tmp_path: Path, kafka_bootstrap: str, cassandra_address: str, portal: BlockingPortal, topic: str, down: str
+) -> None:
+    def settings(name: str, kafka: str, cassandra: str) -> Path:
+        file = tmp_path / name
+        file.write_text(
+            f'[log]\nurl = "kafka://{kafka}"\n[store]\nurl = "cassandra://{cassandra}/pipeline_tests"\n'
+            "[journal]\nsegments = 8\npartitions = 1\n[pipeline]\nlook_every_s = 0.2\n"
+        )
+        return file
+
+    with opened(portal, settings("up.toml", kafka_bootstrap, cassandra_address)) as book:
+        portal.run(book.journal(topic).append("o-1", [Event(1)]))
+        forwarder = Forwarder(kafka_bootstrap if down == "Kafka" else cassandra_address)
+        kafka = forwarder.address if down == "Kafka" else kafka_bootstrap
+        cassandra = forwarder.address if down == "Cassandra" else cassandra_address
+        toml = settings("down.toml", kafka, cassandra)
+        try:
+            with running("pipeline", "replicate", "--json", "--topic", topic, "--book", str(toml)) as command:
+                assert down in command.until(lambda row: bool(row["waiting"]))["waiting"]
+                assert command.process.poll() is None
+                forwarder.begin()
+                command.until(lambda row: row["records"] > 0 and row["lag"] == 0)
+                assert command.end()[0] == 0
+        finally:
+            forwarder.close()
+        assert portal.run(book.store.heads(topic, ["o-1"])).keys() == {"o-1"}
+
+
+def test_an_interrupt_ends_pipeline_commands_that_run_on_with_130(
+    tmp_path: Path, embedded: Book, portal: BlockingPortal, topic: str
+) -> None:
+    portal.run(embedded.journal(topic).append("o-1", [Event(1)]))
+    portal.run(replicate_here(embedded, embedded.store, topic))
+    where = ("--json", "--book", str(embedded.settings.folder))
+    export = ("pipeline", "export", "--every-s", "0.1", "--to", str(tmp_path / "lake"))
+    with running("pipeline", "replicate", *where) as replicating, running(*export, *where) as exporting:
+        for command in (replicating, exporting):
+            command.until(lambda row: True)
+            code, err = command.interrupt()
+            assert code == 130, err
+            assert "Traceback" not in err

@@ -78,14 +78,17 @@ class HistoryBuilder:
 
     def append(self, id: str, action: Action | None) -> None:
         """Append the next record; None is a damaged one."""
+        value = b"\0damaged" if action is None else encode_record(action, limit_bytes=self._config.limit_bytes)
+        self.append_value(id, value, key=None if isinstance(action, Mark) else id.encode(), shown=_brief(action))
+
+    def append_value(self, id: str, value: bytes, *, key: bytes | None, shown: str) -> None:
+        """Append a record of this value, which may mean anything."""
         config, offset = self._config, len(self._records)
-        value = b"\0damaged" if action is None else encode_record(action, limit_bytes=config.limit_bytes)
-        key = None if isinstance(action, Mark) else id.encode()
         record = Record(offset, FIRST_MS + offset * self._step_ms, key, value)
         read = read_record(value, limit_bytes=config.limit_bytes)
         position = Position(config.epoch, offset)
         self._records.append(record)
-        self._shown.append(f"{offset}: {id} {_brief(action)}")
+        self._shown.append(f"{offset}: {id} {shown}")
         self._time_ms = advance_time(self._time_ms, record.timestamp_ms, read)
         if isinstance(read, Damaged):
             self._parked.append(Parked(TOPIC, PARTITION, position, record.timestamp_ms, id, read.reason, value))

@@ -34,7 +34,7 @@ PACKAGE = ROOT / "src" / "tidebook"
 #: The tests that need no server: a mutant that only a server could reveal is a missing unit test.
 TESTS = ("tests/unit", "tests/model", "tests/simulation", "tests/conformance")
 DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and not spark"
-#: Slow tests are tried last, and no more than this many seconds of tests are run against one mutant.
+#: Slow tests are tried last, and by default no more than this many seconds of tests are run against one mutant.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
 #: A mutant that takes longer than its tests did without it, by this factor and this start-up time, is run again after a
@@ -64,6 +64,8 @@ class CoverageData:
 
     lines: dict[str, dict[str, list[str]]]
     seconds: dict[str, float]
+    #: How long the tests of one mutant may take.
+    seconds_max: float = TEST_SECONDS_MAX
     #: Tests that fail without a mutant, and would seem to kill every one.
     failed: frozenset[str] = frozenset()
 
@@ -74,7 +76,7 @@ class CoverageData:
         total = 0.0
         for test in sorted(set(found) - self.failed, key=lambda test: (self.seconds.get(test, 0.0), test)):
             total += self.seconds.get(test, 0.0)
-            if chosen and (total > TEST_SECONDS_MAX or len(chosen) == TESTS_MAX):
+            if chosen and (total > self.seconds_max or len(chosen) == TESTS_MAX):
                 break
             chosen.append(test)
         return chosen
@@ -93,7 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = {name: sample(mutants, options.sample, options.seed) for name, mutants in every.items()}
     run = list(dict.fromkeys(mutant for mutants in chosen.values() for mutant in mutants))
     _say(f"{len(run):,} of {sum(map(len, every.values())):,} mutants, seed {options.seed}")
-    covered = _controlled(_coverage(options.tests, refresh=options.refresh), run)
+    covered = _coverage(options.tests, options.seconds_max, refresh=options.refresh)
+    covered = _controlled(covered, run)
     verdicts = _run_all(run, covered, options.jobs)
     for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED):
         for mutant in run:
@@ -134,6 +137,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants that run at the same time")
     parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
+    parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -149,7 +153,7 @@ def _modules(name: str) -> Iterable[Path]:
     return [module]
 
 
-def _coverage(tests: Sequence[str], *, refresh: bool) -> CoverageData:
+def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> CoverageData:
     """Return which tests run which lines; measure it once for each state of sources and tests."""
     digest = hashlib.sha256(" ".join(tests).encode())
     for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
@@ -163,7 +167,7 @@ def _coverage(tests: Sequence[str], *, refresh: bool) -> CoverageData:
         command += ["-m", DESELECTED, "--timeout", "600", *[test for test in tests if (ROOT / test).exists()]]
         subprocess.run(command, cwd=ROOT, env=variables, check=False, stdout=sys.stderr)
     loaded = json.loads(cache.read_text())
-    return CoverageData(loaded["lines"], loaded["seconds"])
+    return CoverageData(loaded["lines"], loaded["seconds"], seconds_max)
 
 
 def _pytest_options() -> list[str]:
@@ -184,7 +188,7 @@ def _controlled(covered: CoverageData, mutants: Sequence[Mutant]) -> CoverageDat
         outcome = json.loads(found.read_text())
     for test in outcome["failed"]:
         _say(f"fails without a mutant: {test}")
-    return CoverageData(covered.lines, outcome["seconds"], frozenset(outcome["failed"]))
+    return CoverageData(covered.lines, outcome["seconds"], covered.seconds_max, frozenset(outcome["failed"]))
 
 
 def _run_all(mutants: Sequence[Mutant], covered: CoverageData, jobs: int) -> dict[Mutant, Verdict]:
@@ -288,9 +292,10 @@ class _MutantFinder(MetaPathFinder):
 
 
 class _Outcome:
-    """Records which tests failed, and how long each took."""
+    """Records which tests failed, how long each took, and whether a module of tests could not be loaded."""
 
     def __init__(self) -> None:
+        self.unloadable = False
         self.failed: set[str] = set()
         self.seconds: dict[str, float] = {}
 
@@ -298,6 +303,9 @@ class _Outcome:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             self.failed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        self.unloadable = self.unloadable or report.failed
 
 
 def _run_child(text: str) -> int:
@@ -312,7 +320,9 @@ def _run_child(text: str) -> int:
     if task["outcome"]:
         outcome = {"failed": sorted(recorded.failed), "seconds": recorded.seconds}
         Path(task["outcome"]).write_text(json.dumps(outcome))
-    return code
+    # A module that fails while it loads is a failed test, if it is the mutant that fails it; pytest then says 4, as it
+    # does of a test that does not exist.
+    return int(pytest.ExitCode.TESTS_FAILED) if mutant is not None and recorded.unloadable else code
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.pipeline.workloads import replicate_here
 from tidebook.core.errors import InvalidInput, NotFound, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.key import partition_of
+from tidebook.pipeline.source import journal_stream
 from tidebook.pipeline.source.format import TidebookSource
 from tidebook.pipeline.source.journal_stream import JournalStream
 from tidebook.pipeline.source.journals import JournalsReader
@@ -145,6 +147,31 @@ def test_a_read_warns_of_events_that_are_not_replicated(
     assert len(caplog.messages) == 2
     for message in caplog.messages:
         assert message.startswith("topic orders: 3 records of the log are not in the store yet, the oldest since ")
+
+
+def test_a_running_stream_warns_while_nothing_replicates(
+    book: Book, portal: BlockingPortal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(journal_stream, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    reader = stream(book)
+    at = reader.initialOffset()
+
+    def triggered(after_s: float) -> int:
+        """Let the time pass and a trigger look for new offsets; return the number of warnings until now."""
+        now_s[0] += after_s
+        reader.latestOffset(at, reader.getDefaultReadLimit())
+        return len(caplog.messages)
+
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert [triggered(1) for _ in range(20)] == [0] * 20  # everything is replicated
+        portal.run(book.journal("orders").append("a", [Event({"step": 10})]))
+        assert max(triggered(1) for _ in range(6)) == 1
+        assert caplog.messages[0].startswith("topic orders: 1 records of the log are not in the store yet")
+        assert [triggered(10) for _ in range(5)] == [1] * 5
+        assert triggered(10) == 2  # a minute later
+        portal.run(replicate_here(book, book.store, "orders"))
+        assert [triggered(10) for _ in range(9)] == [2] * 9
 
 
 def test_marks_and_records_that_were_not_asked_for_are_no_lag(

@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidebook.core.action import Action
+from tidebook.core.action import Action, Append
+from tidebook.core.event import Event, encode_events
+from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
-from tidebook.core.replication_plan import Pointer, PositionedAction
-from tidebook.replication.journal_state import JournalState, differences, fold_journal, repair_of
+from tidebook.core.repair import Damage, Repair
+from tidebook.core.replication_plan import Pointer, PositionedAction, TagPosition, plan_key
+from tidebook.replication.journal_state import (
+    FoldedJournal,
+    JournalState,
+    differences,
+    fold_journal,
+    is_certain,
+    is_repairable,
+    repair_of,
+)
 from tidebook.testing.conformance.journal_records import Step, append, delete, purge, records_of, topic_config, truth_of
 
 CONFIG = topic_config()
@@ -92,3 +103,237 @@ def test_a_journal_that_the_log_knows_nothing_of_is_extra(what: str) -> None:
     found = store_of([append(2)])
     folded = fold_journal(KEY, 0, found, [], CONFIG, Position(CONFIG.epoch, 0))
     assert what in {each.what for each in differences(folded, found)}
+
+
+# Tags, damage, and a log that begins later than the journal
+
+
+def tagged(count: int, *tags: str) -> Append:
+    body, counts = encode_events([Event(n, tags=set(tags)) for n in range(count)])
+    return Append(CONFIG.epoch, b"", count, body, tagged=counts)
+
+
+def folded_from(actions: list[Action], found: JournalState | None = None, start: int = 0) -> FoldedJournal:
+    """Fold a log that begins at `start`."""
+    since = Position(CONFIG.epoch, start)
+    return fold_journal(KEY, 0, found or JournalState(), placed(actions)[start:], CONFIG, since)
+
+
+def stored(actions: list[Action]) -> JournalState:
+    """What a store holds of a journal, tag rows included."""
+    return folded_from(actions).state
+
+
+def damage(what: str, seq_nr: int | None = None, place: TagPosition | None = None) -> Damage:
+    return Damage(what, *KEY, "it is not readable", seq_nr, place)
+
+
+def whats(folded: FoldedJournal, found: JournalState) -> list[tuple[str, int | None]]:
+    return [(each.what, each.seq_nr) for each in differences(folded, found)]
+
+
+def repair(folded: FoldedJournal, found: JournalState, at: int = 99) -> Repair:
+    return repair_of(folded, found, Pointer(Position(CONFIG.epoch, at), 5), CONFIG, 3)
+
+
+TAGGED: list[Action] = [tagged(3, "x", "y"), append(1), tagged(1, "x")]
+
+
+def test_a_delete_and_a_purge_clear_rows_and_tag_rows_as_a_store_does() -> None:
+    kept = stored([*TAGGED, delete(2)])
+    assert sorted(kept.rows) == [3, 4, 5]
+    assert sorted((place.tag, row.seq_nr) for place, row in kept.tags.items()) == [("x", 3), ("x", 5), ("y", 3)]
+    purged = stored([*TAGGED, purge()])
+    assert (purged.rows, purged.tags, purged.head is not None and purged.head.live) == ({}, {}, False)
+    followed = JournalState()
+    writes = [*plan_key(KEY, None, placed([*TAGGED, delete(2), purge()]), CONFIG, clear_tags=False)]
+    followed.apply(writes)
+    assert (followed.rows, len(followed.tags)) == ({}, 7)
+
+
+def test_rows_and_tag_rows_past_a_position_are_left_out() -> None:
+    found = stored(TAGGED).up_to(Position(CONFIG.epoch, 1))
+    assert sorted(found.rows) == [1, 2, 3, 4]
+    assert {row.seq_nr for row in found.tags.values()} == {1, 2, 3}
+    assert stored(TAGGED).up_to(Position(CONFIG.epoch, 2)) == stored(TAGGED)
+
+
+def test_tag_rows_that_are_missing_extra_or_different_are_told_and_repaired() -> None:
+    found = stored(TAGGED)
+    missing, differing = sorted(found.tags)[0], sorted(found.tags)[1]
+    row = found.tags.pop(missing)
+    found.tags[differing] = msgspec.structs.replace(found.tags[differing], encoded=b"other")
+    extra = msgspec.structs.replace(row, tag="z")
+    found.tags[extra.place] = extra
+    folded = folded_from(TAGGED, found)
+    assert whats(folded, found) == [("tag missing", 1), ("tag differs", 2), ("tag extra", 1)]
+    assert [each.expected or each.found for each in differences(folded, found)] == ["x", "x", "z"]
+    mended = repair(folded, found)
+    assert {each.place for each in mended.tags} == {missing, differing}
+    assert mended.extra_tags == (extra.place,)
+    assert (mended.rows, mended.extra_rows, mended.damaged_rows) == ((), (), frozenset())
+
+
+def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is_there() -> None:
+    found = stored(TAGGED)
+    lost_tag = sorted(found.tags)[0]
+    found.rows.pop(2)
+    found.tags.pop(lost_tag)
+    beyond = msgspec.structs.replace(lost_tag, time_ms=7)
+    found.damaged = (damage("head"), damage("event", 2), damage("event", 9), damage("tag", 1, lost_tag),
+                     damage("tag", None, beyond))  # fmt: skip
+    found.head = None
+    assert (found.head_damaged, found.damaged_rows, found.damaged_tags) == (True, {2, 9}, {lost_tag, beyond})
+    folded = folded_from(TAGGED, found)
+    told = differences(folded, found)
+    assert [(each.what, each.seq_nr) for each in told] == [
+        ("head damaged", None), ("event damaged", 2), ("event damaged", 9), ("tag damaged", 1), ("tag damaged", None),
+    ]  # fmt: skip
+    assert told[0].expected is not None
+    assert told[0].expected.startswith("seq_nr 5, delete_to 0, position")
+    assert told[1].expected is not None
+    assert told[1].expected.endswith(f"bytes at {CONFIG.epoch}:0")
+    assert [each.expected for each in told[2:]] == [None, "x", "x"]
+    assert {each.found for each in told} == {"it is not readable"}
+    assert is_certain(folded, found)
+    assert all(is_repairable(each, folded, found) for each in told)
+    mended = repair(folded, found)
+    assert mended.head == stored(TAGGED).head
+    assert [row.seq_nr for row in mended.rows] == [2]
+    assert [row.place for row in mended.tags] == [lost_tag]
+    assert (mended.extra_rows, mended.extra_tags, mended.damaged_rows) == ((9,), (beyond,), {2, 9})
+
+
+def test_a_state_without_damage_says_so() -> None:
+    assert (stored(TAGGED).head_damaged, stored(TAGGED).damaged_rows, stored(TAGGED).damaged_tags) == (
+        False,
+        set(),
+        set(),
+    )
+
+
+#: Two appends of two events each are gone from the log, and two are left.
+LATER: list[Action] = [append(2), append(2), append(2), append(2)]
+
+
+def test_a_damaged_head_is_certain_only_with_the_whole_log() -> None:
+    found = stored(LATER)
+    found.head, found.damaged = None, (damage("head"),)
+    assert is_certain(folded_from(LATER, found), found)
+    partial = folded_from(LATER, found, start=2)
+    assert not is_certain(partial, found)
+    [told] = differences(partial, found)
+    assert (told.what, told.expected) == ("head damaged", None)
+    assert told.found is not None
+    assert "restore the store from a copy" in told.found
+
+
+@pytest.mark.parametrize(
+    ("damaged", "remembered", "certain"),
+    [
+        ((), False, True),
+        ((1,), False, True),
+        ((4,), False, False),
+        ((4,), True, True),
+        ((3, 4), False, False),
+        ((5,), False, False),
+        ((8,), False, True),
+    ],
+)
+def test_damage_beside_the_beginning_of_the_log_leaves_the_numbers_uncertain(
+    damaged: tuple[int, ...], remembered: bool, certain: bool
+) -> None:
+    """Unless the head remembers the appends from before the log's beginning."""
+    found = stored(LATER)
+    assert found.head is not None
+    if not remembered:
+        since = Position(CONFIG.epoch, 2)
+        recent = tuple(each for each in found.head.recent if each.position >= since)
+        found.head = msgspec.structs.replace(found.head, recent=recent)
+    for number in damaged:
+        del found.rows[number]
+    found.damaged = tuple(damage("event", number) for number in damaged)
+    folded = folded_from(LATER, found, start=2)
+    assert folded.partial
+    assert is_certain(folded, found) is certain
+
+
+@pytest.mark.parametrize(
+    ("number", "repairable"), [(1, True), (2, True), (3, False), (4, False), (5, True), (8, True), (9, True)]
+)
+def test_a_row_from_before_the_log_can_be_restored_from_nothing(number: int, repairable: bool) -> None:
+    """What was deleted, what the log has, and what is past the end can be put right."""
+    actions: list[Action] = [*LATER, delete(2)]
+    found = stored(actions)
+    found.rows.pop(number, None)
+    found.damaged = (damage("event", number),)
+    folded = folded_from(actions, found, start=2)
+    told = next(each for each in differences(folded, found) if each.what == "event damaged")
+    assert is_repairable(told, folded, found) is repairable
+    assert is_repairable(msgspec.structs.replace(told, what="tag damaged"), folded, found) is False
+    assert is_repairable(msgspec.structs.replace(told, what="event missing"), folded, found) is True
+
+
+def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None:
+    actions: list[Action] = [*LATER, delete(2)]
+    found = stored(actions)
+    head = found.head
+    assert head is not None
+    del found.rows[4], found.rows[7]
+    found.rows[9] = msgspec.structs.replace(found.rows[8], seq_nr=9, position=Position(CONFIG.epoch, 4))
+    found.rows[8] = msgspec.structs.replace(found.rows[8], encoded=b"other")
+    found.head = msgspec.structs.replace(head, seq_nr=9)
+    folded = folded_from(actions, found, start=2)
+    assert whats(folded, found) == [
+        ("head differs", None),
+        ("event missing", 7),
+        ("event differs", 8),
+        ("event extra", 9),
+    ]
+    assert next((each.expected, each.found) for each in differences(folded, found)) == ("seq_nr 8", "seq_nr 9")
+    mended = repair(folded, found)
+    assert ([row.seq_nr for row in mended.rows], mended.extra_rows, mended.tags, mended.extra_tags) == (
+        [7, 8],
+        (9,),
+        (),
+        (),
+    )
+    assert mended.head == msgspec.structs.replace(found.head, seq_nr=8)  # all else is what the store knows
+
+
+def test_a_journal_that_the_log_has_never_had_is_replaced_by_a_grave_at_the_pointer() -> None:
+    found = stored(LATER)
+    mended = repair(folded_from([], found), found, at=42)
+    at = Position(CONFIG.epoch, 42)
+    assert mended.head == Head(False, 0, 0, at, at, CONFIG.segment_size, None, 0, (), None, ())
+    assert mended.extra_rows == tuple(range(1, 9))
+    assert (mended.rev, mended.partition, mended.pointer) == (3, 0, Pointer(at, 5))
+
+
+def test_a_missing_head_is_told_and_a_missing_grave_is_not() -> None:
+    assert whats(folded_from(LATER), JournalState(rows=stored(LATER).rows)) == [("head missing", None)]
+    grave = stored([*LATER, purge()])
+    assert whats(folded_from([*LATER, purge()]), JournalState()) == []
+    assert whats(folded_from([*LATER, purge()]), grave) == []
+    assert whats(folded_from([*LATER, purge()]), stored(LATER))[0] == ("head extra", None)
+
+
+def test_a_head_that_differs_is_shown_by_the_fields_that_differ() -> None:
+    found = stored(LATER)
+    assert found.head is not None
+    found.head = msgspec.structs.replace(found.head, delete_to=1, expire_after_ms=7)
+    [told] = differences(folded_from(LATER, found), found)
+    assert (told.what, told.expected, told.found) == (
+        "head differs",
+        "delete_to 0, expire_after_ms None",
+        "delete_to 1, expire_after_ms 7",
+    )
+
+
+def test_segments_are_listed_for_a_head_whose_last_run_began_after_a_jump() -> None:
+    plain, jumped = stored(LATER), stored([append(2), append(1, at=1_000)])
+    assert repair(folded_from(LATER), plain).segments == ()
+    assert jumped.head is not None
+    assert jumped.head.run_start > 0
+    listed = repair(folded_from([append(2), append(1, at=1_000)]), jumped).segments
+    assert set(listed) == {0, (1_000 - 1) // CONFIG.segment_size}

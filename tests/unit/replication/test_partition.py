@@ -117,6 +117,7 @@ async def test_a_gap_before_the_first_batch_is_read_from_the_log(bench: Bench, c
     task = replicator(bench, config)
     await task.replicate(records[3:])
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
+    assert task.records == 2  # those that it was given
 
 
 async def test_a_gap_before_the_first_batch_that_the_log_has_lost_is_an_error(
@@ -160,7 +161,9 @@ async def test_a_partition_catches_up_with_the_log_page_by_page(
     task = replicator(bench, config)
     await task.catch_up(4)
     assert (await task.next_offset(), task.stopped) == (4, None)
+    assert task.records == 2  # the first page was written by the other one
     await task.catch_up(5)
+    assert task.records == 3
     assert await bench.numbers() == [(n + 1, n) for n in range(5)]
 
 

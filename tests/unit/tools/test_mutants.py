@@ -135,8 +135,15 @@ def test_a_sample_has_so_many_mutants_of_each_package_and_repeats_with_its_seed(
 def test_tests_that_fail_without_a_mutant_are_not_run() -> None:
     [mutant] = mutants("src/a.py", 1)
     lines = {str(ROOT / mutant.path): {"0": ["slow", "broken", "quick"]}}
-    covered = CoverageData(lines, {"slow": 2.0, "quick": 0.1, "broken": 0.0}, frozenset({"broken"}))
+    covered = CoverageData(lines, {"slow": 2.0, "quick": 0.1, "broken": 0.0}, failed=frozenset({"broken"}))
     assert covered.tests_of(mutant) == ["quick", "slow"]
+
+
+def test_the_quickest_tests_run_within_the_time_that_a_mutant_may_take() -> None:
+    [mutant] = mutants("src/a.py", 1)
+    lines = {str(ROOT / mutant.path): {"0": ["slow", "quick", "quicker"]}}
+    covered = CoverageData(lines, {"slow": 3.0, "quick": 0.2, "quicker": 0.1}, seconds_max=3.2)
+    assert covered.tests_of(mutant) == ["quicker", "quick"]
 
 
 def test_a_run_reports_the_exit_code_of_pytest_and_ends_what_takes_too_long(tmp_path: Path) -> None:
@@ -146,3 +153,13 @@ def test_a_run_reports_the_exit_code_of_pytest_and_ends_what_takes_too_long(tmp_
     assert run_tests(None, [str(fails)], limit_s=None) == 1
     assert run_tests(None, [f"{fails}::test_other"], limit_s=None) == 4
     assert run_tests(None, [str(sleeps)], limit_s=3) is None
+
+
+def test_a_test_module_that_a_mutant_keeps_from_loading_is_a_failure(tmp_path: Path) -> None:
+    module = tmp_path / "test_loads.py"
+    path, change = "src/tidebook/core/seq_nr.py", "returns None"
+    module.write_text("from tidebook.core.seq_nr import seq_nr\nassert seq_nr(1) == 1\ndef test_it():\n    pass\n")
+    index = next(each.index for each in mutants_of(path, (ROOT / path).read_text()) if each.change == change)
+    tests = [f"{module}::test_it"]
+    assert run_tests(None, tests, limit_s=None) == 0
+    assert run_tests(Mutant(path, 1, index, change), tests, limit_s=None) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,9 @@ from tidebook.pipeline.worker import SparkWorker
 
 PAGE_RECORDS = 5_000
 EARLIEST, LATEST = "earliest", "latest"
+#: How long nothing may be replicated before a running stream looks for unreplicated records, and how often it warns.
+STALL_S = 5.0
+WARN_EVERY_S = 60.0
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,6 +53,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = given.number("maxRecordsPerTrigger", RECORDS_MAX, least=1)
         self._form = given.payload_form()
         self._target: Offsets | None = None
+        self._replicated: Offsets = {}
+        self._look_at_s = 0.0
 
     @property
     def _worker(self) -> SparkWorker:
@@ -69,17 +75,29 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._worker.run(self._bounds(replicated=True))
         self._worker.run(self._warn_of_lag())
 
-    async def _warn_of_lag(self) -> None:
-        """Warn of unreplicated records, which a stream with `availableNow` does not deliver."""
-        store = await self._worker.store()
+    async def _warn_of_lag(self) -> bool:
+        """Warn of unreplicated records, which the stream does not deliver; return whether there are any."""
+        store, warned = await self._worker.store(), False
         for topic in self._topics:
             config, pointers = await _config_of(self._worker, topic), await store.pointers(topic)
-            await warn_of_lag(self._worker, topic, config, pointers, partitions=range(config.partitions), stops={})
+            partitions = range(config.partitions)
+            warned |= await warn_of_lag(self._worker, topic, config, pointers, partitions=partitions, stops={})
+        return warned
+
+    def _warn_of_stall(self, replicated: Offsets) -> None:
+        """Warn of unreplicated records while the end of the replicated ones does not move."""
+        now_s = time.monotonic()
+        if replicated != self._replicated:
+            self._replicated, self._look_at_s = replicated, now_s + STALL_S
+        elif now_s >= self._look_at_s:
+            self._look_at_s = now_s + (WARN_EVERY_S if self._worker.run(self._warn_of_lag()) else STALL_S)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the replicated end within the limit; events have sequence numbers only once they are replicated."""
         self._worker.run(self._check(start))
         found = self._target or self._worker.run(self._bounds(replicated=True))
+        if self._target is None:
+            self._warn_of_stall(found)
         ends: Offsets = {}
         for topic, numbers in start.items():
             _same_epoch(topic, epoch_of(numbers), epoch_of(found.get(topic, numbers)))

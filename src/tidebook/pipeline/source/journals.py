@@ -284,10 +284,10 @@ async def warn_of_lag(
     *,
     partitions: Collection[int],
     stops: Mapping[int, int],
-) -> None:
-    """Log a warning if the log holds records after a read's `pointers` and before its `stops`."""
+) -> bool:
+    """Log a warning if the log holds records after a read's `pointers` and before its `stops`; return True then."""
     if not has_part(worker.settings, "log"):
-        return
+        return False
     now_ms = SystemClock().now_ms()
     try:
         async with asyncio.timeout(LOOK_S):
@@ -295,9 +295,10 @@ async def warn_of_lag(
             lag = await find_lag(log, topic, config, pointers, partitions=partitions, stops=stops, now_ms=now_ms)
     except (TidebookError, TimeoutError) as error:
         LOGGER.warning("topic %s: this read returns what the store holds; the log's end is unknown: %s", topic, error)
-        return
+        return True
     if lag is not None:
         LOGGER.warning("%s", lag)
+    return lag is not None
 
 
 #: The ids of rows of one partition, the partition, and the rows.

@@ -1,0 +1,77 @@
+"""Records that mean anything, on a simulated cluster: the store is the fold of the log, whatever the log holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+pytest.importorskip("acsylla")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.history import IDS, History, HistoryBuilder, append
+from tests.simulation.simulation import Run, simulate
+from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.unit.core.nonsense import NONSENSE, rests, sealed
+from tidebook.core.action import Delete, Purge
+from tidebook.core.position import FIRST_EPOCH
+from tidebook.core.record import MAGIC, VERSION, read_record
+from tidebook.core.seq_nr import LAST
+
+#: A record of a later epoch stops whoever has the configuration of this one: that is another test.
+values = rests.map(lambda rest: sealed(MAGIC, VERSION, rest)).filter(
+    lambda value: getattr(read_record(value, limit_bytes=10**6), "epoch", FIRST_EPOCH) <= FIRST_EPOCH
+)
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualTimeLoop]:
+    loop = VirtualTimeLoop()
+    yield loop
+    loop.close()
+
+
+class UnreadRun(Run):
+    """A run whose journals nobody reads: the payload of an event may be such that only its reader fails."""
+
+    async def _read_journals(self, seed: float) -> None:
+        pass
+
+
+def history_of(content: Sequence[tuple[str, bytes]], *, end: str = "") -> History:
+    """A log with an append to each journal, the content, one more append, and perhaps a delete or a purge of all."""
+    builder = HistoryBuilder()
+    for offset, id in enumerate(IDS):
+        builder.append(id, append(offset, 3, tags=["x"]))
+    for id, value in content:
+        builder.append_value(id, value, key=id.encode(), shown=value[:200].hex())
+    for id in IDS:
+        builder.append(id, append(1_000_000 + len(content), 1, tags=["y"]))
+        if end:
+            builder.append(id, Delete(FIRST_EPOCH, LAST) if end == "delete" else Purge(FIRST_EPOCH))
+    return builder.history()
+
+
+def test_the_store_is_the_fold_of_whatever_the_log_holds(loop: VirtualTimeLoop, long_form: bool) -> None:
+    @settings(
+        max_examples=1_000 if long_form else 60,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    @given(st.lists(st.tuples(st.sampled_from(IDS), values), max_size=6), st.sampled_from(["", "delete", "purge"]),
+           st.integers(0, 10**6))  # fmt: skip
+    def holds(content: list[tuple[str, bytes]], end: str, seed: int) -> None:
+        wrong = simulate(loop, seed, history_of(content, end=end), run_type=UnreadRun)
+        assert wrong is None, wrong
+
+    holds()
+
+
+@pytest.mark.parametrize("end", ["", "delete", "purge"])
+def test_the_store_passes_over_what_is_void(loop: VirtualTimeLoop, end: str) -> None:
+    small = [("a", sealed(MAGIC, VERSION, rest)) for rest in NONSENSE.values() if len(rest) < 100_000]
+    for seed in range(3):
+        wrong = simulate(loop, seed, history_of(small, end=end), run_type=UnreadRun)
+        assert wrong is None, wrong
