@@ -283,15 +283,20 @@ class Bench:
         return {step: (timing.count, timing.total_s) for step, timing in found.items()}
 
     def source(self) -> None:
-        """The data source beside Kafka's connector, with its defaults and tuned, over the same events."""
+        """The data source beside Kafka's connector, with its defaults and tuned, over the same events.
+
+        A tenth of the events is appended after the replication, and read from the log in the last two readings.
+        """
+        from bench.pipeline_parts.source_rows import check_rows
+        from bench.pipeline_parts.workload import fill
         from bench.replication import replicate
         from tidebook.pipeline.source.format import register
         from tidebook.pipeline.source.records import read_records
 
-        count = self.count * 2
+        count, journals = self.count * 2, 10_000
         book = self._open(self.folder / "source.toml")
-        topic = self._fill(book, "source", appends=count, journals=10_000)
-        self._fill(self.embedded, "source", appends=count, journals=10_000)
+        topic = self._fill(book, "source", appends=count, journals=journals)
+        self._fill(self.embedded, "source", appends=count, journals=journals)
         with timed("replicating both"):
             self._job(book, topic).run(once=True)
             self.portal.run(replicate(self.embedded, topic))
@@ -309,6 +314,17 @@ class Bench:
                 with timed(name.removesuffix("_per_s")) as watch:
                     frame.write.format("noop").mode("overwrite").save()
                 self.figures[name] = watch.rate(count)
+        for at in (self.embedded, book):
+            check_rows(self._events(at, topic), journals=journals, events=count // journals)
+        with timed("appending a tenth more"):
+            for at in (self.embedded, book):
+                self.portal.run(fill(at, topic, appends=count // 10, journals=journals))
+        for name, at in {"embedded": self.embedded, "cassandra": book}.items():
+            frame = self._events(at, topic)
+            with timed(f"source {name} with a tenth in the log") as watch:
+                frame.write.format("noop").mode("overwrite").save()
+            self.figures[f"source_{name}_tail_events_per_s"] = watch.rate(count + count // 10)
+            check_rows(frame, journals=journals, events=(count + count // 10) // journals)
 
     def _kafka(self, topic: str) -> DataFrame:
         servers = self.book.settings.section("log").url

@@ -1,18 +1,15 @@
-"""Tables over the journals of a topic. `spark` is the session of the pipeline."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Tables over the journals of a topic."""
 
 from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import count, max
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    spark: SparkSession
-
-OPTIONS = {"book": spark.conf.get("spark.tidebook.book"), "topic": spark.conf.get("spark.tidebook.topic"), "payload": "json"}
+spark = SparkSession.active()
+OPTIONS = {
+    "book": spark.conf.get("spark.tidebook.book"),
+    "topic": spark.conf.get("spark.tidebook.topic"),
+    "payload": "json",
+}
 
 
 @dp.table

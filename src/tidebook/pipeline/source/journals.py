@@ -41,6 +41,7 @@ from tidebook.pipeline.source.tail import (
 from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.status import find_lag
 from tidebook.runtime.clock import SystemClock
+from tidebook.runtime.futures import cancel_quietly
 from tidebook.store.port import ScanSplit, StoreWriter
 from tidebook.wiring.spark import has_part, require_book
 
@@ -301,6 +302,8 @@ async def warn_of_lag(
     return lag is not None
 
 
+#: Rows with the ids of their journals.
+_Page = Sequence[tuple[str, EventRow]]
 #: The ids of rows of one partition, the partition, and the rows.
 _Group = tuple[Sequence[str], int, Sequence[EventRow]]
 
@@ -317,7 +320,7 @@ async def _stored_events(
         pages = store.events_in(plan.topic, ScanSplit(*part.split))
     else:
         pages = _by_id(store, plan, selection, part.ids)
-    async for page in pages:
+    async for page in _prefetched(pages):
         # Heads are read after the rows, so that rows deleted or purged meanwhile are not delivered.
         heads = await store.heads(plan.topic, list({id for id, _ in page}))
         found: list[_Group] = []
@@ -332,6 +335,17 @@ async def _stored_events(
             if visible:
                 found.append(([id] * len(visible), partition, visible))
         yield found
+
+
+async def _prefetched(pages: AsyncIterator[_Page]) -> AsyncIterator[_Page]:
+    """Yield pages, fetching the next one while the heads of the current one are read."""
+    following = asyncio.ensure_future(anext(pages, None))
+    try:
+        while (page := await following) is not None:
+            following = asyncio.ensure_future(anext(pages, None))
+            yield page
+    finally:
+        cancel_quietly(following)
 
 
 def _visible(rows: list[EventRow], head: Head | None, plan: JournalsPlan, partition: int) -> list[EventRow]:
@@ -390,10 +404,6 @@ def _selects(selection: Selection, id: str, row: EventRow) -> bool:
     if not selection.takes(id, row.seq_nr, row.timestamp_ms):
         return False
     return selection.tag is None or selection.tag in event_tags(row.encoded)
-
-
-#: Rows with the ids of their journals.
-_Page = Sequence[tuple[str, EventRow]]
 
 
 async def _by_id(

@@ -31,6 +31,8 @@ from tidebook.store.port import StoreReader
 PAGE_RECORDS = 5_000
 #: The most records whose journals one task folds; the heads of that many journals are in its memory.
 RECORDS_PER_SHARE = 100_000
+#: Ranges share a task up to this many records: fewer are not worth a task of their own.
+RECORDS_PER_TASK = 20_000
 #: How many bytes of values a task keeps between its two passes over the tail; the rest is read a second time.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 
@@ -69,7 +71,7 @@ def share_out(ranges: Sequence[TailRange]) -> list[list[TailShare]]:
         for number in range(count):
             if count > 1 or records > room:
                 tasks.append([])
-                room = RECORDS_PER_SHARE
+                room = RECORDS_PER_TASK
             tasks[-1].append(TailShare(each, number, count))
             room -= records
     return tasks

@@ -1,0 +1,25 @@
+"""What the data source read is right: a fast read of wrong rows is no read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def check_rows(frame: DataFrame, *, journals: int, events: int) -> None:
+    """Raise unless each of the journals has the events 1 to `events`, each once, in this and in every other query."""
+    from pyspark.sql.functions import col, count, count_distinct, count_if, max
+
+    of_journal = frame.groupBy("id").agg(
+        count("*").alias("rows"), count_distinct("seq_nr").alias("numbers"), max("seq_nr").alias("last")
+    )
+    right = (col("rows") == events) & (col("numbers") == events) & (col("last") == events)
+    found = of_journal.agg(count("*").alias("all"), count_if(right).alias("right")).collect()[0]
+    if tuple(found) != (journals, journals):
+        raise AssertionError(f"{found['all']} journals, of which {found['right']} are right: {journals} were written")
+    # Filters of two queries over one frame, which must not see one another.
+    both = frame.where("id = 'j-1'").union(frame.where("id = 'j-2'")).groupBy("id").count().collect()
+    if {row["id"]: row["count"] for row in both} != {"j-1": events, "j-2": events}:
+        raise AssertionError(f"a union of two filters returned {both}")
