@@ -54,6 +54,12 @@ def _describe(action: Action) -> str:
     return f"{type(action).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"
 
 
+def encode_plain_append(epoch: int, append_id: bytes, payload_type: int, payload: bytes) -> bytes:
+    """Return the record of one plain append; see `encode_plain_appends`."""
+    before, between, after = _plain_template(epoch, payload_type, len(payload))
+    return _frame.seal(b"".join((before, append_id, between, payload, after)))
+
+
 def encode_plain_appends(
     epoch: int, append_ids: Iterable[bytes], payload_types: Sequence[int], payloads: Sequence[bytes]
 ) -> list[bytes]:

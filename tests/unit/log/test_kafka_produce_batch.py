@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,17 +28,31 @@ class Report(Message):
 class Sender:
     """The producer, as a batch sees it."""
 
-    thread_polls = False
-    in_flight = 0
+    in_flight = 1
 
     def __init__(self) -> None:
+        self.done: deque[ProduceBatch] = deque()
         self.failures: list[Exception] = []
 
-    def delivery_error(self, record: Outgoing, error: KafkaError | None) -> TidebookError:
-        return Unavailable(f"{record.value!r}") if error is not None else OutcomeUnknown(f"{record.value!r}")
+    def delivery_result(
+        self, record: Outgoing, error: KafkaError | None, report: Report
+    ) -> Acknowledged | TidebookError:
+        if error is not None:
+            return Unavailable(f"{record.value!r}")
+        offset = report.offset()
+        if offset is None:
+            return OutcomeUnknown(f"{record.value!r}")
+        return Acknowledged(3, offset, report.timestamp()[1])
 
-    def callback_failed(self, error: Exception) -> None:
-        self.failures.append(error)
+    def call_back(self, on_sent: Any, *args: object) -> None:
+        try:
+            on_sent(*args)
+        except Exception as error:
+            self.failures.append(error)
+
+    def resolve_done(self) -> None:
+        while self.done:
+            self.done.popleft().resolve()
 
 
 def batch(sender: Any, values: Sequence[bytes], on_sent: Any) -> ProduceBatch:
@@ -50,15 +65,17 @@ class Told:
 
     def __init__(self, values: Sequence[bytes]) -> None:
         self.results: dict[int, Acknowledged | TidebookError] = {}
-        self.batch = batch(Sender(), values, self._take)
+        self.sender = Sender()
+        self.batch = batch(self.sender, values, self._take)
 
     def _take(self, indexes: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
         self.results |= dict(zip(indexes, results, strict=True))
 
     def report(self, *reports: Report) -> dict[int, Any]:
         for each in reports:
-            assert self.results == {}
-            self.batch(each.error(), each)
+            assert list(self.sender.done) == []
+            self.batch.report(each.error(), each)
+        self.sender.resolve_done()
         return self.results
 
 
@@ -104,13 +121,25 @@ def test_a_record_that_the_client_rejects_has_its_own_error(refused_first: bool)
     told.batch.produced = 1
     if refused_first:
         told.batch.reject(refusal)
-    told.batch(None, Report(b"a", 4))
-    assert told.results == {}
-    told.batch(None, Report(b"c", 5))
+    told.batch.report(None, Report(b"a", 4))
+    assert list(told.sender.done) == []
+    told.batch.report(None, Report(b"c", 5))
     if not refused_first:
-        assert told.results == {}
+        assert list(told.sender.done) == []
         told.batch.reject(refusal)
+    told.sender.resolve_done()
     assert told.results == {0: Acknowledged(3, 4, 1004), 1: refusal, 2: Acknowledged(3, 5, 1005)}
+
+
+def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_once() -> None:
+    told = Told([b"a", b"b"])
+    told.batch.produced = 1
+    told.batch.report(None, Report(b"a", 4))
+    told.batch.reject(Unavailable("full"))
+    told.sender.done.append(told.batch)  # as a report would in the thread, between the rejection and its count
+    told.sender.resolve_done()
+    assert told.sender.in_flight == 0
+    assert told.results[0] == Acknowledged(3, 4, 1004)
 
 
 def test_a_resolved_batch_is_freed_at_once() -> None:
@@ -121,10 +150,11 @@ def test_a_resolved_batch_is_freed_at_once() -> None:
 
     heard = Heard()
     gone = weakref.ref(heard)
-    each = batch(Sender(), [b"a"], heard.take)
+    each = batch(sender := Sender(), [b"a"], heard.take)
     gc.disable()
     try:
-        each(None, Report(b"a", 4))
+        each.report(None, Report(b"a", 4))
+        sender.resolve_done()
         del each, heard
         assert gone() is None
     finally:
@@ -140,8 +170,9 @@ def test_a_failing_callback_costs_no_other_sender_its_result() -> None:
         heard.extend(indexes)
 
     each = batch(sender := Sender(), [b"a", b"b"], take)
-    each(FAILED, Report(b"a", -1, FAILED))
-    each(None, Report(b"b", 4))
+    each.report(FAILED, Report(b"a", -1, FAILED))
+    each.report(None, Report(b"b", 4))
+    sender.resolve_done()
     assert heard == [1]
     assert [str(error) for error in sender.failures] == ["mine"]
 

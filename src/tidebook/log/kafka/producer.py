@@ -102,37 +102,58 @@ class LoopBridge:
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """A record in flight: the client calls it when the record was delivered or has failed."""
+    """A record that was sent alone; the client calls it when the record was delivered or has failed."""
 
     producer: KafkaProducer
     record: Outgoing
     on_sent: Any
     #: If the record still waits in this process at this time, it fails.
     deadline: float
+    is_produced: bool = False
+    result: Any = None
 
-    def __call__(self, error: KafkaError | None, message: Any) -> None:
-        """Call the sender back with the result."""
-        producer = self.producer
-        if producer.thread_polls:
-            producer.reports.append((self, error, message))
-            return
-        try:
-            offset = message.offset()
-            if error is None and offset is not None:
-                result: Any = Acknowledged(self.record.partition, offset, message.timestamp()[1])
-            else:
-                result = producer.delivery_error(self.record, error)
-        except Exception as failure:
-            result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
-        producer.in_flight -= 1
-        try:
-            self.on_sent(result)
-        except Exception as failure:
-            producer.callback_failed(failure)
+    def produce_rest(self, produce: Callable[..., None]) -> None:
+        """Produce the record."""
+        record = self.record
+        if record.headers:
+            headers: Any = list(record.headers)
+            produce(record.topic, record.value, record.key, record.partition, self, headers=headers)
+        else:
+            produce(record.topic, record.value, record.key, record.partition, self)
+        self.is_produced = True
+
+    def reject(self, error: TidebookError) -> None:
+        """Fail the record without passing it to the client."""
+        self.is_produced = True
+        self.result = error
+        self.producer.done.append(self)
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        """Keep the report until the loop resolves it; the client calls this in the thread that polls."""
+        self.result = (error, message)
+        self.producer.done.append(self)
+
+    def resolve(self) -> int:
+        """Call the sender back with the result; return the number of records that were reported."""
+        self.producer.in_flight -= 1
+        count, result = 0, self.result
+        if not isinstance(result, TidebookError):
+            count, (error, message) = 1, result
+            try:
+                result = self.producer.delivery_result(self.record, error, message)
+            except Exception as failure:
+                result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
+        self.producer.call_back(self.on_sent, result)
+        return count
 
 
 class ProduceBatch:
-    """Records of one partition in send order; the client calls it once for each that was delivered or has failed."""
+    """Records of one partition in send order; they are produced together and their sender is called back once."""
+
+    __slots__ = (
+        "_awaited", "_columns", "_done", "_failed", "_is_resolved", "_keys", "_on_sent", "_producer", "_rejected",
+        "_reports", "_values", "deadline", "indexes", "partition", "produced",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -156,47 +177,59 @@ class ProduceBatch:
         self._keys: Sequence[bytes] = take(columns.keys)[1:]
         self._on_sent = on_sent
         self._reports: list[Message] = []
+        self._failed = False
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}
+        #: How many records are not rejected.
+        self._awaited = len(indexes)
+        self._done = producer.done
+        self._is_resolved = False
 
     @property
     def record(self) -> Outgoing:
         """Return the record to produce next."""
         return self._columns.record(self.indexes[self.produced])
 
+    @property
+    def is_produced(self) -> bool:
+        """Return whether every record was passed to the client or rejected."""
+        return self.produced == len(self.indexes)
+
     def produce_rest(self, produce: Callable[..., None]) -> None:
         """Produce the remaining records; on error, `record` is the one that failed."""
-        first = produced = self.produced
-        topic, partition = self._columns.topic, self.partition
+        produced = self.produced
+        topic, partition, values, keys = self._columns.topic, self.partition, self._values, self._keys
+        if produced:
+            values, keys = values[produced:], keys[produced:]
         try:
             # One call per record, but no Python code between them: less than half the cost of `produce_batch()`.
-            for _ in map(
-                produce, repeat(topic), self._values[first:], self._keys[first:], repeat(partition), repeat(self)
-            ):
+            for _ in map(produce, repeat(topic), values, keys, repeat(partition), repeat(self.report)):
                 produced += 1
         finally:
             self.produced = produced
-            self._producer.in_flight += produced - first
 
     def reject(self, error: TidebookError) -> None:
         """Fail the next record without passing it to the client."""
         self._rejected[self.produced] = error
         self.produced += 1
-        if len(self._reports) + len(self._rejected) == len(self.indexes):
-            self._resolve()
+        self._awaited -= 1
+        if len(self._reports) == self._awaited:
+            self._done.append(self)
 
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """Add a report; with the last one, call the sender back."""
-        if self._producer.thread_polls:
-            self._producer.reports.append((self, error, message))
-            return
-        self._producer.in_flight -= 1
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Add the report of a record; the client calls this in the thread that polls."""
         self._reports.append(message)
-        if len(self._reports) + len(self._rejected) == len(self.indexes):
-            self._resolve()
+        if error is not None:
+            self._failed = True
+        if len(self._reports) == self._awaited:
+            self._done.append(self)
 
-    def _resolve(self) -> None:
-        """Call the sender back with all results."""
+    def resolve(self) -> int:
+        """Call the sender back with all results; return the number of records that were reported."""
+        if self._is_resolved:  # a report and a rejection may both have been the last one
+            return 0
+        self._is_resolved = True
+        self._producer.in_flight -= 1
         try:
             outcomes = list(self._outcomes())
         except Exception as failure:
@@ -207,17 +240,15 @@ class ProduceBatch:
             )
             outcomes = [(self.indexes, [unknown] * len(self.indexes))]
         for indexes, results in outcomes:
-            try:
-                self._on_sent(indexes, results)
-            except Exception as error:
-                self._producer.callback_failed(error)
+            self._producer.call_back(self._on_sent, indexes, results)
+        return len(self._reports)
 
     def _outcomes(self) -> Iterator[tuple[Sequence[int], Sequence[Acknowledged | TidebookError]]]:
         """Yield the indexes of records with their results; a report has key and value, which identify its record."""
         reports = self._reports
-        if tuple(map(_value_of, reports)) == self._values and not any(map(_error_of, reports)):
-            offsets = [offset for offset in map(_offset_of, reports) if offset is not None]
-            if len(offsets) == len(reports):  # otherwise the broker no longer knows an offset
+        if not self._failed and tuple(map(_value_of, reports)) == self._values:
+            offsets: list[Any] = list(map(_offset_of, reports))
+            if None not in offsets:  # otherwise the broker no longer knows an offset
                 timestamps_ms = [timestamp_ms for _, timestamp_ms in map(_time_of, reports)]
                 yield self.indexes, AcknowledgedBatch(self.partition, offsets, timestamps_ms)
                 return
@@ -229,11 +260,8 @@ class ProduceBatch:
             else:
                 unmatched[self._keys[number], self._values[number]].append(index)
         for report in reports:
-            index, error, offset = unmatched[report.key(), report.value()].popleft(), report.error(), report.offset()
-            if error is None and offset is not None:
-                yield (index,), (Acknowledged(self.partition, offset, report.timestamp()[1]),)
-            else:
-                yield (index,), (self._producer.delivery_error(self._columns.record(index), error),)
+            index = unmatched[report.key(), report.value()].popleft()
+            yield (index,), (self._producer.delivery_result(self._columns.record(index), report.error(), report),)
 
 
 def split_columns(columns: RecordColumns) -> Iterator[tuple[int, Sequence[int]]]:
@@ -262,10 +290,12 @@ class KafkaProducer:
         self._client = self._connect()
         #: Clients with a fatal error, polled until all their records have a result.
         self._retired: list[Producer] = []
-        #: Records that were not passed to the client yet.
+        #: Records and batches that were not passed to the client yet.
         self._waiting: deque[Delivery | ProduceBatch] = deque()
-        #: Records that were passed to a client and have no result yet.
+        #: How many records and batches were passed to a client and are not resolved.
         self.in_flight = 0
+        #: Records and batches that have their reports, and that the loop has to resolve; the polling thread adds them.
+        self.done: deque[Delivery | ProduceBatch] = deque()
         self._flush_handle: asyncio.Handle | None = None
         #: The deadline of records that are sent in this iteration.
         self._deadline = 0.0
@@ -275,8 +305,8 @@ class KafkaProducer:
         self.thread_polls = True
         self._thread_may_poll = threading.Lock()
         self._thread_may_poll.acquire()
-        #: The reports of the thread's poll: callbacks and their arguments, for the loop to call.
-        self.reports: list[tuple[Delivery | ProduceBatch, KafkaError | None, Any]] = []
+        #: Whether records were produced since the last poll of the loop.
+        self._has_produced = False
         self._stopping = False
         self._stopped: asyncio.Task[None] | None = None
         self._metadata_executor = ThreadPoolExecutor(1, "tidebook-kafka-metadata")
@@ -292,11 +322,13 @@ class KafkaProducer:
         self._waiting.append(Delivery(self, record, on_sent, self._deadline))
 
     def send_many(self, columns: RecordColumns, on_sent: OnSentMany) -> None:
-        """Send records; `on_sent` is called in later iterations of the loop."""
-        if self._flush_handle is None or self._down:
-            self._flush_soon()
+        """Send records at once, unless others wait; `on_sent` is called in later iterations of the loop."""
+        first = not self._waiting
+        deadline = self._loop.time() + self._timeout_s
         for partition, indexes in split_columns(columns):
-            self._waiting.append(ProduceBatch(self, columns, partition, indexes, on_sent, self._deadline))
+            self._waiting.append(ProduceBatch(self, columns, partition, indexes, on_sent, deadline))
+        if first:
+            self._produce_waiting()
 
     def _flush_soon(self, at: float | None = None) -> None:
         """Flush at this time; by default after the callers that were just resumed have sent their next records."""
@@ -306,61 +338,56 @@ class KafkaProducer:
         self._flush_handle = self._loop.call_soon(self._flush) if at is None else self._loop.call_at(at, self._flush)
 
     def _flush(self) -> None:
-        """Produce the waiting records, then poll if it is the loop's turn."""
+        """Produce the waiting records and resolve those that are done; poll first if it is the loop's turn."""
         self._flush_handle = None
-        full = False
         try:
-            if not self._down:
-                full = not self._produce(_ITERATION_RECORDS_MAX)
+            self._produce_waiting()
             self._expire_waiting()
         finally:  # even after an error, or the thread would wait forever
-            if not self.thread_polls:
+            if self.thread_polls:
+                self._resolve_done()
+            else:
                 self._poll_in_loop()
-        if self._waiting and self._flush_handle is None:
-            full_until = self._loop.time() + _FULL_WAIT_S if full else None
-            self._flush_soon(self._waiting[0].deadline if self._down else full_until)
+
+    def _produce_waiting(self) -> None:
+        """Produce the waiting records; flush later what the client does not accept now."""
+        is_full = False
+        if not self._down:
+            is_full = not self._produce(_ITERATION_RECORDS_MAX)
+        if self._flush_handle is None:
+            if self.done:
+                self._flush_soon()
+            elif self._waiting:
+                full_until = self._loop.time() + _FULL_WAIT_S if is_full else None
+                self._flush_soon(self._waiting[0].deadline if self._down else full_until)
 
     def _produce(self, count: int) -> bool:
-        """Produce up to `count` waiting records; return False if the client accepts no more now."""
+        """Produce about `count` waiting records; return False if the client accepts no more now."""
         waiting, produce = self._waiting, self._client.produce
         while waiting and count > 0:
             delivery = waiting[0]
+            count -= len(delivery.indexes) if isinstance(delivery, ProduceBatch) else 1
+            self._has_produced = True
             try:
-                if isinstance(delivery, ProduceBatch):
-                    count -= len(delivery.indexes)
-                    delivery.produce_rest(produce)
-                else:
-                    count -= 1
-                    record = delivery.record
-                    if record.headers:
-                        headers: Any = list(record.headers)
-                        produce(record.topic, record.value, record.key, record.partition, delivery, headers=headers)
-                    else:
-                        produce(record.topic, record.value, record.key, record.partition, delivery)
-                    self.in_flight += 1
+                delivery.produce_rest(produce)
             except BufferError:
                 return False
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._FATAL:
                     self._replace(self._client_number)
                     return False
-                self._reject(delivery, self.delivery_error(delivery.record, error.args[0], sent=False))
+                delivery.reject(self._delivery_error(delivery.record, error.args[0], not_sent))
             except (TypeError, ValueError) as error:
                 record = delivery.record
-                self._reject(delivery, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
-            else:
-                waiting.popleft()
+                delivery.reject(InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
+            self._pop_produced()
         return True
 
-    def _reject(self, delivery: Delivery | ProduceBatch, error: TidebookError) -> None:
-        """Fail the next record of the first waiting delivery."""
-        if isinstance(delivery, Delivery):
-            self._loop.call_soon(delivery.on_sent, error)
-        else:
-            delivery.reject(error)
-            if delivery.produced < len(delivery.indexes):
-                return
-        self._waiting.popleft()
+    def _pop_produced(self) -> None:
+        """Remove the first waiting delivery if nothing of it is left to produce."""
+        if self._waiting[0].is_produced:
+            self._waiting.popleft()
+            self.in_flight += 1
 
     def _expire_waiting(self) -> None:
         """Fail the records that have waited past their deadline."""
@@ -372,48 +399,69 @@ class KafkaProducer:
             delivery = self._waiting[0]
             record = delivery.record
             error = Unavailable(f"sending to {record.topic}/{record.partition}: {why}: nothing was written")
-            self._reject(delivery, error)
+            delivery.reject(error)
+            self._pop_produced()
             self._metrics.count("kafka_send_failed", error="Unavailable")
 
-    def _poll_in_loop(self) -> None:
-        """Handle all reports, and poll again in the next iteration; if there are none, it is the thread's turn.
+    def _resolve_done(self) -> bool:
+        """Call back the senders of all records that are done, in order; return whether there were any."""
+        done, before, count = self.done, self.in_flight, 0
+        while done:
+            count += done.popleft().resolve()
+        if count:
+            self._metrics.count("kafka_sent", count)
+        return self.in_flight < before
 
-        The thread calls this through the bridge when it has reports, and then waits.
+    def _poll_in_loop(self) -> None:
+        """Resolve all reports, and poll again in the next iteration; if there are none, it is the thread's turn.
+
+        The thread calls this through the bridge while further records are in flight, and then waits.
         """
         self.thread_polls = False
-        before = self.in_flight
-        reports, self.reports = self.reports, []
-        for delivery, error, message in reports:
-            delivery(error, message)
         self._poll(self._client, 0)
         for retired in list(self._retired):
             retired.purge(blocking=True)  # this does not block, see `_drain`
             self._poll(retired, 0)
             if len(retired) == 0:
                 self._retired.remove(retired)
-        if self.in_flight < before:
-            self._metrics.count("kafka_sent", before - self.in_flight)
+        has_produced, self._has_produced = self._has_produced, False
+        if self._resolve_done() or has_produced:
             self._flush_soon()
         else:
             self.thread_polls = True
             self._thread_may_poll.release()
 
-    def callback_failed(self, error: Exception) -> None:
-        """Report the error of a sender's callback; other senders must still get their results."""
-        self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
+    def call_back(self, on_sent: Callable[..., None], *args: object) -> None:
+        """Call a sender back, and report its error: other senders must still get their results."""
+        try:
+            on_sent(*args)
+        except Exception as error:
+            self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
 
-    def delivery_error(self, record: Outgoing, error: KafkaError | None, *, sent: bool = True) -> TidebookError:
-        """Return the error of a record that was not delivered, or with `sent=False` that the client did not accept."""
-        failed: TidebookError
-        if error is None:  # a duplicate batch whose offset the broker no longer knows
+    def delivery_result(
+        self, record: Outgoing, error: KafkaError | None, message: Message
+    ) -> Acknowledged | TidebookError:
+        """Return the result of a record that the client has reported."""
+        offset = message.offset()
+        if error is not None:
+            return self._delivery_error(record, error, not_acknowledged)
+        if offset is None:  # a duplicate batch whose offset the broker no longer knows
             return OutcomeUnknown(
                 f"sending to {record.topic}/{record.partition}: written, but the broker no longer knows the offset",
                 partition=record.partition,
             )
+        return Acknowledged(record.partition, offset, message.timestamp()[1])
+
+    def _delivery_error(
+        self, record: Outgoing, error: KafkaError, translate: Callable[[KafkaError, str, int], TidebookError]
+    ) -> TidebookError:
+        """Return the error of a record that was not delivered, or that the client did not accept."""
         if error.code() in TOO_LARGE:
-            failed = TooLarge("the record", size_bytes=len(record.value), limit_bytes=self._config["batch.size"])
+            failed: TidebookError = TooLarge(
+                "the record", size_bytes=len(record.value), limit_bytes=self._config["batch.size"]
+            )
         else:
-            failed = (not_acknowledged if sent else not_sent)(error, record.topic, record.partition)
+            failed = translate(error, record.topic, record.partition)
         self._metrics.count("kafka_send_failed", error=type(failed).__name__)
         return failed
 
@@ -492,6 +540,7 @@ class KafkaProducer:
             for client in purged:
                 client.purge(blocking=True)  # the binding inverts the flag: this does not block (decision 0069)
                 self._poll(client, 0)
+            self._resolve_done()
             await asyncio.sleep(_DRAIN_POLL_S)
 
     # ---- in the producer's thread
@@ -499,8 +548,12 @@ class KafkaProducer:
     def _run(self) -> None:
         while not self._stopping and not self._loop.is_closed():
             client = self._client
-            self._poll(client, _POLL_S)
-            if self.reports or self._retired:
+            has_reports = self._poll(client, _POLL_S) or self.done
+            if has_reports and len(self.done) >= self.in_flight and not self._retired:
+                # Nothing else is in flight for which the loop could poll.
+                if not self._bridge.call_in_loop(self._resolve_done):
+                    return
+            elif has_reports or self._retired:
                 if not self._bridge.call_in_loop(self._poll_in_loop):
                     return
                 while not self._thread_may_poll.acquire(timeout=_LOOP_CHECK_S):
@@ -515,11 +568,12 @@ class KafkaProducer:
 
     # ---- in either thread
 
-    def _poll(self, client: Producer, timeout_s: float) -> None:
-        """Poll a client; a failing callback must not stop the polling."""
+    def _poll(self, client: Producer, timeout_s: float) -> int:
+        """Poll a client, and return how many callbacks it made; a failing callback must not stop the polling."""
         try:
-            client.poll(timeout_s)
+            return client.poll(timeout_s)
         except Exception:
             LOGGER.exception("a callback of the Kafka client failed")
             self._metrics.count("kafka_callback_failed")
             time.sleep(timeout_s)
+            return 0
