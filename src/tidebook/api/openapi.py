@@ -112,7 +112,7 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     found = [
         ("Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "Seconds until the request is cancelled."),
     ]
-    if route.mutates:
+    if route.mutates and not route.answers_secret:
         text = "A repeat with the same key gets the same answer and changes nothing."
         found.append(("Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,200}$"}, text))
     if route.form == "events":

@@ -37,6 +37,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     mutates: bool = False
     #: Whether its audit entry must be durable before it is answered.
     destructive: bool = False
+    #: Whether the answer holds a secret, which is never stored.
+    answers_secret: bool = False
     #: Whether the body may be left out.
     body_optional: bool = False
 

@@ -7,6 +7,7 @@ import asyncio
 from tidebook.cli import output
 from tidebook.cli.command import run, stop_on_signals
 from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, number, open_book, option
+from tidebook.core.errors import InvalidInput
 from tidebook.wiring.adapters import extra
 
 
@@ -14,12 +15,19 @@ def serve(
     book: BookOption,
     host: str = option("HOST", "The address to listen on.", "127.0.0.1"),
     port: int = number("The port; 0 chooses a free one.", 0, PORT_MAX, 8470, metavar="PORT"),
+    tls_cert: str | None = option("FILE", "The TLS certificate, with its chain; needs --tls-key."),
+    tls_key: str | None = option("FILE", "The key of the certificate."),
 ) -> None:
     """Serve a book over HTTP, until Ctrl-C or SIGTERM.
 
+    A loopback address needs no token as long as there is none; any other address needs TLS and a token.
     The first signal drains: requests in flight finish and streams end. A second one exits immediately.
     """
     server = extra("tidebook.server.serve", "server")
+
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidInput("give --tls-cert and --tls-key together")
+    tls = None if tls_cert is None else server.Tls(tls_cert, tls_key)
 
     def ready(url: str) -> None:
         output.emit({"url": url}, f"Tidebook is served at {url}. Press Ctrl-C to stop.")
@@ -30,7 +38,13 @@ def serve(
         async with open_book(book, create=True) as opened:
             with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
                 await server.serve(
-                    opened, stop, host=host, port=port, where=DEFAULT_BOOK if book is None else book, on_ready=ready
+                    opened,
+                    stop,
+                    host=host,
+                    port=port,
+                    tls=tls,
+                    where=DEFAULT_BOOK if book is None else book,
+                    on_ready=ready,
                 )
 
     run(go(), loop_factory=server.new_event_loop)

@@ -16,28 +16,36 @@ import msgspec
 from starlette.applications import Starlette
 
 import tidebook
-from tidebook.api.access import Role
-from tidebook.api.errors import DeadlineExceeded, MethodNotAllowed, TooManyRequests, UnsupportedContent
+from tidebook.api.errors import (
+    DeadlineExceeded,
+    MethodNotAllowed,
+    SignInRequired,
+    TooManyRequests,
+    UnsupportedContent,
+)
 from tidebook.api.openapi import document
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.api.route import Route
 from tidebook.api.routes import ROUTES
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge
-from tidebook.server import health, journals, outbox, pipeline, queues, tags, topics, wal
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
+from tidebook.server import access, health, journals, outbox, pipeline, queues, tags, topics, wal
 from tidebook.server.call import Call, Handler, Lines, Message, Receive, Reply, Send
 from tidebook.server.headers import Headers
-from tidebook.server.principal import LOCAL, Principal
+from tidebook.server.idempotency import EncodedAnswer, check_key
 from tidebook.server.router import Router
 from tidebook.server.state import ServerState
-from tidebook.server.streams import StreamSender, StreamSlots
+from tidebook.server.streams import StreamSender
 
 logger = logging.getLogger("tidebook.server")
 
 _JSON: Final = (b"content-type", b"application/json")
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
+_REPLAYED: Final = (b"idempotency-replayed", b"true")
 _encode = msgspec.json.Encoder().encode
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+#: Appends, which the journal itself recognizes by the append id that is derived from their key.
+_NATIVE_KEYS: Final = frozenset({"journals.append", "journals.append_batch"})
 
 
 async def _openapi(call: Call) -> dict[str, Any]:
@@ -54,13 +62,14 @@ HANDLERS: Final[dict[str, Handler]] = {
     **outbox.HANDLERS,
     **wal.HANDLERS,
     **pipeline.HANDLERS,
+    **access.HANDLERS,
 }
 
 
 class Endpoint:
-    """A route with its handler and its decoder."""
+    """A route with its handler, its decoder and the start of its usual answer."""
 
-    __slots__ = ("decode", "handler", "is_public", "route", "scope_index", "start")
+    __slots__ = ("decode", "handler", "native_key", "route", "start", "unmasks")
 
     def __init__(self, route: Route, handler: Handler) -> None:
         self.route = route
@@ -68,13 +77,9 @@ class Endpoint:
         self.decode: Callable[[bytes], Any] | None = None
         if route.body is not None:
             self.decode = msgspec.json.Decoder(route.body).decode
-        #: Which path parameter the prefix of a token must cover; None if there is none.
-        scoped = route.scope in ("topic", "queue", "namespace")
-        self.scope_index = route.parameters.index(route.scope) if scoped else None
-        self.is_public = route.role is Role.PUBLIC
-        status = 204 if route.form == "none" else route.status
-        headers = [_NO_STORE] if route.form == "none" else [_JSON, _NO_STORE, _NO_SNIFF]
-        self.start = {"type": "http.response.start", "status": status, "headers": headers}
+        self.native_key = route.name in _NATIVE_KEYS
+        self.unmasks = route.query is not None and "unmask" in route.query.__struct_fields__
+        self.start = _start(route.status, has_body=route.form != "none")
 
 
 class ServerApp:
@@ -83,15 +88,10 @@ class ServerApp:
     def __init__(self, state: ServerState, *, pages: Starlette | None = None) -> None:
         self.state = state
         self._pages = pages or Starlette()
-        self._router = Router(
-            (route, Endpoint(route, HANDLERS[route.name])) for route in ROUTES if route.name in HANDLERS
-        )
-        settings = state.settings
-        self._slots = StreamSlots(settings.streams_max, settings.streams_per_token_max)
+        self._router = Router((route, Endpoint(route, HANDLERS[route.name])) for route in ROUTES)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
-            await self._pages(scope, receive, send)
+        if scope["type"] != "http":
             return
         started = False
 
@@ -102,13 +102,20 @@ class ServerApp:
 
         try:
             headers = Headers(scope["headers"])
-            endpoint, parameters = self._router.find(scope["method"], scope["raw_path"])
+            self.state.gate.check_host(headers)
+            self.state.gate.check_origin(scope["method"], headers)
+            if not scope["path"].startswith("/v1/"):
+                await self._pages(scope, receive, track)
+                return
+            endpoint, parameters = self._router.find(scope["method"], scope["raw_path"].partition(b"?")[0])
             await self._serve(scope, headers, endpoint, parameters, receive, track)
         except TidebookError as error:
             if not started:
                 await _send_problem(send, problem_of(error), _problem_headers(error))
+        except (TimeoutError, ConnectionError):
+            pass  # the client reads too slowly, or not any more: its connection is closed
         except Exception:
-            logger.exception("%s %s failed", scope["method"], scope["path"])
+            logger.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not started:
                 await _send_problem(send, internal_problem(), [])
 
@@ -121,20 +128,33 @@ class ServerApp:
         receive: Receive,
         send: Send,
     ) -> None:
-        principal = self._principal(headers)
+        state, route = self.state, endpoint.route
+        principal = state.gate.authenticate(route.method, headers)
+        state.gate.authorize(principal, route, parameters)
         client = scope.get("client")
-        call = Call(self.state, endpoint.route, parameters, headers, principal, client[0] if client else "")
-        route = endpoint.route
+        call = Call(state, route, parameters, headers, principal, client[0] if client else "", receive)
         if route.query is not None or scope["query_string"]:
             call.query = _decode_query(route, scope["query_string"])
-        deadline_s = self._deadline_s(headers)
+            call.unmask = endpoint.unmasks and call.may_unmask(call.query.unmask)
+        if route.mutates:
+            state.audit.check_room()
+        deadline_s = call.deadline_s = self._deadline_s(headers)
+        timer = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with timer:
+                raw = b""
                 if endpoint.decode is not None:
-                    call.body = await self._body(endpoint, headers, receive)
-                answer = await endpoint.handler(call)
+                    raw = await self._read_body(headers, receive)
+                    call.body = _decode_body(endpoint, headers, raw)
+                if headers.idempotency_key is not None and route.mutates:
+                    answer = await self._run_keyed(endpoint, call, scope, raw)
+                else:
+                    answer = await endpoint.handler(call)
         except TimeoutError as error:
+            if not timer.expired():
+                raise Unavailable(f"a part of the book did not answer in time: {error}") from error
             if route.mutates:
+                await self._record(call, scope, 504)
                 raise OutcomeUnknown(
                     f"the request was cancelled after {deadline_s:g} s, and its change may have happened"
                 ) from error
@@ -142,22 +162,60 @@ class ServerApp:
                 f"the request was cancelled after {deadline_s:g} s: ask for less, or allow more with Request-Timeout",
                 deadline_s=deadline_s,
             ) from error
-        if isinstance(answer, Lines):
+        except OutcomeUnknown:
+            await self._record(call, scope, 504)
+            raise
+        if isinstance(answer, EncodedAnswer):
+            if not answer.replayed:
+                await self._record(call, scope, answer.status)
+            start = _start(answer.status, has_body=bool(answer.body), more=[_REPLAYED] if answer.replayed else [])
+            await send(start)
+            await send({"type": "http.response.body", "body": answer.body})
+        elif isinstance(answer, Lines):
+            await self._record(call, scope, 200)
             await self._stream(call, answer, receive, send)
         elif isinstance(answer, Reply):
-            start = {
-                "type": "http.response.start",
-                "status": answer.status,
-                "headers": [_JSON, _NO_STORE, _NO_SNIFF, *answer.headers],
-            }
-            await send(start)
+            await self._record(call, scope, answer.status)
+            await send(_start(answer.status, has_body=answer.body is not None, more=answer.headers))
             await send({"type": "http.response.body", "body": b"" if answer.body is None else _encode(answer.body)})
         else:
+            body = b"" if answer is None else _encode(answer)
+            if (route.mutates or call.unmask) and call.changed:
+                await self._record(call, scope, route.status)
             await send(endpoint.start)
-            await send({"type": "http.response.body", "body": b"" if answer is None else _encode(answer)})
+            await send({"type": "http.response.body", "body": body})
 
-    def _principal(self, headers: Headers) -> Principal:
-        return LOCAL
+    async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
+        """Record a call that changes or unmasks something; wait until that is durable if it is destructive."""
+        route, audit = call.route, self.state.audit
+        if not route.mutates and not call.unmask:
+            return
+        target = scope["raw_path"].decode("latin-1")
+        if scope["query_string"]:
+            target += "?" + scope["query_string"].decode("latin-1")
+        if route.destructive or call.unmask:
+            await audit.record_durably(call, target, status, unmask=call.unmask)
+        else:
+            audit.record(call, target, status)
+
+    async def _run_keyed(self, endpoint: Endpoint, call: Call, scope: dict[str, Any], raw: bytes) -> Any:
+        """Run a request that has an Idempotency-Key, or return the answer of an earlier one."""
+        key, route = call.headers.idempotency_key, call.route
+        assert key is not None
+        if route.answers_secret:
+            raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
+        if endpoint.native_key:
+            call.append_key = f"{call.principal.id}\0{check_key(key)}"
+            return await endpoint.handler(call)
+
+        async def run() -> EncodedAnswer:
+            answer = await endpoint.handler(call)
+            if isinstance(answer, Reply):
+                return EncodedAnswer(answer.status, b"" if answer.body is None else _encode(answer.body))
+            return EncodedAnswer(route.status, b"" if answer is None else _encode(answer))
+
+        request = b"\0".join((route.method.encode(), scope["raw_path"], scope["query_string"], raw))
+        return await self.state.keys.answer(call.principal.id, key, request, run)
 
     def _deadline_s(self, headers: Headers) -> float:
         settings = self.state.settings
@@ -174,55 +232,54 @@ class ServerApp:
             )
         return wanted
 
-    async def _body(self, endpoint: Endpoint, headers: Headers, receive: Receive) -> Any:
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         limit = self.state.settings.body_bytes_max
         length = headers.content_length
         if length is not None and length.isdecimal() and int(length) > limit:
             raise TooLarge("the body", size_bytes=int(length), limit_bytes=limit)
-        body = await _read_body(receive, limit)
-        if not body and endpoint.route.body_optional:
-            return None
-        kind = (headers.content_type or "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise UnsupportedContent(f"send the body as application/json, not as {kind[:60] or 'an unnamed type'}")
-        assert endpoint.decode is not None
-        try:
-            return endpoint.decode(body)
-        except _DECODE_ERRORS as error:
-            raise InvalidInput(f"the body is not valid: {error}") from error
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body") and len(body) <= limit:
+            return body
+        parts, size = [body], len(body)
+        while message.get("more_body") and size <= limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise InvalidInput("the client disconnected before its body was complete")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+        if size > limit:
+            raise TooLarge("the body", size_bytes=size, limit_bytes=limit)
+        return b"".join(parts)
 
     async def _stream(self, call: Call, lines: Lines, receive: Receive, send: Send) -> None:
         events = lines.events or "text/event-stream" in (call.headers.accept or "")
-        settings, token = self.state.settings, call.principal.id
-        self._slots.take(token)
+        state, token = self.state, call.principal.id
         try:
-            sender = StreamSender(
-                receive, send, self.state.draining, send_s=settings.send_s, keepalive_s=settings.keepalive_s
-            )
+            state.slots.take(token)
+        except TooManyRequests:
+            await lines.source.aclose()
+            raise
+        try:
+            sender = StreamSender(receive, send, state.live, send_s=state.settings.send_s, deadline_s=call.deadline_s)
             await sender.run(lines, events=events, headers=[_NO_SNIFF])
         finally:
-            self._slots.release(token)
+            state.slots.release(token)
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(body) > limit:
-            raise TooLarge("the body", size_bytes=len(body), limit_bytes=limit)
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body"):
-        if size > limit:
-            raise TooLarge("the body", size_bytes=size, limit_bytes=limit)
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise InvalidInput("the client disconnected before its body was complete")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-    if size > limit:
-        raise TooLarge("the body", size_bytes=size, limit_bytes=limit)
-    return b"".join(parts)
+def _decode_body(endpoint: Endpoint, headers: Headers, raw: bytes) -> Any:
+    if not raw and endpoint.route.body_optional:
+        return None
+    kind = headers.content_type
+    if kind != "application/json":
+        kind = (kind or "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise UnsupportedContent(f"send the body as application/json, not as {kind[:60] or 'an unnamed type'}")
+    assert endpoint.decode is not None
+    try:
+        return endpoint.decode(raw)
+    except _DECODE_ERRORS as error:
+        raise InvalidInput(f"the body is not valid: {error}") from error
 
 
 def _decode_query(route: Route, raw: bytes) -> Any:
@@ -243,12 +300,21 @@ def _decode_query(route: Route, raw: bytes) -> Any:
         raise InvalidInput(f"the query string is not valid: {error}") from error
 
 
+def _start(status: int, *, has_body: bool, more: Any = ()) -> Message:
+    headers = [_JSON, _NO_STORE, _NO_SNIFF, *more] if has_body else [_NO_STORE, *more]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
 def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
     match error:
         case MethodNotAllowed():
             return [(b"allow", ", ".join(error.allowed).encode())]
         case TooManyRequests():
             return [(b"retry-after", str(max(1, round(error.retry_after_s))).encode())]
+        case SignInRequired():
+            return [(b"www-authenticate", b'Bearer realm="tidebook"')]
+        case Unavailable():
+            return [(b"retry-after", b"1")]
         case _:
             return []
 

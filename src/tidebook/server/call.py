@@ -12,6 +12,7 @@ from tidebook.api.errors import PermissionDenied
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
 from tidebook.server.headers import Headers
+from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
 from tidebook.wiring.book import Book
 
@@ -26,7 +27,21 @@ Send = Callable[[Message], Awaitable[None]]
 class Call:
     """The parameters, the decoded query and body of a request, and who sent it."""
 
-    __slots__ = ("append_key", "body", "client", "headers", "parameters", "principal", "query", "route", "state")
+    __slots__ = (
+        "append_key",
+        "body",
+        "changed",
+        "client",
+        "deadline_s",
+        "headers",
+        "parameters",
+        "principal",
+        "query",
+        "receive",
+        "route",
+        "state",
+        "unmask",
+    )
 
     def __init__(
         self,
@@ -36,6 +51,7 @@ class Call:
         headers: Headers,
         principal: Principal,
         client: str,
+        receive: Receive,
     ) -> None:
         self.state = state
         self.route = route
@@ -43,10 +59,16 @@ class Call:
         self.headers = headers
         self.principal = principal
         self.client = client
+        self.receive = receive
         self.query: Any = None
         self.body: Any = None
         #: The Idempotency-Key of an append, from which its append id is derived.
         self.append_key: str | None = None
+        #: Whether the answer shows masked fields.
+        self.unmask = False
+        #: Whether something was changed; a claim that found nothing changes nothing.
+        self.changed = True
+        self.deadline_s = 0.0
 
     @property
     def book(self) -> Book:
@@ -59,6 +81,10 @@ class Call:
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
             raise InvalidInput(f"{name} in the path is a whole number, not {text[:40]!r}")
         return int(text)
+
+    def mask(self, name: str) -> Mask | None:
+        """Return the mask of a topic or queue for this request; None if nothing is hidden."""
+        return None if self.unmask else self.state.masks.of(name)
 
     def may_unmask(self, wanted: bool) -> bool:
         """Return whether the answer shows masked fields; raise `PermissionDenied` if that is not allowed."""

@@ -17,10 +17,12 @@ from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError
 from tidebook.core.event import ReadEvent
-from tidebook.core.key import Key
+from tidebook.core.key import Key, journal_id
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
+from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.server.masking import Mask
 
 #: How many events are encoded and sent together.
 CHUNK_EVENTS = 256
@@ -159,10 +161,47 @@ async def read(call: Call) -> Lines:
         start = query.start
         if call.headers.last_event_id is not None:
             start = _after_event_id(call.headers.last_event_id)
-        tail = journal.tail(id, start=start)
-        return Lines(lambda lines: _chunks(lines, tail, None), live=True, events=True)
+        return Lines(lambda _: _follow(call, journal, id, start), live=True, events=True)
     events = journal.read(id, start=query.start, end=query.end, barrier=query.barrier)
-    return Lines(lambda lines: _chunks(lines, events, query.limit))
+    return Lines(lambda lines: _chunks(lines, events, query.limit, call.mask(topic)))
+
+
+def _follow(call: Call, journal: Journal, id: str, start: int) -> AsyncGenerator[Chunk, None]:
+    """Follow a journal together with all that follow it."""
+    journal_id(id)
+    mask = call.mask(journal.topic)
+
+    async def begin() -> AsyncIterator[ReadEvent]:
+        return journal.tail(id, start=(await journal.pointer(id) or 0) + 1)
+
+    def line(event: ReadEvent) -> Line:
+        # All records of a journal are in one partition, so offsets grow also over a purge.
+        encoded = _encode(_event_line(event, mask))
+        return Line((event.offset, event.seq_nr), journal.topic, str(event.seq_nr), encoded)
+
+    def catch_up(last: Place | None) -> AsyncIterator[ReadEvent]:
+        return journal.read(id, start=start if last is None else max(start, last[1] + 1))
+
+    is_begun = False
+
+    def wanted(each: Line) -> bool:
+        # Events before `start` are left out until the first one is delivered: after a purge numbers start again.
+        nonlocal is_begun
+        is_begun = is_begun or each.place[1] >= start
+        return is_begun
+
+    key = ("journal", journal.topic, id, mask is None)
+    return call.state.broadcasts.follow(key, begin, line, catch_up, wanted)
+
+
+def _event_line(event: ReadEvent, mask: Mask | None) -> EventLine:
+    line = EventLine.of(event)
+    if mask is None:
+        return line
+    payload, encoded = payload_to(mask(event.payload))
+    metadata = None if event.metadata is None else mask(event.metadata)
+    metadata = metadata if isinstance(metadata, dict) else None
+    return msgspec.structs.replace(line, payload=payload, payload_base64=encoded, metadata=metadata)
 
 
 def _after_event_id(text: str) -> int:
@@ -171,9 +210,11 @@ def _after_event_id(text: str) -> int:
     return int(text) + 1
 
 
-async def _chunks(lines: Lines, events: AsyncIterator[ReadEvent], limit: int | None) -> AsyncGenerator[Chunk, None]:
+async def _chunks(
+    lines: Lines, events: AsyncIterator[ReadEvent], limit: int | None, mask: Mask | None
+) -> AsyncGenerator[Chunk, None]:
     """Yield encoded events in chunks; after `limit` events, set the number that continues the read."""
-    line, live = EventLine.of, lines.live
+    line = EventLine.of
     chunk: Chunk = []
     count = 0
     async with aclosing(events):  # type: ignore[type-var]
@@ -182,8 +223,9 @@ async def _chunks(lines: Lines, events: AsyncIterator[ReadEvent], limit: int | N
                 lines.next = event.seq_nr
                 break
             count += 1
-            chunk.append((str(event.seq_nr), _encode(line(event))))
-            if live or len(chunk) >= CHUNK_EVENTS:
+            encoded = _encode(line(event) if mask is None else _event_line(event, mask))
+            chunk.append((str(event.seq_nr), encoded))
+            if len(chunk) >= CHUNK_EVENTS:
                 yield chunk
                 chunk = []
     if chunk:
@@ -196,7 +238,9 @@ async def load_snapshot(call: Call) -> SnapshotAnswer:
     found = await call.book.journal(topic).load_snapshot(id, to=call.query.to)
     if found is None:
         raise NotFound(f"{Key(topic, id)}: there is no snapshot")
-    return SnapshotAnswer(found.seq_nr, found.timestamp_ms, *payload_to(found.payload))
+    mask = call.mask(topic)
+    payload = found.payload if mask is None else mask(found.payload)
+    return SnapshotAnswer(found.seq_nr, found.timestamp_ms, *payload_to(payload))
 
 
 async def save_snapshot(call: Call) -> None:

@@ -30,6 +30,7 @@ from tidebook.queue.job import Job, utc_datetime
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
 from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
 _CLAIM = ClaimBody()
@@ -55,19 +56,30 @@ async def claim(call: Call) -> ClaimAnswer:
     body, queue = call.body or _CLAIM, _queue(call)
     jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
     if not jobs and body.wait_s:
-        try:
-            async with asyncio.timeout(body.wait_s):
-                jobs = await _claim_when_due(call, queue, body)
-        except TimeoutError:
-            pass
+        jobs = await _claim_when_due(call, queue, body)
+    call.changed = bool(jobs)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
 
 async def _claim_when_due(call: Call, queue: Queue, body: ClaimBody) -> list[Job]:
+    """Claim as soon as something is due; give up in time, if the client disconnects, or if the server drains."""
+    claiming = asyncio.ensure_future(_claim_first(queue, body))
+    gone = asyncio.ensure_future(disconnected(call.receive))
+    draining = asyncio.ensure_future(call.state.draining.wait())
+    try:
+        wait_s = min(body.wait_s, max(0.0, call.deadline_s - 1.0))
+        await asyncio.wait((claiming, gone, draining), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        return claiming.result() if claiming.done() else []
+    finally:
+        for task in (claiming, gone, draining):
+            task.cancel()
+        await asyncio.gather(claiming, gone, draining, return_exceptions=True)
+
+
+async def _claim_first(queue: Queue, body: ClaimBody) -> list[Job]:
     async with aclosing(queue.listen()) as dues:
         async for _ in dues:
-            jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
-            if jobs or call.state.draining.is_set():
+            if jobs := await queue.claim(body.limit, body.lease_s, together=body.together):
                 return jobs
     return []
 
@@ -107,12 +119,20 @@ async def list_queues(call: Call) -> QueuesAnswer:
 
 async def entries(call: Call) -> EntriesAnswer:
     """List the first entries."""
-    return EntriesAnswer([EntryAnswer.of(each) for each in await _queue(call).entries(call.query.limit)])
+    found = await _queue(call).entries(call.query.limit)
+    mask = call.mask(call.parameters[0])
+    if mask is not None:
+        found = [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
+    return EntriesAnswer([EntryAnswer.of(each) for each in found])
 
 
 async def dead_letters(call: Call) -> DeadLettersAnswer:
     """List dead letters."""
-    return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in await _queue(call).dead_letters(call.query.limit)])
+    found = await _queue(call).dead_letters(call.query.limit)
+    mask = call.mask(call.parameters[0])
+    if mask is not None:
+        found = [msgspec.structs.replace(each, data=mask(each.data)) for each in found]
+    return DeadLettersAnswer([DeadLetterAnswer.of(each) for each in found])
 
 
 async def retry(call: Call) -> None:

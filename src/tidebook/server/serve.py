@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,6 +20,8 @@ from tidebook.wiring.book import Book
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8470
 BACKLOG = 2_048
+#: How long an idle connection is kept.
+KEEP_ALIVE_S = 75
 
 
 def is_loopback(host: str) -> bool:
@@ -43,6 +47,13 @@ class Tls:
     """The files of a TLS certificate and its key."""
 
     def __init__(self, cert_file: str, key_file: str) -> None:
+        for file in (cert_file, key_file):
+            if not Path(file).is_file():
+                raise InvalidInput(f"{file}: there is no such file")
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert_file, key_file)
+        except (ssl.SSLError, OSError) as error:
+            raise InvalidInput(f"{cert_file} and {key_file} are no certificate and its key: {error}") from error
         self.cert_file = cert_file
         self.key_file = key_file
 
@@ -59,49 +70,66 @@ async def serve(
 ) -> None:
     """Serve a book until `stop` is set, then drain; `on_ready` is called with the URL once requests are accepted.
 
-    `where` is the folder or file that the book was opened from, for jobs in child processes.
+    Without tokens, only a loopback address is served; an address that others reach also needs TLS. `where` is the
+    folder or file that the book was opened from, for jobs in child processes.
     """
-    if not is_loopback(host):
-        raise InvalidInput(f"{host} is not a loopback address: only 127.0.0.1, ::1 and localhost are served")
-    state = ServerState(book, where=where)
-    listening = _bind(host, port)
+    loopback = is_loopback(host)
+    state = ServerState(book, host=host, loopback=loopback, tls=tls is not None, where=where)
+    try:
+        if not loopback:
+            _require_security(state, host, tls)
+        listening = _bind(host, port)
+    except BaseException:
+        await state.close()
+        raise
     settings = state.settings
-    config = uvicorn.Config(
-        ServerApp(state),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(settings.shutdown_s),
-        limit_concurrency=settings.connections_max,
-        backlog=BACKLOG,
+    server = _Server(
+        uvicorn.Config(
+            ServerApp(state),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=round(settings.shutdown_s),
+            limit_concurrency=settings.connections_max,
+            backlog=BACKLOG,
+            ssl_certfile=None if tls is None else tls.cert_file,
+            ssl_keyfile=None if tls is None else tls.key_file,
+        )
     )
-    server = _Server(config)
-    scheme = "http" if tls is None else "https"
     address = listening.getsockname()
     name = f"[{address[0]}]" if ":" in address[0] else address[0]
+    state.start()
     running = asyncio.create_task(server.serve([listening]))
     stopping = asyncio.create_task(stop.wait())
     try:
         await _first_of(running, asyncio.create_task(server.accepting.wait()))
         if server.accepting.is_set():
-            on_ready(f"{scheme}://{name}:{address[1]}")
+            on_ready(f"{'http' if tls is None else 'https'}://{name}:{address[1]}")
             await _first_of(running, stopping)
-            state.draining.set()
+            state.drain()
             if settings.drain_s and not running.done():
                 await asyncio.wait((running,), timeout=settings.drain_s)
     finally:
         stopping.cancel()
-        state.draining.set()
+        state.drain()
         server.should_exit = True
         try:
             await running
         finally:
             listening.close()
             await state.close()
+
+
+def _require_security(state: ServerState, host: str, tls: Tls | None) -> None:
+    if tls is None:
+        raise InvalidInput(f"{host} is reached by others: give --tls-cert and --tls-key, or serve 127.0.0.1")
+    if not state.tokens.any:
+        raise InvalidInput(f"{host} is reached by others: create a token first, with 'tidebook token create'")
 
 
 class _Server(uvicorn.Server):

@@ -3,29 +3,105 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
+from tidebook.core.errors import TidebookError
+from tidebook.server.audit import Audit
+from tidebook.server.broadcast import Broadcasts
+from tidebook.server.browser_sessions import BrowserSessions
+from tidebook.server.database import ServerDatabase
+from tidebook.server.gate import Gate
+from tidebook.server.idempotency import IdempotencyKeys
+from tidebook.server.masking import Masks
 from tidebook.server.pipeline_jobs import PipelineJobs
+from tidebook.server.rate_limit import RateLimit
 from tidebook.server.region_sessions import RegionSessions
 from tidebook.server.settings import ServerSettings
+from tidebook.server.streams import LiveStreams, StreamSlots
+from tidebook.server.tokens import USED_EVERY_MS, Tokens
 from tidebook.wiring.book import Book
+
+logger = logging.getLogger("tidebook.server")
+
+#: How often idle regions are closed and streams are kept alive.
+MAINTAIN_S = 1.0
 
 
 class ServerState:
     """The book, the settings, and the parts of the server."""
 
-    def __init__(self, book: Book, *, where: str | None = None, settings: ServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        book: Book,
+        *,
+        host: str = "127.0.0.1",
+        loopback: bool = True,
+        tls: bool = False,
+        where: str | None = None,
+        settings: ServerSettings | None = None,
+    ) -> None:
         self.book = book
-        self.settings = settings or book.settings.options("server", ServerSettings)
+        self.settings = settings = settings or book.settings.options("server", ServerSettings)
+        self.tls = tls
         self.started_s = time.monotonic()
-        #: Set when the server is about to stop: it is no longer ready, and streams end.
+        #: Set when the server is about to stop: it is no longer ready, and live streams end.
         self.draining = asyncio.Event()
-        self.jobs = PipelineJobs(where or str(book.settings.folder), jobs_max=self.settings.jobs_max)
-        self.regions = RegionSessions(
-            book, idle_s=self.settings.region_idle_s, sessions_max=self.settings.region_sessions_max
+        self.database = ServerDatabase(book.settings.folder, book.metrics)
+        self.tokens = Tokens(self.database, book.clock)
+        self.sessions = BrowserSessions(session_s=settings.session_s)
+        self.gate = Gate(
+            self.tokens,
+            self.sessions,
+            RateLimit(settings.rate_per_s, settings.rate_burst),
+            loopback=loopback,
+            host=host,
+            allowed_hosts=settings.allowed_hosts,
         )
+        self.keys = IdempotencyKeys(
+            self.database, book.clock, keys_max=settings.idempotency_keys_max, keep_s=settings.idempotency_s
+        )
+        self.audit = Audit(book, self.database)
+        self.masks = Masks(book.settings.section("mask").options)
+        self.slots = StreamSlots(settings.streams_max, settings.streams_per_token_max)
+        self.live = LiveStreams(send_s=settings.send_s, keepalive_s=settings.keepalive_s)
+        self.broadcasts = Broadcasts()
+        self.jobs = PipelineJobs(where or str(book.settings.folder), jobs_max=settings.jobs_max)
+        self.regions = RegionSessions(book, idle_s=settings.region_idle_s, sessions_max=settings.region_sessions_max)
+        self._maintenance: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the maintenance."""
+        self._maintenance = asyncio.create_task(self._maintain())
+
+    async def _maintain(self) -> None:
+        uses_written_s = time.monotonic()
+        while True:
+            await asyncio.sleep(MAINTAIN_S)
+            self.live.keep_alive()
+            try:
+                await self.regions.close_idle()
+                if time.monotonic() - uses_written_s > USED_EVERY_MS / 1000:
+                    uses_written_s = time.monotonic()
+                    await self.tokens.write_uses()
+            except TidebookError as error:
+                logger.warning("maintenance failed, and is tried again: %s", error)
+
+    def drain(self) -> None:
+        """Report that the server is not ready any more, and end live streams with a retry hint."""
+        self.draining.set()
+        self.live.end_all()
 
     async def close(self) -> None:
         """Close what the requests have opened."""
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.gather(self._maintenance, return_exceptions=True)
         await self.jobs.close()
         await self.regions.close()
+        await self.audit.close()
+        try:
+            await self.tokens.write_uses()
+        except TidebookError as error:
+            logger.warning("when tokens were last used is not written: %s", error)
+        await self.database.close()

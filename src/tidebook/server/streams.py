@@ -7,13 +7,12 @@ time is disconnected. A live stream ends with a retry hint when the server drain
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import suppress
+import time
 from typing import Any, Final
 
 import msgspec
 
-from tidebook.api.errors import TooManyRequests
+from tidebook.api.errors import DeadlineExceeded, TooManyRequests
 from tidebook.api.journals import EndLine
 from tidebook.api.problem import internal_problem, problem_of
 from tidebook.core.errors import TidebookError
@@ -54,34 +53,140 @@ class StreamSlots:
             del self._by_token[token]
 
 
+class LiveStreams:
+    """The open live streams: one place keeps all of them alive, and ends them when the server drains."""
+
+    def __init__(self, *, send_s: float, keepalive_s: float) -> None:
+        self._send_s = send_s
+        self._keepalive_s = keepalive_s
+        self._streams: set[LiveStream] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, send: Send, *, events: bool) -> LiveStream:
+        """Register a stream of the running task."""
+        stream = LiveStream(send, self._send_s, events=events)
+        self._streams.add(stream)
+        return stream
+
+    def close(self, stream: LiveStream) -> None:
+        """Forget a stream."""
+        self._streams.discard(stream)
+
+    def keep_alive(self) -> None:
+        """Wake the streams that sent nothing for a while, to send a comment; call this about every second."""
+        before_s = time.monotonic() - self._keepalive_s
+        for stream in list(self._streams):
+            if stream.sent_s < before_s:
+                stream.send_comment()
+
+    def end_all(self) -> None:
+        """End all streams with a retry hint."""
+        for stream in list(self._streams):
+            stream.end()
+
+
+class LiveStream:
+    """Sends the chunks of one live stream; a comment may be sent between any two of them."""
+
+    def __init__(self, send: Send, send_s: float, *, events: bool) -> None:
+        self._send_raw = send
+        self._send_s = send_s
+        self._events = events
+        self.sent_s = time.monotonic()
+        self._pump: asyncio.Task[None] | None = None
+        self._ending = False
+        self._comments: set[asyncio.Task[None]] = set()
+
+    async def send(self, body: bytes, *, more: bool = True) -> None:
+        """Send a part of the answer; raise `TimeoutError` if the client does not accept it in time."""
+        async with asyncio.timeout(self._send_s):
+            await self._send_raw({"type": "http.response.body", "body": body, "more_body": more})
+        self.sent_s = time.monotonic()
+
+    def send_comment(self) -> None:
+        """Send a comment in the background, unless one is still being sent."""
+        if not self._comments and not self._ending:
+            task = asyncio.ensure_future(self._comment())
+            self._comments.add(task)
+            task.add_done_callback(self._comments.discard)
+
+    async def _comment(self) -> None:
+        try:
+            await self.send(b": \n\n" if self._events else b"\n")
+        except (TimeoutError, OSError):
+            if self._pump is not None:
+                self._pump.cancel()
+
+    def end(self) -> None:
+        """Ask the pump to end the stream."""
+        self._ending = True
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def pump(self, lines: Lines) -> None:
+        """Send chunks as they come, until the source fails or the stream is to end."""
+        self._pump = asyncio.current_task()
+        last = b""
+        try:
+            if not self._ending:
+                async for chunk in lines.source:
+                    await self.send(format_chunk(chunk, self._events))
+        except TidebookError as error:
+            last = format_problem(problem_of(error), self._events)
+        except asyncio.CancelledError:
+            if not self._ending:
+                raise
+        if not last:
+            hint = f"retry: {DRAIN_RETRY_MS}\n".encode() if self._events else b""
+            last = hint + format_end(EndLine(end=True), self._events)
+        await self.send(last, more=False)
+
+
 class StreamSender:
     """Sends one streamed answer."""
 
-    def __init__(
-        self, receive: Receive, send: Send, draining: asyncio.Event, *, send_s: float, keepalive_s: float
-    ) -> None:
+    def __init__(self, receive: Receive, send: Send, live: LiveStreams, *, send_s: float, deadline_s: float) -> None:
         self._receive = receive
         self._send_raw = send
-        self._draining = draining
+        self._live = live
         self._send_s = send_s
-        self._keepalive_s = keepalive_s
+        self._deadline_s = deadline_s
 
     async def run(self, lines: Lines, *, events: bool, headers: list[tuple[bytes, bytes]]) -> None:
         """Send all chunks; return when the source ends, the client disconnects, or the server drains a live stream.
 
-        The first chunk is read before the headers are sent, so that an error at the start has its own status.
+        The first chunk of a stream that ends is read before the headers are sent, so that an error at the start has
+        its own status.
         """
-        source = lines.source
         try:
             first: Chunk | None = None
             if not lines.live:
-                first = await anext(source, None)
+                first = await self._read(lines)
             await self._start(events, headers)
-            if first is not None:
-                await self._send(_format(first, events))
-            await self._until_gone(self._pump(lines, events=events))
+            pump = self._pump_live(lines, events=events) if lines.live else self._pump(lines, first, events=events)
+            pumping = asyncio.ensure_future(pump)
+            gone = asyncio.ensure_future(disconnected(self._receive))
+            try:
+                await asyncio.wait((pumping, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                pumping.cancel()
+                await asyncio.gather(gone, pumping, return_exceptions=True)
+            if not pumping.cancelled() and (error := pumping.exception()) is not None:
+                raise error
         finally:
-            await source.aclose()
+            await lines.source.aclose()
+
+    async def _read(self, lines: Lines) -> Chunk | None:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await anext(lines.source, None)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"no event could be read within {self._deadline_s:g} s: try again", deadline_s=self._deadline_s
+            ) from error
 
     async def _start(self, events: bool, headers: list[tuple[bytes, bytes]]) -> None:
         kind = EVENT_STREAM if events else NDJSON
@@ -94,76 +199,40 @@ class StreamSender:
         async with asyncio.timeout(self._send_s):
             await self._send_raw({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _until_gone(self, pump: Awaitable[None]) -> None:
-        """Run the pump until it ends or the client disconnects."""
-        pumping = asyncio.ensure_future(pump)
-        gone = asyncio.ensure_future(_disconnected(self._receive))
+    async def _pump(self, lines: Lines, chunk: Chunk | None, *, events: bool) -> None:
         try:
-            await asyncio.wait((pumping, gone), return_when=asyncio.FIRST_COMPLETED)
-            if pumping.done():
-                with suppress(TimeoutError):  # the client does not read: closing the connection is all that is left
-                    pumping.result()
-        finally:
-            for task in (gone, pumping):
-                task.cancel()
-            await asyncio.gather(gone, pumping, return_exceptions=True)
-
-    async def _pump(self, lines: Lines, *, events: bool) -> None:
-        last = b""
-        try:
-            if lines.live:
-                await self._pump_live(lines.source, events=events)
-                if events:
-                    last = f"retry: {DRAIN_RETRY_MS}\n".encode()
-            else:
-                async for chunk in lines.source:
-                    await self._send(_format(chunk, events))
+            while chunk is not None:
+                await self._send(format_chunk(chunk, events))
+                chunk = await self._read(lines)
             end = EndLine(end=True) if lines.next is None else EndLine(next=lines.next)
-            last += b"event: end\ndata: " + _encode(end) + b"\n\n" if events else _encode(end) + b"\n"
+            last = format_end(end, events)
         except TidebookError as error:
-            last = _problem(problem_of(error), events)
+            last = format_problem(problem_of(error), events)
         except TimeoutError:
             raise
         except Exception:
-            await self._send(_problem(internal_problem(), events), more=False)
+            await self._send(format_problem(internal_problem(), events), more=False)
             raise
         await self._send(last, more=False)
 
-    async def _pump_live(self, source: AsyncIterator[Chunk], *, events: bool) -> None:
-        """Send chunks as they come, and a comment when none came for a while, until the server drains."""
-        draining = asyncio.ensure_future(self._draining.wait())
-        pending: asyncio.Future[Chunk | None] | None = None
+    async def _pump_live(self, lines: Lines, *, events: bool) -> None:
+        stream = self._live.open(self._send_raw, events=events)
         try:
-            while not draining.done():
-                if pending is None:
-                    pending = asyncio.ensure_future(_next(source))
-                await asyncio.wait((pending, draining), timeout=self._keepalive_s, return_when=asyncio.FIRST_COMPLETED)
-                if pending.done():
-                    chunk, pending = pending.result(), None
-                    if chunk is None:
-                        return
-                    await self._send(_format(chunk, events))
-                elif not draining.done():
-                    await self._send(b": \n\n" if events else b"\n")
+            await stream.pump(lines)
         finally:
-            draining.cancel()
-            if pending is not None:
-                pending.cancel()
-                await asyncio.gather(pending, return_exceptions=True)
+            self._live.close(stream)
 
 
-async def _next(source: AsyncIterator[Chunk]) -> Chunk | None:
-    return await anext(source, None)
-
-
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _format(chunk: Chunk, events: bool) -> bytes:
+def format_chunk(chunk: Chunk, events: bool) -> bytes:
+    """Return lines of NDJSON, or server-sent events."""
     if not events:
-        return b"".join([part for _, line in chunk for part in (line, b"\n")])
+        return b"\n".join([line for _, line in chunk]) + b"\n"
     parts: list[bytes] = []
     for id, line in chunk:
         if id:
@@ -172,7 +241,13 @@ def _format(chunk: Chunk, events: bool) -> bytes:
     return b"".join(parts)
 
 
-def _problem(problem: dict[str, Any], events: bool) -> bytes:
+def format_end(end: EndLine, events: bool) -> bytes:
+    """Return the last line of a stream that was not interrupted."""
+    return b"event: end\ndata: " + _encode(end) + b"\n\n" if events else _encode(end) + b"\n"
+
+
+def format_problem(problem: dict[str, Any], events: bool) -> bytes:
+    """Return the last line of a stream that a problem has ended."""
     if events:
         return b"event: problem\ndata: " + _encode(problem) + b"\n\n"
     return _encode({"problem": problem}) + b"\n"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from datetime import datetime
 
 import msgspec
 
+from tidebook.api.payload import payload_to
 from tidebook.api.tags import HorizonAnswer, TaggedEventLine, TagLine, TagRebuildAnswer
 from tidebook.core.errors import InvalidInput
+from tidebook.server.broadcast import Line, Place
 from tidebook.server.call import Call, Chunk, Handler, Lines
-from tidebook.tags.event import TaggedEvent
+from tidebook.tags.event import TaggedEvent, encode_offset, position_before
 
 CHUNK_EVENTS = 256
 
@@ -25,26 +28,59 @@ def topics_of(text: str | None) -> list[str] | None:
 async def read(call: Call) -> Lines:
     """Read the events of a tag, or follow it; events of topics that the token may not see are left out."""
     query = call.query
-    after = query.after
-    if query.follow and call.headers.last_event_id is not None:
-        after = call.headers.last_event_id
     if query.since is not None and query.after is not None:
         raise InvalidInput("give either after or since, not both")
-    events = call.book.tags.read(
-        call.parameters[0],
-        after=after if after is not None else query.since,
-        follow=query.follow,
-        topics=topics_of(query.topics),
-        consistency=query.consistency,
-    )
-    return Lines(
-        lambda lines: _chunks(lines, call.principal.prefix, events, query.limit), live=query.follow, events=query.follow
-    )
+    after: str | datetime | None = query.after if query.after is not None else query.since
+    if call.headers.last_event_id is not None:
+        after = call.headers.last_event_id
+    topics, tag = topics_of(query.topics), call.parameters[0]
+    if query.follow and query.consistency != "delay":
+        call.book.tags.read(tag, after=after, topics=topics)  # checks the arguments
+        return Lines(lambda _: _follow(call, tag, after, topics), live=True, events=True)
+    events = call.book.tags.read(tag, after=after, follow=query.follow, topics=topics, consistency=query.consistency)
+    return Lines(lambda lines: _chunks(call, lines, events, query.limit), live=query.follow, events=query.follow)
+
+
+def _follow(
+    call: Call, tag: str, after: str | datetime | None, topics: list[str] | None
+) -> AsyncGenerator[Chunk, None]:
+    """Follow a tag together with all that follow it; the horizon is what makes their order the same."""
+    tags, unmask, prefix = call.book.tags, call.unmask, call.principal.prefix
+
+    async def begin() -> AsyncIterator[TaggedEvent]:
+        now = position_before(tag, (await tags.horizon(topics)).time_ms)
+        return tags.read(tag, after=encode_offset(now) if now.time_ms >= 0 else None, follow=True, topics=topics)
+
+    def line(event: TaggedEvent) -> Line:
+        encoded = _encode(_event_line(call, event))
+        at = event.row
+        place = (at.time_ms, at.topic, at.partition, at.offset, at.index)
+        return Line(place, event.topic, event.tag_offset, encoded)
+
+    def catch_up(last: Place | None) -> AsyncIterator[TaggedEvent]:
+        # After the last event's time all events of that time are read again; those delivered are left out by place.
+        resume = after if last is None else encode_offset(position_before(tag, last[0]))
+        return tags.read(tag, after=resume, topics=topics)
+
+    key = ("tag", tag, None if topics is None else tuple(sorted(topics)), unmask)
+    return call.state.broadcasts.follow(key, begin, line, catch_up, lambda each: each.topic.startswith(prefix))
+
+
+def _event_line(call: Call, event: TaggedEvent) -> TaggedEventLine:
+    line = TaggedEventLine.of(event)
+    mask = call.mask(event.topic)
+    if mask is None:
+        return line
+    payload, encoded = payload_to(mask(event.payload))
+    metadata = None if event.metadata is None else mask(event.metadata)
+    metadata = metadata if isinstance(metadata, dict) else None
+    return msgspec.structs.replace(line, payload=payload, payload_base64=encoded, metadata=metadata)
 
 
 async def _chunks(
-    lines: Lines, prefix: str, events: AsyncIterator[TaggedEvent], limit: int | None
+    call: Call, lines: Lines, events: AsyncIterator[TaggedEvent], limit: int | None
 ) -> AsyncGenerator[Chunk, None]:
+    prefix = call.principal.prefix
     chunk: Chunk = []
     count, last = 0, ""
     async with aclosing(events):  # type: ignore[type-var]
@@ -55,7 +91,7 @@ async def _chunks(
                 lines.next = last
                 break
             count += 1
-            line = TaggedEventLine.of(event)
+            line = _event_line(call, event)
             last = line.tag_offset
             chunk.append((last, _encode(line)))
             if lines.live or len(chunk) >= CHUNK_EVENTS:

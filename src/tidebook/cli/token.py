@@ -1,0 +1,82 @@
+"""`tidebook token`: create, list and revoke access tokens of the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, cast
+
+import typer
+
+from tidebook.api.access import RoleName, TokenAnswer
+from tidebook.cli import output
+from tidebook.cli.command import Group
+from tidebook.cli.options import BookOption, argument, book_settings, option, seconds
+from tidebook.core.errors import InvalidInput
+from tidebook.queue.job import utc_datetime
+from tidebook.runtime.clock import SystemClock
+from tidebook.server.database import ServerDatabase
+from tidebook.server.tokens import Tokens
+
+app = Group(help="Create, list and revoke access tokens of the server.", no_args_is_help=True)
+
+
+def _role(value: str) -> str:
+    if value not in ("viewer", "operator", "admin"):
+        raise InvalidInput(f"--role is viewer, operator or admin, not {value!r}")
+    return value
+
+
+@asynccontextmanager
+async def _tokens(book: str | None, *, create: bool = False) -> AsyncIterator[Tokens]:
+    database = ServerDatabase(book_settings(book, create=create).folder)
+    try:
+        yield Tokens(database, SystemClock())
+    finally:
+        await database.close()
+
+
+@app.command()
+async def create(
+    book: BookOption,
+    name: str = argument("NAME", "Who or what the token is for, for example: billing"),
+    role: Annotated[str, typer.Option(metavar="ROLE", help="viewer, operator or admin.", callback=_role)] = "viewer",
+    prefix: str = option("PREFIX", "Only topics, queues and namespaces that begin with this.", ""),
+    expires_s: float | None = seconds("The token expires after this time.", least=0.001),
+) -> None:
+    """Create a token and print it. It is not shown again."""
+    async with _tokens(book, create=True) as tokens:
+        made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expires_s=expires_s)
+    output.emit(made, made.token)
+    if output.human():
+        output.stderr.print(f"token {made.id} for {name}, {role}: it is not shown again", markup=False)
+
+
+@app.command("list")
+async def list_tokens(book: BookOption) -> None:
+    """List tokens, newest first, without their secrets."""
+    async with _tokens(book) as tokens:
+        for each in tokens.list():
+            output.emit(each, _sentence(each))
+
+
+def _sentence(each: TokenAnswer) -> str:
+    parts = [f"{each.id}  {each.name}, {each.role}"]
+    if each.prefix:
+        parts.append(f"for {each.prefix}…")
+    for label, at_ms in (
+        ("expires", each.expires_at_ms),
+        ("last used", each.last_used_at_ms),
+        ("revoked", each.revoked_at_ms),
+    ):
+        if at_ms is not None:
+            parts.append(f"{label} {output.format_time(utc_datetime(at_ms))}")
+    return ", ".join(parts)
+
+
+@app.command()
+async def revoke(book: BookOption, id: str = argument("ID", "The token's id, as `token list` prints it.")) -> None:
+    """Revoke a token; a running server refuses it within a second."""
+    async with _tokens(book) as tokens:
+        await tokens.revoke(id)
+    output.emit({"id": id, "revoked": True}, f"token {id}: revoked")

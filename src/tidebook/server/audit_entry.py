@@ -1,0 +1,48 @@
+"""An entry of the audit, and the hash that chains it to the one before."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+#: The hash before the first entry of a chain.
+GENESIS: Final = "0" * 64
+TARGET_CHARS_MAX: Final = 500
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One call: who changed or unmasked what, when, and with which status."""
+
+    #: The number in the chain, from 1.
+    n: int
+    at_ms: int
+    #: The name and the id of the token, and its role.
+    who: str
+    token: str
+    role: str
+    #: The address that the request came from.
+    client: str
+    action: str
+    target: str
+    status: int
+    #: Whether masked fields were shown.
+    unmask: bool = False
+    detail: Any = None
+    #: The hash of the entry before.
+    prev: str
+    hash: str = ""
+
+
+def hash_of(entry: AuditEntry) -> str:
+    """Return the hash of all fields of an entry except its own hash."""
+    fields = [getattr(entry, name) for name in AuditEntry.__struct_fields__ if name != "hash"]
+    return sha256(_encode(fields)).hexdigest()
+
+
+def chained(entry: AuditEntry) -> AuditEntry:
+    """Return the entry with its hash."""
+    return msgspec.structs.replace(entry, hash=hash_of(entry))

@@ -1,0 +1,132 @@
+"""Answers by Idempotency-Key: a repeat of a request gets the answer of the first, and changes nothing.
+
+A key is written down before its request runs, and its answer afterwards. So a request that a crash interrupted is
+never run twice: its repeat is answered with `outcome-unknown`. Appends to journals need none of this: the journal
+recognizes their append ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
+from tidebook.runtime.clock import Clock
+from tidebook.server.database import ServerDatabase
+
+KEY_CHARS_MAX: Final = 200
+#: A larger answer is not kept: its repeat is answered with `outcome-unknown`.
+ANSWER_BYTES_MAX: Final = 1_000_000
+_PRUNE_ROWS: Final = 1_000
+
+
+class EncodedAnswer(msgspec.Struct, frozen=True):
+    """An answer as it is sent."""
+
+    status: int
+    body: bytes
+    replayed: bool = False
+
+
+def check_key(key: str) -> str:
+    """Return an Idempotency-Key; raise `InvalidInput` unless it is 1 to 200 printable ASCII characters."""
+    if not 1 <= len(key) <= KEY_CHARS_MAX or not all("!" <= each <= "~" for each in key):
+        raise InvalidInput(f"an Idempotency-Key is 1 to {KEY_CHARS_MAX} printable ASCII characters without spaces")
+    return key
+
+
+class IdempotencyKeys:
+    """The keys that were used, for a bounded time and up to a bounded number."""
+
+    def __init__(self, database: ServerDatabase, clock: Clock, *, keys_max: int, keep_s: float) -> None:
+        self._database = database
+        self._clock = clock
+        self._keys_max = keys_max
+        self._keep_ms = round(keep_s * 1000)
+        self._running: dict[bytes, asyncio.Future[EncodedAnswer]] = {}
+        self._begun = 0
+
+    async def answer(
+        self, who: str, key: str, request: bytes, run: Callable[[], Awaitable[EncodedAnswer]]
+    ) -> EncodedAnswer:
+        """Return the answer of the first request with this key, which `run` computes if there was none.
+
+        `request` identifies what was asked for: a key that comes with another request is refused.
+        """
+        hashed = _hash(who.encode(), check_key(key).encode())
+        digest = _hash(request)
+        running = self._running.get(hashed)
+        if running is not None:
+            await asyncio.wait((running,))
+        if (kept := self._kept(hashed, digest)) is not None:
+            return kept
+        if hashed in self._running:  # another repeat was first
+            raise OutcomeUnknown("a request with the same Idempotency-Key is running: repeat it later")
+        future = self._running[hashed] = asyncio.get_running_loop().create_future()
+        try:
+            await self._begin(hashed, digest)
+            return await self._run(hashed, run)
+        finally:
+            del self._running[hashed]
+            future.cancel()
+
+    async def _run(self, hashed: bytes, run: Callable[[], Awaitable[EncodedAnswer]]) -> EncodedAnswer:
+        try:
+            answer = await run()
+        except OutcomeUnknown:
+            raise
+        except TidebookError:  # nothing was changed: a repeat may try again
+            await self._change("DELETE FROM answered WHERE key = ?", (hashed,))
+            raise
+        if len(answer.body) <= ANSWER_BYTES_MAX:
+            sql = "UPDATE answered SET status = ?, body = ? WHERE key = ?"
+            await self._change(sql, (answer.status, answer.body, hashed))
+        return answer
+
+    def _kept(self, hashed: bytes, digest: bytes) -> EncodedAnswer | None:
+        rows = self._database.select("SELECT request, at, status, body FROM answered WHERE key = ?", (hashed,))
+        if not rows or rows[0][1] < self._clock.now_ms() - self._keep_ms:
+            return None
+        request, _, status, body = rows[0]
+        if request != digest:
+            raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
+        if status is None:
+            raise OutcomeUnknown("the first request with this Idempotency-Key was interrupted: look for its effect")
+        return EncodedAnswer(status, body or b"", replayed=True)
+
+    async def _begin(self, hashed: bytes, digest: bytes) -> None:
+        now_ms = self._clock.now_ms()
+        self._begun += 1
+        prune = self._begun % 100 == 1
+
+        def insert(connection: apsw.Connection) -> None:
+            if prune:
+                _prune(connection, now_ms - self._keep_ms, self._keys_max)
+            connection.execute(
+                "INSERT OR REPLACE INTO answered (key, request, at) VALUES (?, ?, ?)", (hashed, digest, now_ms)
+            )
+
+        await self._database.change(insert)
+
+    async def _change(self, sql: str, bindings: tuple[Any, ...]) -> None:
+        # Not synced: after a power failure the repeat is answered with `outcome-unknown`, which is true.
+        await asyncio.shield(self._database.change(lambda connection: connection.execute(sql, bindings), synced=False))
+
+
+def _prune(connection: apsw.Connection, before_ms: int, keys_max: int) -> None:
+    """Delete keys that are too old, and the oldest of too many."""
+    sql = "DELETE FROM answered WHERE key IN (SELECT key FROM answered WHERE at < ? ORDER BY at LIMIT ?)"
+    connection.execute(sql, (before_ms, _PRUNE_ROWS))
+    count: int = connection.execute("SELECT count(*) FROM answered").get
+    if count > keys_max:
+        sql = "DELETE FROM answered WHERE key IN (SELECT key FROM answered ORDER BY at LIMIT ?)"
+        connection.execute(sql, (count - keys_max,))
+
+
+def _hash(*parts: bytes) -> bytes:
+    return blake2b(b"\0".join(parts), digest_size=32).digest()

@@ -1,0 +1,115 @@
+"""Hide fields of payloads by rule, in what is read by others than an admin who asks for them.
+
+    [mask]
+    "orders.*.card" = "last4"        # in topic or queue `orders`: the field `card`, however deep
+    "*.password" = "hide"            # in every topic and queue: the field `password` at the top
+
+A rule is a topic or queue, or `*`, then the path of a field, separated by dots; `*` in a path stands for any number of
+names. Items of lists need no name. A rule for a whole topic, "secret.*", hides the whole payload, text and bytes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+
+MaskKind = Literal["hide", "last4"]
+HIDDEN: Final = "***"
+#: Values shorter than this are hidden as a whole: of them, four characters would be too much.
+LAST4_CHARS_MIN: Final = 8
+ANY: Final = "*"
+Path = tuple[str, ...]
+
+
+def hide(value: Any) -> Any:
+    """Replace a value."""
+    return HIDDEN
+
+
+def last4(value: Any) -> Any:
+    """Replace a value except for its last four characters."""
+    text = value if isinstance(value, str) else str(value) if type(value) is int else ""
+    return HIDDEN + text[-4:] if len(text) >= LAST4_CHARS_MIN else HIDDEN
+
+
+_KINDS: Final[dict[str, Callable[[Any], Any]]] = {"hide": hide, "last4": last4}
+
+
+class MaskRule(msgspec.Struct, frozen=True):
+    """One rule: its text, and how the field is hidden."""
+
+    text: str
+    kind: MaskKind
+
+    def path_in(self, name: str) -> Path | None:
+        """Return the path that the rule hides in a topic or queue; None if it concerns others."""
+        for start in (f"{name}.", f"{ANY}."):
+            if self.text.startswith(start):
+                return tuple(self.text[len(start) :].split("."))
+        return None
+
+
+class Masks:
+    """The rules of a book."""
+
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        for text, kind in rules.items():
+            if kind not in _KINDS:
+                raise InvalidInput(f'[mask] "{text}" is "hide" or "last4", not {kind!r}')
+            if "." not in text or not all(text.split(".")):
+                raise InvalidInput(f'[mask] "{text}" is a topic or queue and a field, as in "orders.*.card"')
+        self._rules = [MaskRule(text, kind) for text, kind in rules.items()]
+        self._by_name: dict[str, Mask | None] = {}
+
+    def of(self, name: str) -> Mask | None:
+        """Return the mask of a topic or queue; None if no rule concerns it."""
+        if not self._rules:
+            return None
+        if name not in self._by_name:
+            if len(self._by_name) >= 10_000:
+                self._by_name.clear()
+            found = [(path, _KINDS[rule.kind]) for rule in self._rules if (path := rule.path_in(name)) is not None]
+            self._by_name[name] = Mask(found) if found else None
+        return self._by_name[name]
+
+
+class Mask:
+    """The paths that are hidden in one topic or queue."""
+
+    def __init__(self, paths: list[tuple[Path, Callable[[Any], Any]]]) -> None:
+        self._paths = paths
+        self._whole = any(all(part == ANY for part in path) for path, _ in paths)
+
+    def __call__(self, payload: Any) -> Any:
+        """Return a payload with its fields hidden; the given one is not changed."""
+        if self._whole:
+            return HIDDEN
+        if not isinstance(payload, dict | list):
+            return payload
+        for path, act in self._paths:
+            payload = _masked(payload, path, act)
+        return payload
+
+
+def _masked(value: Any, path: Path, act: Callable[[Any], Any]) -> Any:
+    if not path:
+        return act(value)
+    if isinstance(value, list):
+        return [_masked(item, path, act) if isinstance(item, dict | list) else item for item in value]
+    if not isinstance(value, dict):
+        return value
+    first, rest = path[0], path[1:]
+    if first == ANY:
+        value = _masked(value, rest, act) if rest else act(value)  # no name
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: _masked(item, path, act) if isinstance(item, dict | list) else item for name, item in value.items()
+        }
+    if first not in value:
+        return value
+    return {name: _masked(item, rest, act) if name == first else item for name, item in value.items()}
