@@ -35,6 +35,7 @@ def encode_append(
     expire_after: timedelta | int | None = None,
     append_id: bytes | None = None,
     retry: OutcomeUnknown | None = None,
+    incarnation: Position | None = None,
 ) -> tuple[Append, bytes]:
     """Validate the arguments of an append; return its action and its encoded record."""
     if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:
@@ -52,7 +53,7 @@ def encode_append(
         raise InvalidInput("append_id must be 16 bytes")
     body, tagged = encode_events(events)
     expiry = None if expire_after is None else expiry_ms(expire_after)
-    action = Append(config.epoch, append_id, len(events), body, expected, at, expiry, floor, tagged)
+    action = Append(config.epoch, append_id, len(events), body, expected, at, expiry, floor, tagged, incarnation)
     return action, encode_record(action, limit_bytes=config.limit_bytes)
 
 

@@ -17,6 +17,7 @@ from tidebook.core.fold import PurgeApplied
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, journal_of, topic_name
 from tidebook.core.payload import encode_payload
+from tidebook.core.position import Position
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.append import BATCH_RECORDS, AppendBatch, EncodedAppends, PendingAppend, encode_append
@@ -109,6 +110,10 @@ class Journal:
         head = None if partition is None else await partition.head(key.id, kind or self._settings.barrier)
         return key, head if head is not None and head.live else None
 
+    async def head(self, id: str, *, barrier: BarrierKind | None = None) -> Head | None:
+        """Return the head of a journal: its last number, incarnation and recent appends; None if there is none."""
+        return (await self._head(id, self._barrier_kind(barrier)))[1]
+
     async def topic_config(self) -> TopicConfig:
         """Return the configuration of the topic; raise NotFound if the topic does not exist."""
         topic = await self._open_topic()
@@ -137,14 +142,16 @@ class Journal:
         confirm: bool = True,
         append_id: bytes | None = None,
         retry: OutcomeUnknown | None = None,
+        incarnation: Position | None = None,
     ) -> Appended:
         """Append events atomically, and return when the outcome is known.
 
         `expected` is the last number that the journal must have, `at` the number of the first event (numbers may be
         skipped); with neither, the events get the next numbers. `retry` takes the OutcomeUnknown of an earlier attempt.
+        `incarnation`, which requires `expected`, is that of the `head` that the caller has seen.
         With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        given = (events, expected, at, expire_after, append_id, retry)
+        given = (events, expected, at, expire_after, append_id, retry, incarnation)
         topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
         partition, record_key = topic.address(id)
         action, value = encode_append(topic.config, self._ids, *given)

@@ -41,7 +41,8 @@ def outcome_of(
         case AppendRepeated():
             return Appended(change.first, change.last, partition, change.position.offset)
         case Rejected():
-            return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=change.found)
+            found = None if change.found == action.expected else change.found  # in another incarnation
+            return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=found)
         case TooManyTags():
             return too_many_tags(Key(topic, id))
         case Stale():
