@@ -22,9 +22,13 @@ if TYPE_CHECKING:
         TooLarge,
         Truncated,
         Unavailable,
+        UnknownEventType,
         UnknownVersion,
+        UnreadableEvent,
     )
     from tidebook.core.event import Event, ReadEvent
+    from tidebook.domain.event_type import event_type
+    from tidebook.domain.typed_event import TypedEvent
     from tidebook.journal.outcome import Appended
     from tidebook.journal.snapshots import Snapshot
     from tidebook.wiring.book import Book, open
@@ -52,9 +56,13 @@ __all__ = [
     "TidebookError",
     "TooLarge",
     "Truncated",
+    "TypedEvent",
     "Unavailable",
+    "UnknownEventType",
     "UnknownVersion",
+    "UnreadableEvent",
     "__version__",
+    "event_type",
     "open",
     "open_sync",
 ]
@@ -64,6 +72,8 @@ _MODULES = {
     "NEVER": "tidebook.core.action",
     "Event": "tidebook.core.event",
     "ReadEvent": "tidebook.core.event",
+    "TypedEvent": "tidebook.domain.typed_event",
+    "event_type": "tidebook.domain.event_type",
     "Appended": "tidebook.journal.outcome",
     "Snapshot": "tidebook.journal.snapshots",
     "Book": "tidebook.wiring.book",
