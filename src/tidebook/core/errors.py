@@ -131,6 +131,19 @@ class Fenced(TidebookError):
     """A newer owner has taken over, and the writes of this one are refused. Open it again to take it back."""
 
 
+class ProjectionStopped(TidebookError):
+    """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip."""
+
+    def __init__(self, *, name: str, slice: int, reason: str) -> None:
+        super().__init__(
+            f"projection {name!r}: slice {slice} is stopped at {reason}: fix the handler and run "
+            f"'tidebook projection resume {name}', or skip the event with 'tidebook projection skip {name}'"
+        )
+        self.name = name
+        self.slice = slice
+        self.reason = reason
+
+
 class LeaseLost(TidebookError):
     """The job's lease has expired and another worker owns the job; the result was discarded."""
 

@@ -96,6 +96,15 @@ def declared_type(class_: type) -> EventType:
     return _declared.get(class_) or EventType(class_.__name__)
 
 
+def declared_types() -> EventTypes | None:
+    """Return all types that were declared by `event_type` under a name that no other class has; lenient for others."""
+    by_name: dict[str, list[type]] = {}
+    for class_, declared in list(_declared.items()):
+        by_name.setdefault(declared.name, []).append(class_)
+    unique = [classes[0] for classes in by_name.values() if len(classes) == 1]
+    return EventTypes(unique, lenient=True) if unique else None
+
+
 class _Codec:
     """Encodes and decodes the objects of one class as JSON."""
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
+from tidebook.domain.topic_types import TopicTypes
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log
@@ -22,6 +23,7 @@ from tidebook.wiring.settings import Settings, read_settings
 
 if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
     from tidebook.domain.decider import Decider
+    from tidebook.domain.projection import Projection
     from tidebook.domain.typed_journal import TypedJournal
     from tidebook.outbox.log_topic import LogTopic
     from tidebook.outbox.outbox import AsyncOutbox
@@ -67,6 +69,7 @@ class Book:
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
+        self._event_types = TopicTypes()
         self._tags: Tags | None = None
         self._wals: dict[str, Wal] = {}
         self._queues: Queues | None = None
@@ -112,7 +115,9 @@ class Book:
         from tidebook.domain.event_type import EventTypes
         from tidebook.domain.typed_journal import TypedJournal
 
-        return TypedJournal(self._journal(topic), EventTypes(events, lenient=lenient))
+        types = EventTypes(events, lenient=lenient)
+        self._event_types.add(topic, types.classes)
+        return TypedJournal(self._journal(topic), types)
 
     def _journal(self, topic: str) -> Journal:
         self._refuse_fork()
@@ -144,14 +149,44 @@ class Book:
         """
         from tidebook.domain.decider import CACHED_MAX, CONFLICTS_MAX, Decider, Rules
 
+        rules: Rules[Any] = Rules(decider, events)
+        self._event_types.add(topic, rules.types.classes)
         return Decider(
             self._journal(topic),
-            Rules(decider, events),
+            rules,
             snapshot_every=snapshot_every,
             snapshot_version=snapshot_version,
             conflicts_max=CONFLICTS_MAX if conflicts_max is None else conflicts_max,
             cached_max=CACHED_MAX if cached_max is None else cached_max,
         )
+
+    def projection(
+        self,
+        name: str,
+        *,
+        into: Any,
+        topics: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        events: Iterable[type[Any]] | None = None,
+        tables: Iterable[Any] = (),
+        slices: int | None = None,
+        retries: int | None = None,
+        on_failure: Literal["stop", "park"] = "stop",
+    ) -> Projection:
+        """Return a projection: decorate its handler `(tx, event)` with it, or add one handler a type with `on`.
+
+        It follows the events of `tags`, or all events of `topics`; with both, the events of these tags in these topics.
+        `into` is a SQLAlchemy engine, sync or async. `event.data` is decoded by `events`, by default the types that the
+        topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
+        whose handler fails `retries` times stops its slice, or is parked.
+        """
+        from tidebook.wiring.projection import make_projection
+
+        self._refuse_fork()
+        return make_projection(
+            name, self.log, self.store, self.clock, self.ids, self._event_types, into=into, topics=topics, tags=tags,
+            events=events, tables=tables, slices=slices, retries=retries, on_failure=on_failure,
+        )  # fmt: skip
 
     @property
     def tags(self) -> Tags:

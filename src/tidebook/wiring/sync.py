@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.journal.sync import SyncJournal
@@ -15,6 +15,7 @@ from tidebook.wiring.book import Book, open
 
 if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
     from tidebook.domain.decider import SyncDecider
+    from tidebook.domain.projection import SyncProjection
     from tidebook.domain.typed_journal import SyncTypedJournal
     from tidebook.outbox.log_topic import SyncLogTopic
     from tidebook.outbox.outbox import Outbox
@@ -84,6 +85,30 @@ class SyncBook(BlockingFacade[Book]):
             self._target.decider(
                 topic, decider, events=events, snapshot_every=snapshot_every, snapshot_version=snapshot_version,
                 conflicts_max=conflicts_max, cached_max=cached_max,
+            ),
+        )  # fmt: skip
+
+    def projection(
+        self,
+        name: str,
+        *,
+        into: Any,
+        topics: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        events: Iterable[type[Any]] | None = None,
+        tables: Iterable[Any] = (),
+        slices: int | None = None,
+        retries: int | None = None,
+        on_failure: Literal["stop", "park"] = "stop",
+    ) -> SyncProjection:
+        """Return a projection. See `Book.projection` for the arguments."""
+        from tidebook.domain.projection import SyncProjection
+
+        return SyncProjection(
+            self._portal,
+            self._target.projection(
+                name, into=into, topics=topics, tags=tags, events=events, tables=tables, slices=slices,
+                retries=retries, on_failure=on_failure,
             ),
         )  # fmt: skip
 
