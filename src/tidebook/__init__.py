@@ -18,13 +18,18 @@ if TYPE_CHECKING:
         MissingTaggedEvent,
         NotFound,
         OutcomeUnknown,
+        ProjectionStopped,
         TidebookError,
         TooLarge,
         Truncated,
         Unavailable,
+        UnknownEventType,
         UnknownVersion,
+        UnreadableEvent,
     )
     from tidebook.core.event import Event, ReadEvent
+    from tidebook.domain.event_type import event_type
+    from tidebook.domain.typed_event import TypedEvent
     from tidebook.journal.journal import Snapshot
     from tidebook.journal.outcome import Appended
     from tidebook.pipeline.session import spark
@@ -47,15 +52,20 @@ __all__ = [
     "MissingTaggedEvent",
     "NotFound",
     "OutcomeUnknown",
+    "ProjectionStopped",
     "ReadEvent",
     "Snapshot",
     "SyncBook",
     "TidebookError",
     "TooLarge",
     "Truncated",
+    "TypedEvent",
     "Unavailable",
+    "UnknownEventType",
     "UnknownVersion",
+    "UnreadableEvent",
     "__version__",
+    "event_type",
     "open",
     "open_sync",
     "spark",
@@ -66,6 +76,8 @@ _MODULES = {
     "NEVER": "tidebook.core.action",
     "Event": "tidebook.core.event",
     "ReadEvent": "tidebook.core.event",
+    "TypedEvent": "tidebook.domain.typed_event",
+    "event_type": "tidebook.domain.event_type",
     "Appended": "tidebook.journal.outcome",
     "spark": "tidebook.pipeline.session",
     "Snapshot": "tidebook.journal.journal",

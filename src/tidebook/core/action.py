@@ -62,6 +62,9 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False, forb
     floor: Annotated[int, msgspec.Meta(ge=-1, le=OFFSET_MAX)] | None = None
     #: How many of the events carry each tag, so that tags are numbered without decoding the body.
     tagged: tuple[tuple[str, _EventCount], ...] = ()
+    #: With `expected`: the incarnation that the sender saw. A journal that was purged and grew to the same number again
+    #: is another one, for which the append is void.
+    incarnation: Position | None = None
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False, forbid_unknown_fields=True):

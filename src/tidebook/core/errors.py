@@ -99,8 +99,51 @@ class UnknownVersion(Corrupt):
         self.known = known
 
 
+class UnreadableEvent(TidebookError):
+    """An event does not fit the class of its type, or its upcaster failed. The journal is unchanged: fix the class."""
+
+    def __init__(self, *, topic: str, id: str, seq_nr: int, type: str | None, version: int, reason: str) -> None:
+        super().__init__(f"{topic}/{id}: event {seq_nr} of type {type!r}, version {version}, cannot be read: {reason}")
+        self.topic = topic
+        self.id = id
+        self.seq_nr = seq_nr
+        self.type = type
+        self.version = version
+        self.reason = reason
+
+
+class UnknownEventType(UnreadableEvent):
+    """An event has a type that is not declared, or a newer version of one. Declare it, upgrade, or read leniently."""
+
+    def __init__(
+        self, *, topic: str, id: str, seq_nr: int, type: str | None, version: int, known: int | None = None
+    ) -> None:
+        if type is None:
+            reason = "it was appended without a type"
+        elif known is None:
+            reason = "no class declares this type"
+        else:
+            reason = f"this process knows version {known}"
+        super().__init__(topic=topic, id=id, seq_nr=seq_nr, type=type, version=version, reason=reason)
+        #: The version that this process knows, or None if it does not know the type.
+        self.known = known
+
+
 class Fenced(TidebookError):
     """A newer owner has taken over, and the writes of this one are refused. Open it again to take it back."""
+
+
+class ProjectionStopped(TidebookError):
+    """A slice of a projection is stopped at an event that its handler cannot apply. Fix it, then resume or skip."""
+
+    def __init__(self, *, name: str, slice: int, reason: str) -> None:
+        super().__init__(
+            f"projection {name!r}: slice {slice} is stopped at {reason}: fix the handler and run "
+            f"'tidebook projection resume {name}', or skip the event with 'tidebook projection skip {name}'"
+        )
+        self.name = name
+        self.slice = slice
+        self.reason = reason
 
 
 class LeaseLost(TidebookError):

@@ -6,13 +6,22 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic
 
 import msgspec
 
 from tidebook.core.bounds import DECODE_ERRORS, STRICT_DECODE_ERRORS
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, encode_payload, encode_text
+
+if TYPE_CHECKING:  # the default lets `Event` stand for `Event[Any]`
+    from typing_extensions import TypeVar
+
+    P = TypeVar("P", default=Any)
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P")
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384
@@ -31,7 +40,7 @@ _Encodable = tuple[Any, ...]
 TagCounts = tuple[tuple[str, int], ...]
 
 
-class Event:
+class Event(Generic[P]):
     """An event to be appended: a payload, optionally with tags, metadata, and the name and version of its type.
 
     >>> Event({"total": 3}, tags={"paid"})
@@ -42,7 +51,7 @@ class Event:
 
     def __init__(
         self,
-        payload: Any,
+        payload: P,
         *,
         tags: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
@@ -173,7 +182,7 @@ def _encodable(event: Event) -> _Encodable:
     if not event.tags and event.metadata is None:
         if event.type is None:
             return payload_type, payload
-        return payload_type, payload, (), None, *_check_type(event.type, event.version)
+        return payload_type, payload, (), None, *check_type(event.type, event.version)
     tags = tuple(sorted({_check_tag(tag) for tag in event.tags}))  # the attribute may have been set to a list
     if sum(map(len, tags)) > TAGS_BYTES_MAX:
         raise InvalidInput(f"the tags of one event may take {TAGS_BYTES_MAX:,} characters together")
@@ -186,7 +195,7 @@ def _encodable(event: Event) -> _Encodable:
         metadata = encode_json(dict(event.metadata), "an event's metadata")
     if event.type is None:
         return payload_type, payload, tags, metadata
-    return payload_type, payload, tags, metadata, *_check_type(event.type, event.version)
+    return payload_type, payload, tags, metadata, *check_type(event.type, event.version)
 
 
 def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[bytes]]:
@@ -247,7 +256,7 @@ def _check_tag(tag: object) -> str:
     return tag
 
 
-def _check_type(name: object, version: object) -> tuple[str, int]:
+def check_type(name: object, version: object) -> tuple[str, int]:
     """Return the name and the version of an event's type; raise InvalidInput if one of them is not valid."""
     try:
         return _checked_type(name, version)

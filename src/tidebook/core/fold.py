@@ -123,7 +123,7 @@ def _append(
         return head, TooManyTags()
     last = head.seq_nr if head is not None and head.live else 0
     if action.expected is not None:
-        if action.expected != last:
+        if action.expected != last or not _is_expected_incarnation(head, action):
             return head, Rejected(last)
         first = last + 1
     elif action.at is not None:
@@ -163,6 +163,10 @@ def _append(
         ),
         AppendApplied(first, new_last, last),
     )  # fmt: skip
+
+
+def _is_expected_incarnation(head: Head | None, action: Append) -> bool:
+    return action.incarnation is None or (head is not None and head.live and head.incarnation == action.incarnation)
 
 
 def _unless_expired(grave: Head, timestamp_ms: int) -> Head | None:

@@ -34,7 +34,7 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     Raise TooLarge if they exceed the topic's limit, and InvalidInput if `decode_record` would refuse them. The body of
     an append is not checked, because `encode_events` has validated the events.
     """
-    content, is_valid = b"", type(action) is not Append or action.expected is None or action.at is None
+    content, is_valid = b"", type(action) is not Append or not _contradicts_itself(action)
     try:
         content = _encode(action)
         _decode(content)
@@ -45,6 +45,11 @@ def encode_record(action: Action, *, limit_bytes: int) -> bytes:
     if len(content) + HEADER_BYTES > limit_bytes:
         raise TooLarge("the record", size_bytes=len(content) + HEADER_BYTES, limit_bytes=limit_bytes)
     return _frame.seal(content)
+
+
+def _contradicts_itself(action: Append) -> bool:
+    expected = action.expected
+    return (expected is not None and action.at is not None) or (expected is None and action.incarnation is not None)
 
 
 def _describe(action: Action) -> str:
@@ -107,8 +112,8 @@ def decode_record(value: bytes) -> Action:
     except STRICT_DECODE_ERRORS as error:
         raise Corrupt(f"the record's envelope is damaged: {error}") from error
     if type(action) is Append:
-        if action.expected is not None and action.at is not None:
-            raise Corrupt("the append's envelope contradicts itself: it has both expected and at")
+        if _contradicts_itself(action):
+            raise Corrupt("the append's envelope contradicts itself: both expected and at, or an incarnation alone")
         # The fold numbers events by `count`, the store writes those of the body: the two must agree.
         check_events(action.body, action.count, action.tagged)
     return action

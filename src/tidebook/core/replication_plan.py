@@ -111,6 +111,43 @@ class TagRow(msgspec.Struct, frozen=True, gc=False):
         return EventRow(self.seq_nr, self.encoded, self.timestamp_ms, self.position, self.index, self.time_ms)
 
 
+class TopicPosition(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """The position of an event among all events of its topic: by log time, then by position in the log.
+
+    The id separates records of two partitions that have the same time and offset.
+    """
+
+    time_ms: int
+    epoch: int
+    offset: int
+    id: str
+    seq_nr: int
+
+
+class TopicRow(msgspec.Struct, frozen=True, gc=False):
+    """An event as a row of its topic's stream, with the fields of its position first."""
+
+    time_ms: int
+    epoch: int
+    offset: int
+    id: str
+    seq_nr: int
+    index: int
+    timestamp_ms: int
+    encoded: bytes
+
+    @property
+    def place(self) -> TopicPosition:
+        """The position of the event in the topic's stream."""
+        return TopicPosition(self.time_ms, self.epoch, self.offset, self.id, self.seq_nr)
+
+    @property
+    def event(self) -> EventRow:
+        """The event as a row of its journal."""
+        position = Position(self.epoch, self.offset)
+        return EventRow(self.seq_nr, self.encoded, self.timestamp_ms, position, self.index, self.time_ms)
+
+
 def tag_row(tag: str, key: Key, partition: int, incarnation: Position, tag_seq_nr: int, event: EventRow) -> TagRow:
     """Return the `tag_views` row of an event for one of its tags."""
     at = event.position

@@ -43,9 +43,10 @@ def encode_append(
     expire_after: timedelta | int | None = None,
     append_id: bytes | None = None,
     retry: OutcomeUnknown | None = None,
+    incarnation: Position | None = None,
 ) -> bytes:
     """Validate the arguments of an append and return its encoded record."""
-    if expected is None and at is None and expire_after is None and append_id is None and retry is None:
+    if all(each is None for each in (expected, at, expire_after, append_id, retry, incarnation)):
         (payload_type,), (payload,) = plain_payloads((events,))
         if payload_type != NOT_PLAIN and 0 < len(payload) <= config.limit_bytes - PLAIN_BYTES_MAX:
             return encode_plain_append(config.epoch, ids.new(), payload_type, payload)
@@ -64,7 +65,7 @@ def encode_append(
         raise InvalidInput("append_id must be 16 bytes")
     body, tagged = encode_events(events)
     expiry = None if expire_after is None else expiry_ms(expire_after)
-    action = Append(config.epoch, append_id, len(events), body, expected, at, expiry, floor, tagged)
+    action = Append(config.epoch, append_id, len(events), body, expected, at, expiry, floor, tagged, incarnation)
     return encode_record(action, limit_bytes=config.limit_bytes)
 
 

@@ -19,15 +19,16 @@ from tidebook.core.fold import PurgeApplied
 from tidebook.core.head import Head
 from tidebook.core.key import Key, journal_id, journal_of, topic_name
 from tidebook.core.payload import decode_payload, encode_payload
+from tidebook.core.position import Position
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.append import BATCH_RECORDS, AppendManyBatch, EncodedAppends, encode_append
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
-from tidebook.journal.reader import Reader
+from tidebook.journal.reader import DecodeRows, E, Reader
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.topic import OpenTopic, adopt_topic, open_topic
-from tidebook.journal.view import ReadView
+from tidebook.journal.view import ReadView, read_events
 from tidebook.log.port import Log, RecordColumns, read_page
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
@@ -132,6 +133,10 @@ class Journal:
         head = None if partition is None else await partition.head(key.id, kind or self._settings.barrier)
         return key, head if head is not None and head.live else None
 
+    async def head(self, id: str, *, barrier: BarrierKind | None = None) -> Head | None:
+        """Return the head of a journal: its last number, incarnation and recent appends; None if there is none."""
+        return (await self._head(id, self._barrier_kind(barrier)))[1]
+
     async def topic_config(self) -> TopicConfig:
         """Return the configuration of the topic; raise NotFound if the topic does not exist."""
         topic = await self._open_topic()
@@ -160,14 +165,16 @@ class Journal:
         confirm: bool = True,
         append_id: bytes | None = None,
         retry: OutcomeUnknown | None = None,
+        incarnation: Position | None = None,
     ) -> Appended:
         """Append events atomically, and return when the outcome is known.
 
         `expected` is the last number that the journal must have, `at` the number of the first event (numbers may be
         skipped); with neither, the events get the next numbers. `retry` takes the OutcomeUnknown of an earlier attempt.
+        `incarnation`, which requires `expected`, is that of the `head` that the caller has seen.
         With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        given = (events, expected, at, expire_after, append_id, retry)
+        given = (events, expected, at, expire_after, append_id, retry, incarnation)
         topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
         partition, record_key = topic.address(id)
         value = encode_append(topic.config, self._ids, *given)
@@ -305,18 +312,40 @@ class Journal:
         self, id: str, *, start: int = FIRST, end: int = LAST, barrier: BarrierKind | None = None
     ) -> AsyncIterator[ReadEvent]:
         """Return the events with start ≤ seq_nr ≤ end, in order, as of a moment after this call."""
+        return self.read_decoded(id, read_events, start=start, end=end, barrier=barrier)
+
+    def read_decoded(
+        self,
+        id: str,
+        decode: DecodeRows[E],
+        *,
+        start: int = FIRST,
+        end: int = LAST,
+        barrier: BarrierKind | None = None,
+        incarnation: Position | None = None,
+    ) -> AsyncIterator[E]:
+        """Return what `read` returns, with the rows decoded by `decode`, which makes one event of each row.
+
+        With `incarnation`, raise Truncated if the journal is no longer that incarnation.
+        """
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
+        kind = self._barrier_kind(barrier)
         if self._open is None or self._open.check_due:  # the check runs in the loop, where the events are read
-            return self._read(journal_id(id), start, end, self._barrier_kind(barrier))
-        partition = self._open.partition(journal_id(id))
-        return partition.events(Key(self.topic, id), start=start, to=end, kind=self._barrier_kind(barrier))
+            return self._read(journal_id(id), decode, start, end, kind, incarnation)
+        return self._open.partition(journal_id(id)).decoded_events(
+            Key(self.topic, id), decode, start=start, to=end, kind=kind, incarnation=incarnation
+        )
 
-    async def _read(self, id: str, start: int, end: int, kind: BarrierKind) -> AsyncIterator[ReadEvent]:
+    async def _read(
+        self, id: str, decode: DecodeRows[E], start: int, end: int, kind: BarrierKind, incarnation: Position | None
+    ) -> AsyncIterator[E]:
         key, partition = await self._locate(id)
         if partition is None:
             return
-        async for event in partition.events(key, start=start, to=end, kind=kind):
+        async for event in partition.decoded_events(
+            key, decode, start=start, to=end, kind=kind, incarnation=incarnation
+        ):
             yield event
 
     def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[ReadEvent]:
@@ -324,10 +353,14 @@ class Journal:
 
         After a purge it continues with the events of the next incarnation.
         """
-        numbers.seq_nr(start, name="start")
-        return self._tail(journal_id(id), start)
+        return self.tail_decoded(id, read_events, start=start)
 
-    async def _tail(self, id: str, start: int) -> AsyncIterator[ReadEvent]:
+    def tail_decoded(self, id: str, decode: DecodeRows[E], *, start: int = FIRST) -> AsyncIterator[E]:
+        """Return what `tail` returns, with the rows decoded by `decode`."""
+        numbers.seq_nr(start, name="start")
+        return self._tail(journal_id(id), decode, start)
+
+    async def _tail(self, id: str, decode: DecodeRows[E], start: int) -> AsyncIterator[E]:
         key, partition = await self._locate(id)
         while partition is None:  # poll, because there is no log yet to wait on
             await asyncio.sleep(TOPIC_POLL_S)
@@ -344,7 +377,9 @@ class Journal:
                     cursor = 0
                 incarnation, cursor = head.incarnation, max(cursor, head.delete_to)
                 if head.seq_nr > cursor:
-                    new = partition.events(key, start=cursor + 1, to=LAST, kind="offset", incarnation=incarnation)
+                    new = partition.decoded_events(
+                        key, decode, start=cursor + 1, to=LAST, kind="offset", incarnation=incarnation
+                    )
                     try:
                         async for event in new:
                             cursor = event.seq_nr
@@ -404,21 +439,30 @@ class Journal:
 
     # ---- snapshots
 
-    async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
-        """Save the state as of `seq_nr`, which must exist; replace a snapshot of that number, and retain the newest."""
+    async def save_snapshot(
+        self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
+    ) -> None:
+        """Save the state as of `seq_nr`, which must exist; replace a snapshot of that number, and retain the newest.
+
+        A caller that knows the incarnation in which the state was computed gives it: a snapshot of a journal that was
+        purged since is then never loaded. Without it, the snapshot belongs to the present incarnation.
+        """
         numbers.seq_nr(seq_nr)
         payload_type, data = encode_payload(payload)
-        key, head = await self._live_head(id)
-        if seq_nr > head.seq_nr:
-            raise InvalidInput(
-                f"{key}: a snapshot at {seq_nr} is beyond the end of the journal, which is at {head.seq_nr}"
-            )
+        key = Key(self.topic, journal_id(id))
+        if incarnation is None:
+            key, head = await self._live_head(id)
+            if seq_nr > head.seq_nr:
+                raise InvalidInput(
+                    f"{key}: a snapshot at {seq_nr} is beyond the end of the journal, which is at {head.seq_nr}"
+                )
+            incarnation = head.incarnation
         limit = (await self.topic_config()).limit_bytes
         if len(data) > limit:
             raise TooLarge("the snapshot", size_bytes=len(data), limit_bytes=limit)
         await self._store.save_snapshot(
             key,
-            head.incarnation,
+            incarnation,
             StoredSnapshot(seq_nr, payload_type, data, self._clock.now_ms()),
             slots=self._settings.snapshot_slots,
         )
@@ -431,6 +475,10 @@ class Journal:
             return None
         stored = await self._store.snapshots(key, head.incarnation)
         return next((read_snapshot(each) for each in stored if each.seq_nr <= to), None)
+
+    async def snapshots(self, id: str, head: Head) -> Sequence[StoredSnapshot]:
+        """Return the snapshots of the incarnation of `head`, the newest first."""
+        return await self._store.snapshots(Key(self.topic, journal_id(id)), head.incarnation)
 
     async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
         """Delete the snapshots at or below `to`."""

@@ -29,6 +29,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     last: int | None
     partition: int
     offset: int
+    #: Whether an earlier attempt, or another process, had appended them under the same append id.
+    repeated: bool = False
 
 
 def outcome_of(
@@ -39,9 +41,10 @@ def outcome_of(
         case AppendApplied():
             return Appended(change.first, change.last, partition, position.offset)
         case AppendRepeated():
-            return Appended(change.first, change.last, partition, change.position.offset)
+            return Appended(change.first, change.last, partition, change.position.offset, repeated=True)
         case Rejected():
-            return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=change.found)
+            found = None if change.found == action.expected else change.found  # in another incarnation
+            return Conflict(key=Key(topic, id), expected=action.expected, at=action.at, found=found)
         case TooManyTags():
             return too_many_tags(Key(topic, id))
         case Stale():
@@ -75,7 +78,8 @@ def outcome_from_head(
     """Return the outcome of an append that was replicated before this process could fold it."""
     for recent in head.recent if head is not None else ():
         if recent.append_id == action.append_id:
-            return Appended(recent.first, recent.last, partition, recent.position.offset)
+            repeated = recent.position != position
+            return Appended(recent.first, recent.last, partition, recent.position.offset, repeated=repeated)
     # The append is not among the recent ones: it was void, or it was evicted since; and a retry may have been void
     # because its first attempt had been evicted.
     late = head is not None and action.floor is not None and may_be_evicted(head, action.floor, position.epoch)

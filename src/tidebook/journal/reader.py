@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import closing, suppress
+from typing import Protocol, TypeVar
 
 from tidebook.core.action import Mark
 from tidebook.core.errors import LogLost, OutcomeUnknown, Truncated, Unavailable
@@ -12,7 +13,7 @@ from tidebook.core.event import ReadEvent
 from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
-from tidebook.core.replication_plan import Pointer
+from tidebook.core.replication_plan import EventRow, Pointer
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.prefetch import RowPrefetcher
 from tidebook.journal.settings import BarrierKind, JournalSettings
@@ -91,6 +92,20 @@ class Barriers:
 PLANS_MAX = 100
 #: How many journals of a partition are remembered whose rows are not prefetched, because of gaps or large events.
 SPARSE_IDS_MAX = 4096
+
+
+class Numbered(Protocol):
+    """What a decoded event must have."""
+
+    @property
+    def seq_nr(self) -> int:
+        """The event's number in its journal."""
+        ...
+
+
+E = TypeVar("E", bound=Numbered)
+#: Decodes rows of one partition, one event for each row: `read_events`, or that of a typed journal.
+DecodeRows = Callable[[Iterable[EventRow], int], Sequence[E]]
 
 
 class Reader:
@@ -205,9 +220,22 @@ class Reader:
         cache.remember_head(id, view.head, view.as_of)
         return view
 
-    async def events(
+    def events(
         self, key: Key, *, start: int, to: int, kind: BarrierKind, incarnation: Position | None = None
     ) -> AsyncIterator[ReadEvent]:
+        """Return `decoded_events` as a reader receives them."""
+        return self.decoded_events(key, read_events, start=start, to=to, kind=kind, incarnation=incarnation)
+
+    async def decoded_events(
+        self,
+        key: Key,
+        decode: DecodeRows[E],
+        *,
+        start: int,
+        to: int,
+        kind: BarrierKind,
+        incarnation: Position | None = None,
+    ) -> AsyncIterator[E]:
         """Return the events from `start` up to `to` in order, page by page.
 
         With `incarnation`, raise Truncated if the journal is no longer that incarnation.
@@ -225,7 +253,7 @@ class Reader:
                 if plan is None or view.head is None:
                     return
                 try:
-                    async for page in self._pages(key, view, rows, plan):
+                    async for page in self._pages(key, view, rows, plan, decode):
                         if page is None:
                             break
                         if page:
@@ -243,8 +271,8 @@ class Reader:
         raise Truncated(f"{key}: the journal changes faster than it can be read: start the read again")
 
     async def _pages(
-        self, key: Key, view: ReadView, rows: RowPrefetcher, plan: ReadPlan
-    ) -> AsyncIterator[Sequence[ReadEvent] | None]:
+        self, key: Key, view: ReadView, rows: RowPrefetcher, plan: ReadPlan, decode: DecodeRows[E]
+    ) -> AsyncIterator[Sequence[E] | None]:
         """Yield valid pages of the store's events, then those of the tail; yield None and stop if one is invalid."""
         head, after = view.stored, plan.after
         partition, epoch = self.cache.partition, self.cache.config.epoch
@@ -264,7 +292,7 @@ class Reader:
                 # embedded store answers without suspending.
                 await asyncio.sleep(0)
                 after = page[-1].seq_nr if page else plan.rows_to
-                yield read_events(page, partition)
+                yield decode(page, partition)
             if not rows.dense:  # large events or gaps: the next read should not request rows that it cannot use
                 if len(self._sparse_ids) >= SPARSE_IDS_MAX:
                     self._sparse_ids.clear()
@@ -272,7 +300,7 @@ class Reader:
         if plan.rows_to < plan.to:
             async for tail in self._tails(key, view):
                 for append in tail.appends or ():
-                    yield read_events(append.rows(epoch, after=plan.rows_to, to=plan.to), partition)
+                    yield decode(append.rows(epoch, after=plan.rows_to, to=plan.to), partition)
 
     async def _tails(self, key: Key, view: ReadView) -> AsyncIterator[ReadView]:
         """Yield the tail of a view, in parts if it exceeds the memory limit: these are folded a second time."""

@@ -24,6 +24,7 @@ class SyncJournal(BlockingFacade[Journal]):
     read = iterating(Journal.read)
     tail = iterating(Journal.tail)
     pointer = blocking(Journal.pointer)
+    head = blocking(Journal.head)
     ids = iterating(Journal.ids)
     save_snapshot = blocking(Journal.save_snapshot)
     load_snapshot = blocking(Journal.load_snapshot)

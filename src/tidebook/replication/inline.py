@@ -18,7 +18,7 @@ from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavaila
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import begin_epoch, check_topic
 from tidebook.log.port import Log
-from tidebook.queue.task_cancellation import cancel_and_wait
+from tidebook.runtime.task_cancellation import cancel_and_wait
 from tidebook.replication.partition import REASON_CHARS_MAX, LogAndStore, PartitionReplicator
 from tidebook.replication.status import JobStatus, partition_statuses, this_process, topic_configs, write_job_status
 from tidebook.replication.ticks import Ticker, TickIntervals, needs_ticks, partition_replicators

@@ -19,7 +19,16 @@ from tidebook.core.head import Head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.repair import REV_MAX, Damage, Repair
-from tidebook.core.replication_plan import EventRow, Parked, Pointer, SliceWrites, TagPosition, TagRow
+from tidebook.core.replication_plan import (
+    EventRow,
+    Parked,
+    Pointer,
+    SliceWrites,
+    TagPosition,
+    TagRow,
+    TopicPosition,
+    TopicRow,
+)
 from tidebook.core.topic_config import TopicConfig
 
 
@@ -88,7 +97,10 @@ class StoreReader(Protocol):
 
 
 class TagReader(Protocol):
-    """The reads of queries by tag."""
+    """The reads of queries by tag, and of streams of whole topics."""
+
+    #: Whether `topic_rows` is supported; otherwise a topic is read from the log.
+    orders_topics: bool
 
     async def tag_rows(
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
@@ -97,6 +109,16 @@ class TagReader(Protocol):
 
         There are at most `limit` of them. The result may be shorter, but is empty only if there is no such row: to
         read on, call again with the last row's place as `after`. How rows are bucketed is not visible here.
+        """
+        ...
+
+    async def topic_rows(
+        self, topic: str, *, after: TopicPosition | None, until_ms: int, limit: int
+    ) -> Sequence[TopicRow]:
+        """Return the first events of a topic after `after`, with time_ms < `until_ms`, in order of TopicPosition.
+
+        The result may be shorter than `limit`, but is empty only if there is no such row. Raise InvalidInput if
+        `orders_topics` is False.
         """
         ...
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
+from tidebook.domain.topic_types import TopicTypes
 from tidebook.journal.journal import Journal
 from tidebook.journal.settings import JournalSettings
 from tidebook.log.port import Log
@@ -20,6 +22,9 @@ from tidebook.wiring.adapters import open_log, open_store
 from tidebook.wiring.settings import Settings, read_settings
 
 if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
+    from tidebook.domain.decider import Decider
+    from tidebook.domain.projection import Projection
+    from tidebook.domain.typed_journal import TypedJournal
     from tidebook.outbox.log_topic import LogTopic
     from tidebook.outbox.outbox import AsyncOutbox
     from tidebook.queue.port import QueueSettings
@@ -32,6 +37,7 @@ if TYPE_CHECKING:  # each part is imported at its first use: a command needs one
     from tidebook.wiring.topics import TopicDescription
 
 Part = TypeVar("Part")
+E = TypeVar("E")
 
 
 class Book:
@@ -70,6 +76,7 @@ class Book:
         self._log: Log | None = None
         self._store: StoreWriter | None = None
         self._journals: dict[str, Journal] = {}
+        self._event_types = TopicTypes()
         self._tags: Tags | None = None
         self._wals: dict[str, Wal] = {}
         self._queues: Queues | None = None
@@ -96,11 +103,31 @@ class Book:
         """Return the arguments that every part of the book is created with."""
         return {"clock": self.clock, "ids": self.ids, "metrics": self.metrics}
 
-    def journal(self, topic: str) -> Journal:
+    @overload
+    def journal(self, topic: str) -> Journal: ...
+    @overload
+    def journal(self, topic: str, *, events: Iterable[type[E]], lenient: bool = False) -> TypedJournal[E]: ...
+    @overload  # of classes with a metaclass, such as a list of msgspec Structs
+    def journal(self, topic: str, *, events: Iterable[type], lenient: bool = False) -> TypedJournal[Any]: ...
+    def journal(
+        self, topic: str, *, events: Iterable[type[Any]] | None = None, lenient: bool = False
+    ) -> Journal | TypedJournal[Any]:
         """Return the journals of a topic, to append to them and to read them.
 
-        Nothing is created here: the first append creates the topic, and reads of a missing topic return nothing.
+        Nothing is created here: the first append creates the topic, and reads of a missing topic return nothing. With
+        `events`, the classes of the topic's events, the journals take and return objects of these classes; with
+        `lenient`, events of other types are returned raw instead of raising.
         """
+        if events is None:
+            return self._journal(topic)
+        from tidebook.domain.event_type import EventTypes
+        from tidebook.domain.typed_journal import TypedJournal
+
+        types = EventTypes(events, lenient=lenient)
+        self._event_types.add(topic, types.classes)
+        return TypedJournal(self._journal(topic), types)
+
+    def _journal(self, topic: str) -> Journal:
         self._refuse_fork()
         found = self._journals.get(topic_name(topic))
         if found is None:
@@ -109,6 +136,65 @@ class Book:
             self._journals[topic] = found
             self._stack.push_async_callback(found.close)
         return found
+
+    def decider(
+        self,
+        topic: str,
+        decider: Any,
+        *,
+        events: Iterable[type[Any]] | None = None,
+        snapshot_every: int | None = None,
+        snapshot_version: int = 1,
+        conflicts_max: int | None = None,
+        cached_max: int | None = None,
+    ) -> Decider[Any]:
+        """Return a decider, which executes commands on the entities of a topic: one journal each.
+
+        `decider` has `initial()`, `decide(command, state)` and `evolve(state, event)`, or is a class whose instances
+        are the state. `events` are the classes of its events, by default those that `evolve` is annotated with. With
+        `snapshot_every`, the state is saved whenever that many events were appended; a state class that changed, or
+        another `snapshot_version`, makes old snapshots void. At most `cached_max` states are kept in memory.
+        """
+        from tidebook.domain.decider import CACHED_MAX, CONFLICTS_MAX, Decider, Rules
+
+        rules: Rules[Any] = Rules(decider, events)
+        self._event_types.add(topic, rules.types.classes)
+        return Decider(
+            self._journal(topic),
+            rules,
+            snapshot_every=snapshot_every,
+            snapshot_version=snapshot_version,
+            conflicts_max=CONFLICTS_MAX if conflicts_max is None else conflicts_max,
+            cached_max=CACHED_MAX if cached_max is None else cached_max,
+        )
+
+    def projection(
+        self,
+        name: str,
+        *,
+        into: Any,
+        topics: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        events: Iterable[type[Any]] | None = None,
+        tables: Iterable[Any] = (),
+        slices: int | None = None,
+        retries: int | None = None,
+        on_failure: Literal["stop", "park"] = "stop",
+    ) -> Projection:
+        """Return a projection: decorate its handler `(tx, event)` with it, or add one handler a type with `on`.
+
+        It follows the events of `tags`, or all events of `topics`; with both, the events of these tags in these topics.
+        `into` is a SQLAlchemy engine, sync or async. `event.data` is decoded by `events`, by default the types that the
+        topic's deciders and typed journals declare. `tables` are created if missing, and copied by a rebuild. An event
+        whose handler fails `retries` times stops its slice, or is parked.
+        """
+        from tidebook.wiring.projection import make_projection
+
+        self._refuse_fork()
+        return make_projection(
+            name, self.log, self.store, self.clock, self.ids, self._event_types, into=into, topics=topics, tags=tags,
+            events=events, tables=tables, slices=slices, retries=retries, on_failure=on_failure,
+        )  # fmt: skip
 
     @property
     def tags(self) -> Tags:

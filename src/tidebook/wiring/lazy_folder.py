@@ -127,12 +127,13 @@ class LazyStore(_LazyAdapter):
     """Stands in for a `SqliteStore` of a folder that may not exist yet."""
 
     deletes_topics = True
+    orders_topics = True
     _adapter_type = SqliteStore
     _creating = frozenset({"apply", "repair", "save_snapshot", "set_topic_config", "set_setting"})
     _results: ClassVar = {
         **_returning(None, "pointer", "head", "topic_config", "setting"),
         **_returning(None, "delete_snapshots", "delete_topic", "remove_graves", "unpark"),
-        **_returning((), "events", "snapshots", "topics", "tag_rows", "splits", "inspect_tag"),
+        **_returning((), "events", "snapshots", "topics", "tag_rows", "topic_rows", "splits", "inspect_tag"),
         "heads": lambda topic, ids: {},
         "pointers": lambda topic: {},
         "damage": list,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.journal.sync import SyncJournal
-from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded, part
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wiring.book import Book, open
 
 if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
+    from tidebook.domain.decider import SyncDecider
+    from tidebook.domain.projection import SyncProjection
+    from tidebook.domain.typed_journal import SyncTypedJournal
     from tidebook.outbox.log_topic import SyncLogTopic
     from tidebook.outbox.outbox import Outbox
     from tidebook.queue.port import QueueSettings
@@ -44,11 +48,70 @@ class SyncBook(BlockingFacade[Book]):
     log = forwarded(Book.log)
     store = forwarded(Book.store)
     replication = forwarded(Book.replication)
-    journal = part(SyncJournal, Book.journal)
     topics = blocking(Book.topics)
     describe_topic = blocking(Book.describe_topic)
     delete_topic = blocking(Book.delete_topic)
     create = blocking(Book.create)
+
+    @overload
+    def journal(self, topic: str) -> SyncJournal: ...
+    @overload
+    def journal(self, topic: str, *, events: Iterable[type[Any]], lenient: bool = False) -> SyncTypedJournal: ...
+    def journal(
+        self, topic: str, *, events: Iterable[type[Any]] | None = None, lenient: bool = False
+    ) -> SyncJournal | SyncTypedJournal:
+        """Return the journals of a topic, to append to them and to read them. See `Book.journal` for the arguments."""
+        if events is None:
+            return SyncJournal(self._portal, self._target.journal(topic))
+        from tidebook.domain.typed_journal import SyncTypedJournal
+
+        return SyncTypedJournal(self._portal, self._target.journal(topic, events=events, lenient=lenient))
+
+    def decider(
+        self,
+        topic: str,
+        decider: Any,
+        *,
+        events: Iterable[type[Any]] | None = None,
+        snapshot_every: int | None = None,
+        snapshot_version: int = 1,
+        conflicts_max: int | None = None,
+        cached_max: int | None = None,
+    ) -> SyncDecider:
+        """Return a decider, which executes commands on entities. See `Book.decider` for the arguments."""
+        from tidebook.domain.decider import SyncDecider
+
+        return SyncDecider(
+            self._portal,
+            self._target.decider(
+                topic, decider, events=events, snapshot_every=snapshot_every, snapshot_version=snapshot_version,
+                conflicts_max=conflicts_max, cached_max=cached_max,
+            ),
+        )  # fmt: skip
+
+    def projection(
+        self,
+        name: str,
+        *,
+        into: Any,
+        topics: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        events: Iterable[type[Any]] | None = None,
+        tables: Iterable[Any] = (),
+        slices: int | None = None,
+        retries: int | None = None,
+        on_failure: Literal["stop", "park"] = "stop",
+    ) -> SyncProjection:
+        """Return a projection. See `Book.projection` for the arguments."""
+        from tidebook.domain.projection import SyncProjection
+
+        return SyncProjection(
+            self._portal,
+            self._target.projection(
+                name, into=into, topics=topics, tags=tags, events=events, tables=tables, slices=slices,
+                retries=retries, on_failure=on_failure,
+            ),
+        )  # fmt: skip
 
     def wal(self, namespace: str) -> SyncWal:
         """Return the write-ahead log of a namespace; open its regions with `open_region`."""

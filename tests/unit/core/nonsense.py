@@ -48,7 +48,7 @@ wrong: st.SearchStrategy[Any] = st.one_of(
 
 def _append(packed: tuple[bytes, Any], events: int, numbered: list[Any], append_id: bytes) -> list[Any]:
     body, tagged = packed
-    return [1, 1, append_id, events, body, *numbered, tagged]
+    return [1, 1, append_id, events, body, *numbered, tagged, None]
 
 
 appends = st.builds(
@@ -112,7 +112,7 @@ def changed_body(draw: st.DrawFn) -> bytes:
             events.append(event)
             fields[3] += draw(st.integers(0, 1))
         case _:
-            fields[-1] = draw(wrong)
+            fields[-2] = draw(wrong)
     fields[4] = msgspec.msgpack.encode(events)
     return msgspec.msgpack.encode(fields)
 
@@ -192,6 +192,8 @@ NONSENSE = {
     "an expiry below 0": packed([1, 1, ID, 2, BODY, None, None, -1]),
     "a floor past 2**63": packed([1, 1, ID, 2, BODY, None, None, None, HUGE]),
     "a floor below -1": packed([1, 1, ID, 2, BODY, None, None, None, -2]),
+    "an incarnation without an expected number": packed([1, 1, ID, 2, BODY, *[None] * 4, [["x", 1]], [1, 5]]),
+    "an incarnation that no log could have": packed([1, 1, ID, 2, BODY, 3, *[None] * 3, [["x", 1]], [1, HUGE]]),
     "a short append id": packed([1, 1, ID[:15], 1, pack_events([PLAIN])]),
     "a long append id": packed([1, 1, ID * 1000, 1, pack_events([PLAIN])]),
     "a body that is a list of numbers": append_of(packed([1])),

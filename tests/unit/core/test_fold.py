@@ -533,3 +533,24 @@ def test_an_append_with_too_many_different_tags_has_no_effect() -> None:
     assert isinstance(journal.do(append()), AppendApplied), "other appends are accepted"
     journal.do(purge())
     assert isinstance(journal.do(tagged(JOURNAL_TAGS_MAX, 5)), AppendApplied), "a new incarnation has no tags"
+
+
+# ---- the incarnation that an append expects
+
+
+def test_an_append_that_expects_the_incarnation_is_valid_in_it() -> None:
+    journal = Journal(append(2))
+    same = msgspec.structs.replace(append(expected=2), incarnation=Position(1, 0))
+    assert journal.do(same) == AppendApplied(3, 3, 2)
+
+
+def test_an_append_is_void_in_an_incarnation_that_has_grown_to_the_same_number() -> None:
+    journal = Journal(append(2), purge(), append(2))
+    earlier = msgspec.structs.replace(append(expected=2), incarnation=Position(1, 0))
+    assert journal.do(earlier) == Rejected(2)
+
+
+def test_an_append_that_expects_an_incarnation_is_void_where_there_is_no_journal() -> None:
+    nothing = msgspec.structs.replace(append(expected=0), incarnation=Position(1, 0))
+    assert Journal().do(nothing) == Rejected(0)
+    assert Journal(append(1), purge()).do(nothing) == Rejected(0)

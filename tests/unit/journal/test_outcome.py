@@ -30,7 +30,9 @@ def test_an_applied_append_has_its_own_offset() -> None:
 
 
 def test_a_repeated_append_has_the_offset_of_the_first_attempt() -> None:
-    assert outcome_of(AppendRepeated(5, 6, Position(1, 7)), "orders", "o-1", ACTION, 2, AT) == Appended(5, 6, 2, 7)
+    assert outcome_of(AppendRepeated(5, 6, Position(1, 7)), "orders", "o-1", ACTION, 2, AT) == Appended(
+        5, 6, 2, 7, repeated=True
+    )
 
 
 def test_a_lost_append_is_a_conflict() -> None:

@@ -13,7 +13,7 @@ from tidebook.journal.journal import Journal
 from tidebook.journal.sync import SyncJournal
 
 #: What only the pipeline uses, and what the sync book does for its journals.
-ASYNC_ONLY = {"purge_expired", "close"}
+ASYNC_ONLY = {"purge_expired", "close", "read_decoded", "snapshots", "tail_decoded"}
 
 
 def public(type_: type) -> dict[str, inspect.Signature]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidebook.core.action import Action
 from tidebook.core.key import partition_of
-from tidebook.pipeline.source.numbering import number_events
+from tidebook.replication.event_numbers import number_events
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.conformance.journal_records import append, delete, purge, records_of, topic_config, truth_of

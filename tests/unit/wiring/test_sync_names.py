@@ -41,7 +41,8 @@ PAIRS: list[tuple[type, type]] = [
 ]
 #: The names that only an async class has, by class, with the reason.
 ONLY_ASYNC: dict[str, set[str]] = {
-    "Journal": {"close", "purge_expired"},  # the book closes it; the pipeline purges
+    # The book closes it; the pipeline purges; the domain layer decodes rows and reads snapshots.
+    "Journal": {"close", "purge_expired", "read_decoded", "snapshots", "tail_decoded"},
     "Queue": {"close"},
     "Queues": {"close", "queue"},  # `SyncBook.queue` makes them
     "Region": {"exists", "open", "reopen", "replay_pages", "topic_id"},  # used by `Wal`, by the replay and by jobs

@@ -17,7 +17,6 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import read_page
 from tidebook.pipeline.source.event_page import EventPage
 from tidebook.pipeline.source.journals import warn_of_lag
-from tidebook.pipeline.source.numbering import number_events
 from tidebook.pipeline.source.options import STREAM, Options, one_line_errors, partition_offsets
 from tidebook.pipeline.source.records import (
     EPOCH,
@@ -29,6 +28,7 @@ from tidebook.pipeline.source.records import (
     slices_between,
 )
 from tidebook.pipeline.worker import SparkWorker
+from tidebook.replication.event_numbers import number_events
 
 PAGE_RECORDS = 5_000
 EARLIEST, LATEST = "earliest", "latest"

@@ -24,7 +24,7 @@ from tidebook.core.replication_plan import EventRow, PositionedAction, advance_t
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.view import read_action
 from tidebook.log.port import Log, read_page
-from tidebook.pipeline.source.numbering import first_seq_nrs
+from tidebook.replication.event_numbers import first_seq_nrs
 from tidebook.replication.slice import HEADS_MAX, RecordOwners
 from tidebook.store.port import StoreReader
 

@@ -14,7 +14,17 @@ from tidebook.core.head import Head, decode_head
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.repair import Damage, Repair
-from tidebook.core.replication_plan import EventRow, Parked, Pointer, PutSegments, SliceWrites, TagPosition, TagRow
+from tidebook.core.replication_plan import (
+    EventRow,
+    Parked,
+    Pointer,
+    PutSegments,
+    SliceWrites,
+    TagPosition,
+    TagRow,
+    TopicPosition,
+    TopicRow,
+)
 from tidebook.core.segments import head_segment
 from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.backoff import Backoff
@@ -78,6 +88,7 @@ class CassandraStore:
 
     #: A row's stamp is made of epoch and offset: the rows of a recreated topic would be below the old tombstones.
     deletes_topics = False
+    orders_topics = False
 
     def __init__(self, session: CassandraSession, settings: CassandraSettings, metrics: Metrics) -> None:
         self._session = session
@@ -171,6 +182,12 @@ class CassandraStore:
         self, tag: str, *, after: TagPosition | None, from_ms: int, until_ms: int, limit: int
     ) -> Sequence[TagRow]:
         return await self._tags.rows(tag, after, from_ms, until_ms, limit)
+
+    async def topic_rows(
+        self, topic: str, *, after: TopicPosition | None, until_ms: int, limit: int
+    ) -> Sequence[TopicRow]:
+        # Rows are partitioned by journal, and a second copy of them by time would cost as much again.
+        raise InvalidInput(f"topic {topic}: this store does not order the events of a topic: read them from the log")
 
     async def tags(self) -> AsyncIterator[str]:
         for tag in await self._tags.names():

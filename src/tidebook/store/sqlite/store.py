@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import apsw
+from msgspec.structs import astuple
 
 from tidebook.core.errors import Corrupt
 from tidebook.core.event import event_tags
@@ -19,7 +20,16 @@ from tidebook.core.head import Head, decode_head, encode_head
 from tidebook.core.key import ID_BYTES_MAX, Key
 from tidebook.core.position import Position
 from tidebook.core.repair import Damage, Repair
-from tidebook.core.replication_plan import EventRow, Parked, Pointer, SliceWrites, TagPosition, TagRow
+from tidebook.core.replication_plan import (
+    EventRow,
+    Parked,
+    Pointer,
+    SliceWrites,
+    TagPosition,
+    TagRow,
+    TopicPosition,
+    TopicRow,
+)
 from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.metrics import Metrics
 from tidebook.sqlite.shared_files import SqliteAdapter
@@ -46,6 +56,10 @@ _TAG_ROWS = """SELECT log_ms, topic, partition, "offset", "index", epoch, id, in
     incarnation_offset, tag_seq_nr, seq_nr, time_ms, encoded FROM tag_views
     WHERE tag = ? AND log_ms < ? AND (log_ms, topic, partition, "offset", "index", epoch) > (?, ?, ?, ?, ?, ?)
     ORDER BY log_ms, topic, partition, "offset", "index", epoch LIMIT ?"""
+_TOPIC_ROWS = """SELECT log_ms, epoch, "offset", id, seq_nr, "index", time_ms, encoded
+    FROM journal INDEXED BY journal_by_time
+    WHERE topic = ? AND log_ms < ? AND (log_ms, epoch, "offset", id, seq_nr) > (?, ?, ?, ?, ?)
+    ORDER BY log_ms, epoch, "offset", id, seq_nr LIMIT ?"""
 _SNAPSHOTS = """SELECT seq_nr, payload_type, payload, time_ms FROM snapshot
     WHERE topic = ? AND id = ? AND epoch = ? AND "offset" = ? ORDER BY seq_nr DESC"""
 _EXPIRED = """SELECT expires_at_ms, id, head FROM metajournal INDEXED BY metajournal_expiring
@@ -58,6 +72,7 @@ class SqliteStore(SqliteAdapter):
     """Implements `tidebook.store.port.StoreWriter` in `store.db` of a folder, which several processes may have open."""
 
     deletes_topics = True
+    orders_topics = True
 
     def __init__(self, folder: str | Path, *, metrics: Metrics | None = None) -> None:
         super().__init__(folder, FILE, SCHEMA, metrics)
@@ -112,6 +127,14 @@ class SqliteStore(SqliteAdapter):
             start = (after.time_ms, after.topic, after.partition, after.offset, after.index, after.epoch)
         rows = self._read(_fetch_page, _TAG_ROWS, (tag, until_ms, *start, limit), size_column=12)
         return list(starmap(partial(TagRow, tag), rows))
+
+    async def topic_rows(
+        self, topic: str, *, after: TopicPosition | None, until_ms: int, limit: int
+    ) -> Sequence[TopicRow]:
+        """Return the first events of a topic after `after`, in order: at most `limit`, and fewer if they are large."""
+        start = (-1, -1, -1, "", -1) if after is None else astuple(after)
+        rows = self._read(_fetch_page, _TOPIC_ROWS, (topic, until_ms, *start, limit), size_column=7)
+        return list(starmap(TopicRow, rows))
 
     async def tags(self) -> AsyncIterator[str]:
         last = ""

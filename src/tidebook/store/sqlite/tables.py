@@ -112,5 +112,9 @@ SCHEMA: Final = Schema(
             PRIMARY KEY (topic, partition, epoch, "offset")
         ) WITHOUT ROWID;
         """,
+        """
+        -- The stream of a topic: all its events in the order of the log. The primary key (id, seq_nr) breaks ties.
+        CREATE INDEX journal_by_time ON journal (topic, log_ms, epoch, "offset");
+        """,
     ),
 )

@@ -1,0 +1,1 @@
+"""The domain layer: typed events, deciders, projections and process managers over the journals of a book."""

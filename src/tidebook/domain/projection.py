@@ -1,0 +1,544 @@
+"""Projections: read models in a SQL database, each batch in one transaction with its offset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Table, text
+from sqlalchemy import inspect as inspect_database
+
+from tidebook.core.errors import InvalidInput, ProjectionStopped, Unavailable
+from tidebook.core.event import event_type_of
+from tidebook.core.key import Key, partition_of
+from tidebook.core.position import Position
+from tidebook.domain.event_source import (
+    At,
+    EventSource,
+    SourceRow,
+    StreamWait,
+    decode_position,
+    slice_of,
+)
+from tidebook.domain.event_type import EventTypes, declared_type
+from tidebook.domain.projection_runner import Build, OnFailure, Progress, ProjectionSettings, SliceRunner
+from tidebook.domain.projection_tables import (
+    RACES,
+    SWAP_OWNER,
+    BuildState,
+    ParkedEvent,
+    ProjectionTables,
+    create_tables,
+)
+from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine
+from tidebook.domain.typed_event import TypedEvent, decode_row
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.store.port import StoreWriter
+from tidebook.tags.horizon import Horizons, HorizonStatus
+
+SLICES: Final = 16
+SLICES_MAX: Final = 1024
+RETRIES: Final = 5
+#: How often a wait looks at slices that another process owns.
+LOOK_FIRST_S: Final = 0.005
+LOOK_MAX_S: Final = 0.1
+#: For how long a swap may hold the live build back.
+SWAP_S: Final = 60.0
+START_TRIES: Final = 5
+
+#: Returns the types of a topic's events, None if they are not declared.
+TypesOf = Callable[[str], EventTypes | None]
+
+
+class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a projection does in this process."""
+
+    name: str
+    running: bool
+    #: The slices that this process owns and that make progress, and those that failed, with the reason.
+    slices: tuple[int, ...]
+    stopped: dict[int, str]
+    #: How many events and batches were applied, and how many events a batch may have now.
+    events: int
+    batches: int
+    batch_max: int
+    #: The last error of the database while it lasts.
+    error: str | None
+    #: The replication that the projection waits for; None while there is progress.
+    waiting: HorizonStatus | None
+
+
+class SliceProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a slice is, as the target database has it."""
+
+    slice: int
+    owner: str | None
+    #: The log time through which its events are applied.
+    time_ms: int | None
+    error: str | None
+    failed_event: str | None
+
+
+class StoredProjection(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a projection in the target database, of all processes."""
+
+    name: str
+    build: int
+    paused: bool
+    rebuilding: bool
+    #: The log time through which all slices are applied; None if one has not begun.
+    time_ms: int | None
+    slices: tuple[SliceProgress, ...]
+    parked: tuple[ParkedEvent, ...]
+
+
+class Projection:
+    """A read model that is the fold of its events: each event is applied exactly once, in order per journal.
+
+    Use it as a decorator of its handler, or add one handler for each type with `on`.
+
+    >>> def declare(book, engine, Deposited):
+    ...     balances = book.projection("balances", topics=["accounts"], into=engine)
+    ...     @balances.on(Deposited)
+    ...     async def deposited(tx, event): ...
+    ...     return balances
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        source: EventSource,
+        engine: SqlEngine,
+        store: StoreWriter,
+        clock: Clock,
+        ids: Ids,
+        types_of: TypesOf,
+        tables: Iterable[Table] = (),
+        slices: int = SLICES,
+        retries: int = RETRIES,
+        on_failure: OnFailure = "stop",
+        lease_s: float | None = None,
+    ) -> None:
+        if on_failure not in ("stop", "park"):
+            raise InvalidInput(f'on_failure is "stop" or "park", not {on_failure!r}')
+        if type(slices) is not int or not 1 <= slices <= SLICES_MAX:
+            raise InvalidInput(f"slices is a number from 1 to {SLICES_MAX}, not {slices!r}")
+        self.name = name
+        self._source = source
+        self._engine = engine
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._types_of = types_of
+        self._rows = ProjectionTables(name, engine.dialect)
+        self._own_tables = tuple(tables)
+        settings = ProjectionSettings(slices=slices, retries=retries, on_failure=on_failure)
+        self._settings = settings if lease_s is None else msgspec.structs.replace(settings, lease_s=lease_s)
+        self._handler: Handler | None = None
+        self._handlers: dict[str, Handler] = {}
+        self._horizons = Horizons(store)
+        self._wait = StreamWait(store, clock, Horizons(store), source.topics, f"projection {name!r}")
+        self._progress = Progress()
+        self._news: asyncio.Event = asyncio.Event()
+        self._running = False
+
+    # Handlers
+
+    def __call__(self, handler: Handler) -> Projection:
+        """Set the handler of all events that have none of their own; return the projection."""
+        if not callable(handler):
+            raise InvalidInput(f"a handler is a function of a transaction and an event, not {type(handler).__name__}")
+        self._handler = handler
+        return self
+
+    def on(self, *events: type[Any] | str) -> Callable[[Handler], Handler]:
+        """Return a decorator for the handler of one or more types: classes, or names of types."""
+        names = [each if isinstance(each, str) else declared_type(each).name for each in events]
+
+        def add(handler: Handler) -> Handler:
+            for name in names:
+                if name in self._handlers:
+                    raise InvalidInput(f"projection {self.name!r} has two handlers for {name!r}")
+                self._handlers[name] = handler
+            return handler
+
+        return add
+
+    def _prepare(self, row: SourceRow) -> tuple[Handler, TypedEvent[Any]] | None:
+        handler = self._handler
+        if self._handlers:
+            handler = self._handlers.get(event_type_of(row.row.encoded)[0] or "", handler)
+        if handler is None:
+            return None
+        return handler, decode_row(self._types_of(row.topic), row.topic, row.id, row.row, row.partition)
+
+    def _check_handlers(self) -> None:
+        if self._handler is None and not self._handlers:
+            raise InvalidInput(f"projection {self.name!r} has no handler: decorate a function with it, or use on(...)")
+
+    # Running
+
+    async def run(self) -> None:
+        """Apply events until cancelled; a batch in progress is finished first.
+
+        Any number of processes may run the same projection: they share its slices.
+        """
+        self._check_handlers()
+        if self._running:
+            raise InvalidInput(f"projection {self.name!r} is running in this process already")
+        self._running = True
+        try:
+            member = self._ids.new().hex()
+            while True:
+                state = await self.start()
+                if state.swapping is not None:
+                    await self._finish_swap(state)
+                    continue
+                await self._runner(Build(state.build, {}), member, _accept).run()
+        finally:
+            self._running = False
+            self._publish()
+
+    async def start(self) -> BuildState:
+        """Create the tables and rows that are missing, and return the projection's row."""
+
+        def begin(connection: Connection) -> BuildState:
+            self._rows.create(connection)
+            create_tables(connection, self._own_tables)
+            return self._rows.register(connection, self._settings.slices)
+
+        for attempt in range(START_TRIES):
+            try:
+                state = await self._engine.run(begin)
+                break
+            except RACES:  # another process creates the same
+                if attempt == START_TRIES - 1:
+                    raise
+                await asyncio.sleep(0.05 * (attempt + 1))
+        if state.slices != self._settings.slices:
+            self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
+        return state
+
+    def _runner(self, build: Build, member: str, check: Callable[[ProjectionTx], None]) -> SliceRunner:
+        progress = self._progress if not build.suffix else Progress()
+        return SliceRunner(
+            self._rows, self._engine, self._source, self._wait, self._prepare, self._settings, build, member,
+            self._clock, progress, self._publish, check,
+        )  # fmt: skip
+
+    def _publish(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # Looking
+
+    def status(self) -> ProjectionStatus:
+        """Return what the projection does in this process."""
+        progress = self._progress
+        return ProjectionStatus(
+            name=self.name,
+            running=self._running,
+            slices=tuple(sorted(progress.reached)),
+            stopped=dict(progress.stopped),
+            events=progress.events,
+            batches=progress.batches,
+            batch_max=progress.batch_max,
+            error=progress.error,
+            waiting=self._wait.waiting,
+        )
+
+    async def stored(self) -> StoredProjection:
+        """Return the state of all slices from the target database; raise NotFound if it was never started."""
+
+        def read(connection: Connection) -> StoredProjection:
+            state = self._rows.required_state(connection)
+            slices = tuple(
+                SliceProgress(
+                    slice=each.slice,
+                    owner=each.owner if each.leased else None,
+                    time_ms=at[0] if (at := decode_position(each.position).at) else None,
+                    error=each.error,
+                    failed_event=each.failed_event,
+                )
+                for each in self._rows.slices(connection, state.build)
+            )
+            times = [each.time_ms for each in slices]
+            return StoredProjection(
+                name=self.name,
+                build=state.build,
+                paused=state.paused,
+                rebuilding=bool(self._rows.slices(connection, state.last_build)) and state.last_build != state.build,
+                time_ms=None if None in times else min(each for each in times if each is not None),
+                slices=slices,
+                parked=tuple(self._rows.parked(connection, state.build)),
+            )
+
+        return await self._engine.run(read)
+
+    async def wait_for(self, done: Any, *, timeout_s: float = 30.0) -> None:
+        """Return once the events of an append or a command are applied: to read one's own write.
+
+        `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, and Unavailable
+        after `timeout_s`.
+        """
+        topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
+        if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
+            raise InvalidInput("wait_for takes what Decider.execute returned")
+        if self._source.topics is not None and topic not in self._source.topics:
+            raise InvalidInput(f"projection {self.name!r} does not follow topic {topic}")
+        if seq_nr == 0:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                goal = await self._place(Key(topic, id), seq_nr, done.offset)
+                await self._reach({slice_of(topic, id, self._settings.slices): goal})
+        except TimeoutError as error:
+            why = self._progress.error or (self._wait.waiting.describe() if self._wait.waiting else "it is behind")
+            running = why if self._running else "it does not run in this process"
+            raise Unavailable(
+                f"projection {self.name!r} has not applied {topic}/{id} up to {seq_nr} within {timeout_s:g} s: {running}"
+            ) from error
+
+    async def _place(self, key: Key, seq_nr: int, offset: int | None) -> At:
+        """Wait until an event is replicated; return its place in the stream."""
+        while (config := await self._store.topic_config(key.topic)) is None:
+            await self._store.wait_any(timeout_s=0.1)
+        partition = partition_of(key.id, config.partitions)
+        beyond = Position(config.epoch, (offset or 0) - 1)
+        while True:
+            if offset is not None:
+                await self._store.wait(key.topic, partition, beyond=beyond, timeout_s=1.0)
+            pointer, head = await self._store.pointer(key.topic, partition), await self._store.head(key)
+            if pointer is not None and head is not None and head.seq_nr >= seq_nr:
+                rows = await self._store.events(key, head, after=seq_nr - 1, to=seq_nr, limit=1)
+                return await self._source.place(key, partition, rows[0]) if rows else (pointer.time_ms + 1,)
+            if pointer is not None and offset is not None and pointer.position >= Position(config.epoch, offset):
+                return (pointer.time_ms + 1,)  # purged since
+            await self._store.wait_any(timeout_s=0.1)
+
+    async def _reach(self, goals: Mapping[int, At]) -> None:
+        """Wait until slices have reached their goals, in this process or in another."""
+        pause_s = LOOK_FIRST_S
+        while True:
+            progress, news = self._progress, self._news
+            left = {number: at for number, at in goals.items() if progress.reached.get(number, ()) < at}
+            if not left:
+                return
+            for number in left:
+                if (reason := progress.stopped.get(number)) is not None:
+                    raise ProjectionStopped(name=self.name, slice=number, reason=reason)
+            if progress.reached.keys() >= left.keys():
+                await news.wait()
+                continue
+            if await self._stored_reach(left):
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await news.wait()
+            pause_s = min(2 * pause_s, LOOK_MAX_S)
+
+    async def _stored_reach(self, goals: Mapping[int, At]) -> bool:
+        def read(connection: Connection) -> bool:
+            if (state := self._rows.state(connection) if self._rows.exists(connection) else None) is None:
+                return False
+            slices = {each.slice: each for each in self._rows.slices(connection, state.build)}
+            for number in goals:
+                if number in slices and (error := slices[number].error) is not None:
+                    raise ProjectionStopped(
+                        name=self.name, slice=number, reason=f"{slices[number].failed_event}: {error}"
+                    )
+            return all(
+                number in slices and decode_position(slices[number].position).at >= at for number, at in goals.items()
+            )
+
+        return await self._engine.run(read)
+
+    async def settle(self) -> None:
+        """Return once everything below the horizon of now is applied, by whatever process owns each slice."""
+        horizon = await self._horizons.read(self._source.topics)
+        if horizon.time_ms >= 0:
+            await self._reach(dict.fromkeys(range(self._settings.slices), (horizon.time_ms,)))
+
+    # Commands
+
+    async def pause(self) -> None:
+        """Pause the projection in all processes, within seconds."""
+        await self._engine.run(lambda connection: self._rows.set_paused(connection, True))
+
+    async def resume(self) -> list[str]:
+        """Continue a paused projection and retry its stopped slices; return the events that had stopped them."""
+        return await self._continue(skip=False)
+
+    async def skip(self) -> list[str]:
+        """Let stopped slices continue after the event that stopped them, which is parked; return these events."""
+        return await self._continue(skip=True)
+
+    async def _continue(self, *, skip: bool) -> list[str]:
+        def change(connection: Connection) -> list[str]:
+            build = self._rows.required_state(connection).build
+            self._rows.set_paused(connection, False)
+            return self._rows.resume(connection, build, skip=skip)
+
+        return await self._engine.run(change)
+
+    # Rebuild
+
+    async def rebuild(self) -> int:
+        """Build the read model again beside the live one, then swap the tables; return the number of the new build.
+
+        The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
+        `tables`. At the swap the live build stands still until the new one has reached it.
+        """
+        self._check_handlers()
+        if not self._own_tables:
+            raise InvalidInput(
+                f"projection {self.name!r}: a rebuild needs the tables: book.projection(..., tables=[...])"
+            )
+        state = await self.start()
+        if state.swapping is not None:
+            await self._finish_swap(state)
+        state = await self._engine.run(self._rows.begin_build)
+        build = self._copy_of(state.last_build)
+        member, swap = self._ids.new().hex(), f"{SWAP_OWNER}{self._ids.new().hex()}"
+        await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
+        runner = self._runner(build, member, _check_asked)
+        try:
+            await runner.run_to(await self._live_goals(state.build))
+            # Now little is left: hold the live build back, and catch up with it.
+            frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
+            await runner.run_to({each.slice: decode_position(each.position).at for each in frozen})
+            await self._swap(state.build, build, swap)
+        except BaseException:
+            await self._drop(build, state.build, swap)
+            raise
+        self._publish()
+        return build.number
+
+    def _copy_of(self, number: int) -> Build:
+        suffix = f"__{number}"
+        return Build(number, {table.name: _copied(table, suffix) for table in self._own_tables}, suffix)
+
+    async def _live_goals(self, build: int) -> dict[int, At]:
+        slices = await self._engine.run(lambda connection: self._rows.slices(connection, build))
+        return {each.slice: decode_position(each.position).at for each in slices}
+
+    @property
+    def _has_transactional_ddl(self) -> bool:
+        return self._engine.dialect in ("postgresql", "sqlite")
+
+    async def _swap(self, live: int, build: Build, swap: str) -> None:
+        if self._has_transactional_ddl:
+
+            def swap_all(connection: Connection) -> None:
+                self._rows.check_frozen(connection, live, swap)
+                self._rename(connection, build)
+                self._rows.make_live(connection, build.number)
+
+            await self._engine.run(swap_all)
+            return
+
+        def announce(connection: Connection) -> None:
+            self._rows.check_frozen(connection, live, swap)
+            self._rows.set_swapping(connection, build.number)
+
+        await self._engine.run(announce)
+        await self._finish_swap(await self._engine.run(self._rows.required_state))
+
+    async def _finish_swap(self, state: BuildState) -> None:
+        """Rename the tables of an announced swap if that was not done, and make the build live."""
+        if state.swapping is None:
+            return
+        build = self._copy_of(state.swapping)
+
+        def finish(connection: Connection) -> None:
+            if self._rows.required_state(connection, lock=True).swapping is None:
+                return  # another process has finished it
+            self._rename(connection, build)
+            self._rows.make_live(connection, build.number)
+
+        await self._engine.run(finish)
+
+    def _rename(self, connection: Connection, build: Build) -> None:
+        """Replace the live tables by those of a build; tables that were renamed before are left alone."""
+        quote = connection.dialect.identifier_preparer.quote
+        found = set(inspect_database(connection).get_table_names())
+        pairs = [(name, copy.name) for name, copy in build.tables.items() if copy.name in found]
+        old = {name: f"{name}{build.suffix}_old" for name, _ in pairs}
+        if connection.dialect.name in ("mysql", "mariadb"):
+            if pairs:  # one statement, which is atomic
+                steps = [f"{quote(n)} TO {quote(old[n])}, {quote(c)} TO {quote(n)}" for n, c in pairs]
+                connection.execute(text(f"RENAME TABLE {', '.join(steps)}"))
+        else:
+            for name, copy in pairs:
+                connection.execute(text(f"ALTER TABLE {quote(name)} RENAME TO {quote(old[name])}"))
+                connection.execute(text(f"ALTER TABLE {quote(copy)} RENAME TO {quote(name)}"))
+        for name in build.tables:
+            connection.execute(text(f"DROP TABLE IF EXISTS {quote(f'{name}{build.suffix}_old')}"))
+
+    async def _drop(self, build: Build, live: int, swap: str) -> None:
+        """Undo a rebuild that failed: give the live slices back, and drop the copies, unless the swap has begun."""
+
+        def undo(connection: Connection) -> None:
+            state = self._rows.required_state(connection)
+            if state.swapping == build.number or state.build == build.number:
+                return
+            self._rows.leave(connection, live, swap)
+            self._rows.remove_build(connection, build.number)
+            for table in build.tables.values():
+                table.drop(connection, checkfirst=True)
+
+        with suppress(Exception):  # the error that brought us here matters more
+            await asyncio.shield(self._engine.run(undo))
+
+
+def _accept(_: ProjectionTx) -> None:
+    pass
+
+
+def _check_asked(tx: ProjectionTx) -> None:
+    if not tx.asked:
+        raise InvalidInput("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
+
+
+def _copied(table: Table, suffix: str) -> Table:
+    """Return a copy of a table under another name; names of indexes and constraints must differ too."""
+    from sqlalchemy import MetaData
+
+    if table.foreign_keys:
+        raise InvalidInput(f"table {table.name} has foreign keys: a rebuild cannot copy it")
+    copy = table.to_metadata(MetaData(), name=f"{table.name}{suffix}")
+    for item in (*copy.indexes, *copy.constraints):
+        if isinstance(item.name, str):
+            item.name = f"{item.name}{suffix}"
+    return copy
+
+
+class SyncProjection(BlockingFacade[Projection]):
+    """The blocking form of `Projection`."""
+
+    def __call__(self, handler: Handler) -> SyncProjection:
+        """Set the handler of all events that have none of their own; return the projection."""
+        self._target(handler)
+        return self
+
+    def on(self, *events: type[Any] | str) -> Callable[[Handler], Handler]:
+        """Return a decorator for the handler of one or more types: classes, or names of types."""
+        return self._target.on(*events)
+
+    def status(self) -> ProjectionStatus:
+        """Return what the projection does in this process."""
+        return self._target.status()
+
+    run = blocking(Projection.run)
+    stored = blocking(Projection.stored)
+    wait_for = blocking(Projection.wait_for)
+    settle = blocking(Projection.settle)
+    pause = blocking(Projection.pause)
+    resume = blocking(Projection.resume)
+    skip = blocking(Projection.skip)
+    rebuild = blocking(Projection.rebuild)

@@ -1,0 +1,421 @@
+"""The loop of a projection in one process: reads its slices of the stream and applies them batch by batch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, Table
+
+from tidebook.core.errors import Corrupt, Fenced, UnreadableEvent
+from tidebook.domain.event_source import (
+    At,
+    EventSource,
+    SourcePage,
+    SourcePosition,
+    SourceRow,
+    StreamWait,
+    decode_position,
+    encode_position,
+    slice_of,
+)
+from tidebook.domain.projection_tables import ProjectionTables, SliceState
+from tidebook.domain.sql_engine import Handler, HandlerFailed, ProjectionTx, SqlEngine, is_passing
+from tidebook.domain.typed_event import TypedEvent
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.clock import Clock
+
+LOGGER = logging.getLogger("tidebook.domain")
+
+T = TypeVar("T")
+
+LEASE_S: Final = 10.0
+#: How often a member renews its lease, takes and releases slices, and sees commands.
+REBALANCE_S: Final = 2.0
+#: How often the position of slices without events is stored.
+IDLE_S: Final = 1.0
+PAGES_AHEAD: Final = 2
+BATCH_FIRST: Final = 200
+BATCH_MIN: Final = 20
+BATCH_MAX: Final = 5_000
+#: The batch grows while its transaction takes less than the first, and shrinks when it takes more than the second.
+SHORT_S: Final = 0.1
+LONG_S: Final = 0.5
+RETRY_FIRST_S: Final = 0.05
+RETRY_MAX_S: Final = 2.0
+OUTAGE_MAX_S: Final = 10.0
+
+OnFailure = Literal["stop", "park"]
+
+
+class ProjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a projection runs."""
+
+    slices: int
+    retries: int
+    on_failure: OnFailure
+    lease_s: float = LEASE_S
+
+
+class Build(msgspec.Struct, frozen=True):
+    """What a runner writes to: the live tables, or their copies during a rebuild."""
+
+    number: int
+    tables: Mapping[str, Table]
+    suffix: str = ""
+
+    def make_tx(self, connection: Any) -> ProjectionTx:
+        """Return the transaction that handlers receive."""
+        return ProjectionTx(connection, self.tables, self.suffix)
+
+
+#: Returns the handler and the event of a row, or None if no handler takes it.
+Prepare = Callable[[SourceRow], tuple[Handler, TypedEvent[Any]] | None]
+
+
+class Progress(msgspec.Struct):
+    """What a runner has done, for `status` and `wait_for`."""
+
+    events: int = 0
+    batches: int = 0
+    batch_max: int = BATCH_FIRST
+    error: str | None = None
+    #: How far each slice of this process is; a slice is here while this process owns it.
+    reached: dict[int, At] = {}
+    stopped: dict[int, str] = {}
+
+
+class SliceRunner:
+    """Runs one build of a projection in this process, until it is cancelled or the build is no longer the live one."""
+
+    def __init__(
+        self,
+        tables: ProjectionTables,
+        engine: SqlEngine,
+        source: EventSource,
+        wait: StreamWait,
+        prepare: Prepare,
+        settings: ProjectionSettings,
+        build: Build,
+        member: str,
+        clock: Clock,
+        progress: Progress,
+        on_progress: Callable[[], None],
+        check: Callable[[ProjectionTx], None],
+    ) -> None:
+        self._tables = tables
+        self._engine = engine
+        self._source = source
+        self._wait = wait
+        self._prepare = prepare
+        self._settings = settings
+        self._build = build
+        self._member = member
+        self._clock = clock
+        self.progress = progress
+        self._on_progress = on_progress
+        self._check = check
+        self._slices: dict[int, str] = {}
+        self._rebalance_at_ms = self._idle_at_ms = clock.monotonic_ms()
+        self._paused = False
+
+    # The loop
+
+    async def run(self) -> None:
+        """Run until another build is live."""
+        try:
+            while await self._renew():
+                await self._wait.ask_for_ticks()
+                delivered = False if self._paused else await self._round()
+                if not self._is_renewal_due():
+                    await self._wait.wait(delivered=delivered)
+        finally:
+            await self._leave()
+
+    async def run_to(self, goals: Mapping[int, At]) -> None:
+        """Run until each slice has reached its goal: the part of a rebuild that catches up."""
+        while await self._renew():
+            if all(self.progress.reached.get(number, ()) >= at for number, at in goals.items()):
+                return
+            if self.progress.stopped:
+                number, error = next(iter(self.progress.stopped.items()))
+                raise Corrupt(f"the rebuild is stopped: slice {number} failed: {error}")
+            delivered = await self._round()
+            if not self._is_renewal_due():
+                await self._wait.wait(delivered=delivered)
+
+    def _is_renewal_due(self) -> bool:
+        return self._clock.monotonic_ms() >= self._rebalance_at_ms
+
+    async def _renew(self) -> bool:
+        """Renew the lease and take slices, if due; return False once the build is gone."""
+        if not self._is_renewal_due():
+            return True
+
+        def renew(connection: Connection) -> list[SliceState] | None:
+            # The lease first: it is a write, so that SQLite does not upgrade a read transaction.
+            owned = self._tables.rebalance(connection, self._build.number, self._member, self._settings.lease_s)
+            state = self._tables.state(connection)
+            if state is None or state.swapping is not None:
+                return None
+            if not self._build.suffix and state.build != self._build.number:
+                return None
+            self._paused = state.paused and not self._build.suffix
+            return owned
+
+        owned = await self._database(renew)
+        self._rebalance_at_ms = self._clock.monotonic_ms() + int(min(REBALANCE_S, self._settings.lease_s / 5) * 1000)
+        if owned is None:
+            return False
+        self._slices = {each.slice: each.position for each in owned if each.error is None}
+        self.progress.stopped = {
+            each.slice: f"{each.failed_event}: {each.error}" for each in owned if each.error is not None
+        }
+        reached = {number: decode_position(text).at for number, text in self._slices.items()}
+        known = self.progress.reached
+        self.progress.reached = {number: max(at, known.get(number, ())) for number, at in reached.items()}
+        self._on_progress()
+        return True
+
+    async def _leave(self) -> None:
+        self.progress.reached = {}
+        leaving = asyncio.ensure_future(
+            self._engine.run(lambda connection: self._tables.leave(connection, self._build.number, self._member))
+        )
+        with suppress(Exception):  # otherwise the lease expires
+            await _uncancelled(leaving)
+
+    async def _database(self, work: Callable[[Connection], T]) -> T:
+        """Run a function in a transaction; retry for as long as the database is away."""
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
+        while True:
+            try:
+                result = await self._engine.run(work)
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                await self._outage(error, backoff)
+                continue
+            self.progress.error = None
+            return result
+
+    async def _outage(self, error: Exception, backoff: Backoff) -> None:
+        self.progress.error = f"{type(error).__name__}: {str(error)[:500]}"
+        pause_s = backoff.next_s()
+        LOGGER.warning("projection %r: the database failed, retry in %.2f s: %s", self._tables.name, pause_s, error)
+        await asyncio.sleep(pause_s)
+
+    async def _round(self) -> bool:
+        """Process what is below the horizon for the slices that are furthest behind; return whether there was any.
+
+        Slices with the same position are read together, up to the position of those further on, which they then join.
+        """
+        groups: dict[str, list[int]] = {}
+        for number, text in self._slices.items():
+            groups.setdefault(text, []).append(number)
+        if not groups:
+            return False
+        behind, *others = sorted(groups, key=lambda text: decode_position(text).at)
+        stop = decode_position(others[0]) if others else None
+        try:
+            return await self._advance_group(sorted(groups[behind]), behind, stop) or stop is not None
+        except Fenced:
+            self._rebalance_at_ms = self._clock.monotonic_ms()  # read the slices again
+            return True
+
+    async def _advance_group(self, slices: list[int], text: str, stop: SourcePosition | None) -> bool:
+        delivered = False
+        async with aclosing(_read_ahead(self._source.pages(decode_position(text)))) as pages:
+            async for page in pages:
+                rows, end = page.rows, page.position
+                if stop is not None and end.at >= stop.at:
+                    rows, end = [row for row in rows if row.at <= stop.at], stop
+                text, any_mine = await self._take(slices, text, rows, end, joins=end is stop)
+                delivered = delivered or any_mine
+                if end is stop or any(number not in self._slices for number in slices) or self._is_renewal_due():
+                    return True
+        return delivered
+
+    async def _take(
+        self, slices: list[int], text: str, rows: Sequence[SourceRow], end: SourcePosition, *, joins: bool
+    ) -> tuple[str, bool]:
+        """Apply the rows of a page in batches; return the stored position, and whether rows were applied."""
+        count, mine, applied = self._settings.slices, frozenset(slices), False
+        begin = 0
+        while True:
+            chunk = rows[begin : begin + self.progress.batch_max]
+            begin += len(chunk)
+            is_last = begin >= len(rows)
+            # Within a page, the log's offsets stay those before it: what is read again is at or before `at`.
+            position = end if is_last else SourcePosition(chunk[-1].at, decode_position(text).log)
+            after = encode_position(position)
+            selected = [row for row in chunk if slice_of(row.topic, row.id, count) in mine]
+            if selected or joins or self._idle_at_ms <= self._clock.monotonic_ms():
+                if after != text:
+                    await self._apply(slices, text, after, selected)
+                    text = after
+                self._idle_at_ms = self._clock.monotonic_ms() + int(IDLE_S * 1000)
+            applied = applied or bool(selected)
+            for number in slices:
+                if number in self._slices:
+                    self.progress.reached[number] = max(position.at, self.progress.reached.get(number, ()))
+            self._on_progress()
+            if is_last or any(number not in self._slices for number in slices):
+                return text, applied
+
+    # Batches
+
+    async def _apply(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
+        """Apply rows and move the slices, in one transaction; what fails is applied slice by slice, event by event."""
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=OUTAGE_MAX_S)
+        while True:
+            try:
+                calls = [call for row in rows if (call := self._prepare(row)) is not None]
+                await self._commit(slices, before, after, calls)
+            except Fenced:
+                raise
+            except Exception as error:
+                if is_passing(error):
+                    await self._outage(error, backoff)
+                    continue
+                LOGGER.warning("projection %r: a batch failed: %s", self._tables.name, _reason(error))
+                await self._apply_singly(slices, before, after, rows)
+                return
+            self.progress.error = None
+            self.progress.events += len(calls)
+            self._slices.update(dict.fromkeys(slices, after))
+            return
+
+    async def _commit(
+        self, slices: Sequence[int], before: str, after: str, calls: Sequence[tuple[Handler, Any]]
+    ) -> None:
+        def fence(connection: Connection) -> None:
+            self._tables.advance(connection, self._build.number, self._member, slices, before, after)
+
+        began_ms = self._clock.monotonic_ms()
+        check = self._check if calls else _no_check
+        applying = asyncio.ensure_future(self._engine.apply(fence, calls, self._build.make_tx, check))
+        await _uncancelled(applying)  # a transaction in a thread cannot be stopped, and its end must be known
+        self.progress.batches += 1
+        self._adapt(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
+
+    def _adapt(self, count: int, took_s: float) -> None:
+        size = self.progress.batch_max
+        if took_s > LONG_S:
+            self.progress.batch_max = max(BATCH_MIN, size // 2)
+        elif took_s < SHORT_S and count * 2 > size:
+            self.progress.batch_max = min(BATCH_MAX, size * 2)
+
+    async def _apply_singly(self, slices: list[int], before: str, after: str, rows: Sequence[SourceRow]) -> None:
+        """Apply each slice on its own, one event a transaction, to find the event that fails and stop only there."""
+        log, count = decode_position(before).log, self._settings.slices
+        for number in slices:
+            text = before
+            for row in rows:
+                if slice_of(row.topic, row.id, count) != number:
+                    continue
+                place = encode_position(SourcePosition(row.at, log))
+                if not await self._apply_one(number, text, place, row):
+                    break
+                text = place
+            else:
+                if text != after:
+                    await self._database(
+                        lambda connection, number=number, text=text: self._tables.advance(  # type: ignore[misc]
+                            connection, self._build.number, self._member, [number], text, after
+                        )
+                    )
+                self._slices[number] = after
+                continue
+            self._slices.pop(number, None)
+
+    async def _apply_one(self, number: int, before: str, after: str, row: SourceRow) -> bool:
+        """Apply one event, with retries; return False if its slice is stopped."""
+        backoff, outage = (Backoff(first_s=RETRY_FIRST_S, max_s=limit) for limit in (RETRY_MAX_S, OUTAGE_MAX_S))
+        failures = 0
+        while True:
+            try:
+                call = self._prepare(row)
+                await self._commit([number], before, after, [] if call is None else [call])
+                self.progress.events += 1
+                return True
+            except Fenced:
+                raise
+            except Exception as error:
+                if is_passing(error):
+                    await self._outage(error, outage)
+                    continue
+                failures += 1
+                if failures > self._settings.retries or isinstance(error, UnreadableEvent):
+                    return await self._give_up(number, before, after, row, error)
+                await asyncio.sleep(backoff.next_s())
+
+    async def _give_up(self, number: int, before: str, after: str, row: SourceRow, error: Exception) -> bool:
+        event, reason = f"{row.topic}/{row.id}/{row.row.seq_nr}", _reason(error)
+        LOGGER.error("projection %r: event %s failed for good: %s", self._tables.name, event, reason)
+        build, member, tables = self._build.number, self._member, self._tables
+
+        def park(connection: Connection) -> None:
+            tables.advance(connection, build, member, [number], before, after)
+            tables.park(connection, build, number, event, after, reason)
+
+        def stop(connection: Connection) -> None:
+            tables.stop(
+                connection, build, member, number, before, error=reason, failed_position=after, failed_event=event
+            )
+
+        if self._settings.on_failure == "park":
+            await self._database(park)
+            return True
+        await self._database(stop)
+        self.progress.stopped[number] = f"{event}: {reason}"
+        self._on_progress()
+        return False
+
+
+def _no_check(_: ProjectionTx) -> None:
+    pass
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error, HandlerFailed) and error.__cause__ is not None else error
+    return f"{type(cause).__name__}: {cause}"[:2_000]
+
+
+async def _uncancelled(future: asyncio.Future[T]) -> T:
+    """Wait for a future even if this task is cancelled meanwhile, and be cancelled after it."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if not future.done():
+            await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()
+        raise
+
+
+async def _read_ahead(pages: AsyncIterator[SourcePage]) -> AsyncGenerator[SourcePage, None]:
+    """Read the next pages while one is being applied."""
+    queue: asyncio.Queue[SourcePage | BaseException | None] = asyncio.Queue(PAGES_AHEAD)
+
+    async def read() -> None:
+        try:
+            async for page in pages:
+                await queue.put(page)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    reading = asyncio.create_task(read())
+    try:
+        while (page := await queue.get()) is not None:
+            if isinstance(page, BaseException):
+                raise page
+            yield page
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

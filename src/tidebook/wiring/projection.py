@@ -1,0 +1,70 @@
+"""Make a projection of a book: its stream, its target database and the types of its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from tidebook.core.errors import InvalidInput
+from tidebook.domain.event_source import EventSource, TagSource, TopicSource
+from tidebook.domain.event_type import EventTypes
+from tidebook.domain.projection import RETRIES, SLICES, Projection
+from tidebook.domain.sql_engine import SqlEngine
+from tidebook.domain.topic_types import TopicTypes
+from tidebook.log.port import Log
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.store.port import StoreWriter
+from tidebook.tags.event import check_tag, check_topics
+from tidebook.tags.horizon import Horizons
+
+
+def make_source(
+    log: Log, store: StoreWriter, *, topics: Iterable[str] | None, tags: Iterable[str] | None
+) -> EventSource:
+    """Return the stream of tags or of whole topics."""
+    names = check_topics(topics)
+    if tags is not None:
+        if isinstance(tags, str | bytes):
+            raise InvalidInput(f"tags is a list of names, not a text: write tags=[{tags!r}]")
+        wanted = list(dict.fromkeys(tags))
+        for tag in wanted:
+            check_tag(tag)
+        if wanted:
+            return TagSource(store, Horizons(store), wanted, names)
+    if not names:
+        raise InvalidInput("a projection follows topics=[...] or tags=[...]")
+    return TopicSource(store, Horizons(store), names)
+
+
+def make_projection(
+    name: str,
+    log: Log,
+    store: StoreWriter,
+    clock: Clock,
+    ids: Ids,
+    declared: TopicTypes,
+    *,
+    into: Any,
+    topics: Iterable[str] | None,
+    tags: Iterable[str] | None,
+    events: Iterable[type[Any]] | None,
+    tables: Iterable[Any],
+    slices: int | None,
+    retries: int | None,
+    on_failure: Literal["stop", "park"],
+) -> Projection:
+    """Return a projection; the arguments are those of `Book.projection`."""
+    types = None if events is None else EventTypes(events)
+    return Projection(
+        name,
+        source=make_source(log, store, topics=topics, tags=tags),
+        engine=SqlEngine(into),
+        store=store,
+        clock=clock,
+        ids=ids,
+        types_of=declared.of if types is None else lambda _: types,
+        tables=tables,
+        slices=SLICES if slices is None else slices,
+        retries=RETRIES if retries is None else retries,
+        on_failure=on_failure,
+    )
