@@ -135,6 +135,6 @@ async def test_messages_are_published_with_the_offset(tmp_path: Path) -> None:
 
 
 async def outbox_file(book: Any) -> str:
-    await book.outbox.create()
+    await book.outbox.create_tables()
     url: str = book.outbox.url
     return url.removeprefix("sqlite:///")
