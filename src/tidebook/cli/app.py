@@ -14,7 +14,22 @@ from typing import Any
 import typer
 
 import tidebook
-from tidebook.cli import audit, doctor, journal, outbox, output, pipeline, queue, serve, tags, token, topics, up, wal
+from tidebook.cli import (
+    audit,
+    doctor,
+    journal,
+    outbox,
+    output,
+    pipeline,
+    projection,
+    queue,
+    serve,
+    tags,
+    token,
+    topics,
+    up,
+    wal,
+)
 from tidebook.cli.command import INTERRUPTED, Group
 from tidebook.cli.options import argument
 from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
@@ -36,7 +51,7 @@ app = Group(
 
 app.command()(up.up)
 app.command()(serve.serve)
-for noun in (journal, tags, topics, wal, pipeline, outbox, queue, token, audit):
+for noun in (journal, tags, topics, wal, pipeline, outbox, queue, projection, token, audit):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import Connection, MetaData, Table, text
 from sqlalchemy import inspect as inspect_database
 
 from tidebook.core.errors import InvalidInput, ProjectionStopped, Unavailable
@@ -146,6 +146,7 @@ class Projection:
         self._progress = Progress()
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
+        self._active: SliceRunner | None = None
 
     # Handlers
 
@@ -199,9 +200,10 @@ class Projection:
                 if state.swapping is not None:
                     await self._finish_swap(state)
                     continue
-                await self._runner(Build(state.build, {}), member, _accept).run()
+                self._active = self._runner(Build(state.build, {}), member, _accept)
+                await self._active.run()
         finally:
-            self._running = False
+            self._running, self._active = False, None
             self._publish()
 
     async def start(self) -> BuildState:
@@ -212,14 +214,15 @@ class Projection:
             create_tables(connection, self._own_tables)
             return self._rows.register(connection, self._settings.slices)
 
-        for attempt in range(START_TRIES):
+        state, attempt = None, 0
+        while state is None:
             try:
                 state = await self._engine.run(begin)
-                break
             except RACES:  # another process creates the same
-                if attempt == START_TRIES - 1:
+                attempt += 1
+                if attempt == START_TRIES:
                     raise
-                await asyncio.sleep(0.05 * (attempt + 1))
+                await asyncio.sleep(0.05 * attempt)
         if state.slices != self._settings.slices:
             self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
         return state
@@ -300,9 +303,8 @@ class Projection:
         except TimeoutError as error:
             why = self._progress.error or (self._wait.waiting.describe() if self._wait.waiting else "it is behind")
             running = why if self._running else "it does not run in this process"
-            raise Unavailable(
-                f"projection {self.name!r} has not applied {topic}/{id} up to {seq_nr} within {timeout_s:g} s: {running}"
-            ) from error
+            late = f"has not applied {topic}/{id} up to {seq_nr} within {timeout_s:g} s"
+            raise Unavailable(f"projection {self.name!r} {late}: {running}") from error
 
     async def _place(self, key: Key, seq_nr: int, offset: int | None) -> At:
         """Wait until an event is replicated; return its place in the stream."""
@@ -347,14 +349,15 @@ class Projection:
             if (state := self._rows.state(connection) if self._rows.exists(connection) else None) is None:
                 return False
             slices = {each.slice: each for each in self._rows.slices(connection, state.build)}
-            for number in goals:
-                if number in slices and (error := slices[number].error) is not None:
-                    raise ProjectionStopped(
-                        name=self.name, slice=number, reason=f"{slices[number].failed_event}: {error}"
-                    )
-            return all(
-                number in slices and decode_position(slices[number].position).at >= at for number, at in goals.items()
-            )
+            for number, goal in goals.items():
+                if (found := slices.get(number)) is None:
+                    return False
+                if found.error is not None:
+                    reason = f"{found.failed_event}: {found.error}"
+                    raise ProjectionStopped(name=self.name, slice=number, reason=reason)
+                if decode_position(found.position).at < goal:
+                    return False
+            return True
 
         return await self._engine.run(read)
 
@@ -369,6 +372,7 @@ class Projection:
     async def pause(self) -> None:
         """Pause the projection in all processes, within seconds."""
         await self._engine.run(lambda connection: self._rows.set_paused(connection, True))
+        self._renew_soon()
 
     async def resume(self) -> list[str]:
         """Continue a paused projection and retry its stopped slices; return the events that had stopped them."""
@@ -384,7 +388,15 @@ class Projection:
             self._rows.set_paused(connection, False)
             return self._rows.resume(connection, build, skip=skip)
 
-        return await self._engine.run(change)
+        continued = await self._engine.run(change)
+        self._progress.stopped = {}
+        self._renew_soon()
+        return continued
+
+    def _renew_soon(self) -> None:
+        """Let the runner of this process see a command now; those of others see it within seconds."""
+        if self._active is not None:
+            self._active.renew_soon()
 
     # Rebuild
 
@@ -396,9 +408,7 @@ class Projection:
         """
         self._check_handlers()
         if not self._own_tables:
-            raise InvalidInput(
-                f"projection {self.name!r}: a rebuild needs the tables: book.projection(..., tables=[...])"
-            )
+            raise InvalidInput(f"projection {self.name!r}: a rebuild needs book.projection(..., tables=[...])")
         state = await self.start()
         if state.swapping is not None:
             await self._finish_swap(state)
@@ -416,7 +426,7 @@ class Projection:
         except BaseException:
             await self._drop(build, state.build, swap)
             raise
-        self._publish()
+        self._renew_soon()
         return build.number
 
     def _copy_of(self, number: int) -> Build:
@@ -507,12 +517,11 @@ def _check_asked(tx: ProjectionTx) -> None:
 
 def _copied(table: Table, suffix: str) -> Table:
     """Return a copy of a table under another name; names of indexes and constraints must differ too."""
-    from sqlalchemy import MetaData
-
     if table.foreign_keys:
         raise InvalidInput(f"table {table.name} has foreign keys: a rebuild cannot copy it")
     copy = table.to_metadata(MetaData(), name=f"{table.name}{suffix}")
-    for item in (*copy.indexes, *copy.constraints):
+    named: list[Any] = [*copy.indexes, *copy.constraints]
+    for item in named:
         if isinstance(item.name, str):
             item.name = f"{item.name}{suffix}"
     return copy

@@ -148,6 +148,10 @@ class SliceRunner:
             if not self._is_renewal_due():
                 await self._wait.wait(delivered=delivered)
 
+    def renew_soon(self) -> None:
+        """Renew the lease, and read the slices and commands, at the next opportunity."""
+        self._rebalance_at_ms = self._clock.monotonic_ms()
+
     def _is_renewal_due(self) -> bool:
         return self._clock.monotonic_ms() >= self._rebalance_at_ms
 
@@ -224,7 +228,7 @@ class SliceRunner:
         try:
             return await self._advance_group(sorted(groups[behind]), behind, stop) or stop is not None
         except Fenced:
-            self._rebalance_at_ms = self._clock.monotonic_ms()  # read the slices again
+            self.renew_soon()
             return True
 
     async def _advance_group(self, slices: list[int], text: str, stop: SourcePosition | None) -> bool:

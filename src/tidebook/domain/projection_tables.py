@@ -298,6 +298,16 @@ class ProjectionTables:
         if moved.rowcount != len(slices):
             raise Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
 
+    def check_owner(
+        self, connection: Connection, build: int, member: str, slices: Sequence[int], position: str
+    ) -> None:
+        """Raise Fenced if slices are no longer at a position, or no longer the member's."""
+        query = select(func.count()).where(
+            self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.owner == member, SLICE.c.position == position)
+        )
+        if connection.execute(query).scalar_one() != len(slices):
+            raise Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
+
     def stop(
         self, connection: Connection, build: int, member: str, slice_: int, before: str, *,
         error: str, failed_position: str, failed_event: str,

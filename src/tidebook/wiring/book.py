@@ -23,6 +23,7 @@ from tidebook.wiring.settings import Settings, read_settings
 
 if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
     from tidebook.domain.decider import Decider
+    from tidebook.domain.process import Process
     from tidebook.domain.projection import Projection
     from tidebook.domain.typed_journal import TypedJournal
     from tidebook.outbox.log_topic import LogTopic
@@ -194,6 +195,31 @@ class Book:
         return make_projection(
             name, self.log, self.store, self.clock, self.ids, self._event_types, into=into, topics=topics, tags=tags,
             events=events, tables=tables, slices=slices, retries=retries, on_failure=on_failure,
+        )  # fmt: skip
+
+    def process(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        into: Any = None,
+        events: Iterable[type[Any]] | None = None,
+        retries: int | None = None,
+        on_failure: Literal["stop", "park"] = "stop",
+    ) -> Process:
+        """Return a process manager: decorate its handler `(effects, event)` with it, or use `on` for one type.
+
+        The handler says what an event causes: commands of deciders, queue entries, outbox messages. `into` is the
+        engine of the database that has its offsets, by default a file in the folder of an embedded book; to publish
+        outbox messages it must be the outbox's database. The other arguments are those of `projection`.
+        """
+        from tidebook.wiring.projection import make_process
+
+        self._refuse_fork()
+        return make_process(
+            name, self, self._event_types, into=into, topics=topics, tags=tags, events=events, retries=retries,
+            on_failure=on_failure,
         )  # fmt: skip
 
     @property

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sqlalchemy import create_engine
 
 from tidebook.core.errors import InvalidInput
 from tidebook.domain.event_source import EventSource, TagSource, TopicSource
 from tidebook.domain.event_type import EventTypes
+from tidebook.domain.process import Process
 from tidebook.domain.projection import RETRIES, SLICES, Projection
 from tidebook.domain.sql_engine import SqlEngine
 from tidebook.domain.topic_types import TopicTypes
@@ -16,6 +19,13 @@ from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
 from tidebook.tags.event import check_tag, check_topics
 from tidebook.tags.horizon import Horizons
+from tidebook.wiring.settings import Settings
+
+if TYPE_CHECKING:
+    from tidebook.wiring.book import Book
+
+#: How long SQLite waits for another writer.
+BUSY_S: Final = 30.0
 
 
 def make_source(
@@ -34,6 +44,47 @@ def make_source(
     if not names:
         raise InvalidInput("a projection follows topics=[...] or tags=[...]")
     return TopicSource(store, Horizons(store), names)
+
+
+def make_process(
+    name: str,
+    book: Book,
+    declared: TopicTypes,
+    *,
+    into: Any,
+    topics: Iterable[str] | None,
+    tags: Iterable[str] | None,
+    events: Iterable[type[Any]] | None,
+    retries: int | None,
+    on_failure: Literal["stop", "park"],
+) -> Process:
+    """Return a process manager; the arguments are those of `Book.process`."""
+    types = None if events is None else EventTypes(events)
+
+    def publish(connection: Any, **fields: Any) -> None:
+        book.outbox.blocking.publish(connection, **fields)
+
+    return Process(
+        name,
+        source=make_source(book.log, book.store, topics=topics, tags=tags),
+        engine=SqlEngine(_process_engine(book.settings) if into is None else into),
+        store=book.store,
+        clock=book.clock,
+        ids=book.ids,
+        types_of=declared.of if types is None else lambda _: types,
+        retries=RETRIES if retries is None else retries,
+        on_failure=on_failure,
+        queue_of=book.queue,
+        publish=publish,
+    )
+
+
+def _process_engine(settings: Settings) -> Any:
+    """Return an engine for the offsets of processes in the folder of an embedded book."""
+    if not settings.section("store").embedded:
+        raise InvalidInput("a process needs a database for its offsets: book.process(..., into=engine)")
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    return create_engine(f"sqlite:///{settings.folder / 'process.db'}", connect_args={"timeout": BUSY_S})
 
 
 def make_projection(

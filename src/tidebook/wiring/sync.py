@@ -113,6 +113,27 @@ class SyncBook(BlockingFacade[Book]):
             ),
         )  # fmt: skip
 
+    def process(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] | None = None,
+        tags: Iterable[str] | None = None,
+        into: Any = None,
+        events: Iterable[type[Any]] | None = None,
+        retries: int | None = None,
+        on_failure: Literal["stop", "park"] = "stop",
+    ) -> SyncProjection:
+        """Return a process manager. See `Book.process` for the arguments."""
+        from tidebook.domain.projection import SyncProjection
+
+        return SyncProjection(
+            self._portal,
+            self._target.process(
+                name, topics=topics, tags=tags, into=into, events=events, retries=retries, on_failure=on_failure
+            ),
+        )
+
     def wal(self, namespace: str) -> SyncWal:
         """Return the write-ahead log of a namespace; open its regions with `open_region`."""
         from tidebook.wal.sync import SyncWal

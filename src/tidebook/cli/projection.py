@@ -1,0 +1,148 @@
+"""`tidebook projection`: list, status, rebuild, pause, resume and skip the projections of an application."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from tidebook.cli import output
+from tidebook.cli.command import Group
+from tidebook.cli.options import argument, load_callable, option
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:  # SQLAlchemy is an extra, and slow to import: only an application that declares projections loads it
+    from tidebook.domain.projection import Projection, StoredProjection
+
+app = Group(help="Look at projections and processes, rebuild, pause, resume and skip.", no_args_is_help=True)
+
+AppOption = Annotated[
+    str, option("MODULE:APP", "A function of the book that returns its projections, as for 'tidebook run'.", ...)
+]
+NameArgument = Annotated[str, argument("NAME", "The projection.", ...)]
+
+
+@asynccontextmanager
+async def _declared(app: str, book: Book) -> AsyncIterator[dict[str, Projection]]:
+    """Yield the projections that an application declares, by name."""
+    made = load_callable(app)(book)
+    if hasattr(made, "__aenter__"):
+        async with made as parts:
+            yield _by_name(app, parts)
+        return
+    yield _by_name(app, await made if inspect.isawaitable(made) else made)
+
+
+def _by_name(app: str, parts: object) -> dict[str, Projection]:
+    from tidebook.domain.projection import Projection
+
+    found = list(parts) if isinstance(parts, Iterable) else [parts]
+    projections = {each.name: each for each in found if isinstance(each, Projection)}
+    if not projections:
+        raise InvalidInput(f"{app} returned no projection: return a list of what book.projection(...) returns")
+    return projections
+
+
+@asynccontextmanager
+async def _projection(app: str, name: str, book: Book) -> AsyncIterator[Projection]:
+    async with _declared(app, book) as declared:
+        if name not in declared:
+            raise NotFound(f"{app} declares no projection {name!r}: it declares {', '.join(sorted(declared))}")
+        yield declared[name]
+
+
+def _time(time_ms: int | None) -> str | None:
+    return None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _row(found: StoredProjection) -> dict[str, Any]:
+    stopped = [each.slice for each in found.slices if each.error is not None]
+    state = "paused" if found.paused else "stopped" if stopped else "running" if _owners(found) else "idle"
+    return {
+        "projection": found.name,
+        "state": state,
+        "build": found.build,
+        "rebuilding": found.rebuilding,
+        "applied_to": _time(found.time_ms),
+        "processes": len(_owners(found)),
+        "slices": len(found.slices),
+        "stopped": len(stopped),
+        "parked": len(found.parked),
+    }
+
+
+def _owners(found: StoredProjection) -> set[str]:
+    return {each.owner for each in found.slices if each.owner is not None}
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['projection']}: {row['state']}, applied to {row['applied_to'] or 'nothing'}, build {row['build']}, "
+        f"{row['processes']} processes, {row['slices']} slices, {row['stopped']} stopped, {row['parked']} parked"
+    )
+
+
+@app.command("list")
+async def list_(book: Book, app: AppOption) -> None:
+    """List the projections of an application."""
+    async with _declared(app, book) as declared:
+        for name, each in sorted(declared.items()):
+            try:
+                row = _row(await each.stored())
+            except NotFound:
+                output.emit({"projection": name, "state": "never started"}, f"{name}: never started")
+                continue
+            output.emit(row, _line(row))
+
+
+@app.command()
+async def status(book: Book, name: NameArgument, app: AppOption) -> None:
+    """Print how far a projection and each of its slices are, what failed, and what is parked."""
+    async with _projection(app, name, book) as projection:
+        found = await projection.stored()
+    row = _row(found)
+    slices = [msgspec.structs.asdict(each) | {"applied_to": _time(each.time_ms)} for each in found.slices]
+    parked = [msgspec.structs.asdict(each) for each in found.parked]
+    lines = [_line(row)]
+    stopped = [each for each in found.slices if each.error is not None]
+    lines += (f"  slice {each.slice} is stopped at {each.failed_event}: {each.error}" for each in stopped)
+    lines += (f"  parked {each.event}: {each.error}" for each in found.parked)
+    output.emit(row | {"slice_states": slices, "parked_events": parked}, "\n".join(lines))
+
+
+@app.command()
+async def rebuild(book: Book, name: NameArgument, app: AppOption) -> None:
+    """Build a projection again beside the live one, then swap the tables."""
+    async with _projection(app, name, book) as projection:
+        build = await projection.rebuild()
+    output.emit({"projection": name, "build": build}, f"{name}: build {build} is live")
+
+
+@app.command()
+async def pause(book: Book, name: NameArgument, app: AppOption) -> None:
+    """Pause a projection in all processes, within seconds."""
+    async with _projection(app, name, book) as projection:
+        await projection.pause()
+    output.emit({"projection": name, "paused": True}, f"{name}: paused")
+
+
+@app.command()
+async def resume(book: Book, name: NameArgument, app: AppOption) -> None:
+    """Continue a paused projection, and retry what stopped its slices."""
+    async with _projection(app, name, book) as projection:
+        events = await projection.resume()
+    again = f", retrying {', '.join(events)}" if events else ""
+    output.emit({"projection": name, "paused": False, "retried": events}, f"{name}: resumed{again}")
+
+
+@app.command()
+async def skip(book: Book, name: NameArgument, app: AppOption) -> None:
+    """Pass over the events that stopped slices; they are parked."""
+    async with _projection(app, name, book) as projection:
+        events = await projection.skip()
+    output.emit({"projection": name, "skipped": events}, f"{name}: skipped {', '.join(events) or 'nothing'}")

@@ -1,0 +1,226 @@
+"""Process managers: from an event to commands, queue entries and outbox messages, each exactly once.
+
+The effects of an event are decided first and then performed. Commands have ids that are derived from the event; queue
+entries move the queue's own marks; outbox messages are published in the transaction that moves the process's offset.
+So a batch that is repeated after a crash changes nothing that was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.domain.decider import Decider
+from tidebook.domain.event_source import SourceRow, slice_of
+from tidebook.domain.projection import Projection
+from tidebook.domain.projection_runner import SliceRunner
+from tidebook.domain.sql_engine import Handler, HandlerFailed
+from tidebook.domain.typed_event import TypedEvent
+from tidebook.queue.entry import Date, Entry
+from tidebook.queue.port import Step
+from tidebook.queue.priority import DEFAULT
+from tidebook.queue.queue import Queue
+
+#: How often marks that another process has moved are read again.
+MARKS_MAX: Final = 20
+
+QueueOf = Callable[[str], Queue]
+#: Publishes a message within a transaction of the outbox's database.
+Publish = Callable[..., Any]
+
+
+class _Command(msgspec.Struct, frozen=True):
+    decider: Decider[Any]
+    id: str
+    command: Any
+    command_id: str
+    refusals: tuple[type[Exception], ...]
+
+
+class Effects:
+    """What an event causes: the handler of a process calls these methods, and nothing happens before it returns."""
+
+    def __init__(self, process: str, event: TypedEvent[Any]) -> None:
+        # The offset separates the incarnations of a purged journal.
+        self._event_id = f"{process}/{event.topic}/{event.id}/{event.seq_nr}/{event.offset}"
+        self.commands: list[_Command] = []
+        self.entries: list[tuple[str, Entry]] = []
+        self.messages: list[Mapping[str, Any]] = []
+
+    def execute(
+        self, decider: Decider[Any], id: str, command: Any, *, refusals: tuple[type[Exception], ...] = ()
+    ) -> None:
+        """Execute a command of another decider; errors in `refusals` are taken as its answer and not retried."""
+        command_id = f"{self._event_id}/{len(self.commands)}"
+        self.commands.append(_Command(decider, id, command, command_id, refusals))
+
+    def put(
+        self,
+        queue: str,
+        data: Any,
+        *,
+        key: str | None = None,
+        priority: int = DEFAULT,
+        process_at: Date = None,
+        expires_at: Date = None,
+    ) -> None:
+        """Put an entry into a queue; with `process_at` it is a time-out: due at that time."""
+        entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
+        self.entries.append((queue, entry))
+
+    def publish(self, **fields: Any) -> None:
+        """Publish an outbox message; the fields are those of `tidebook.outbox.publish`."""
+        self.messages.append(fields)
+
+
+class ProcessRunner(SliceRunner):
+    """Runs the slices of a process: a batch's effects first, then the offset."""
+
+    def __init__(self, *args: Any, name: str, queue_of: QueueOf, publish: Publish, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._name = name
+        self._queue_of = queue_of
+        self._publish_message = publish
+
+    async def _commit(
+        self, slices: Sequence[int], before: str, after: str, calls: Sequence[tuple[Handler, Any]]
+    ) -> None:
+        if calls:
+            # Effects of a batch that was taken over are repeated in vain: look first.
+            await self._check_owner(slices, before)
+        decided = [(event, await self._decide(handler, event)) for handler, event in calls]
+        by_slice: dict[int, list[tuple[_Placed, Effects]]] = {}
+        for placed, effects in decided:
+            number = slice_of(placed.event.topic, placed.event.id, self._settings.slices)
+            by_slice.setdefault(number, []).append((placed, effects))
+        # The order of each journal is kept; journals of different slices do not wait for one another.
+        await asyncio.gather(*(self._execute_all(of_slice) for of_slice in by_slice.values()))
+        await self._put_all(by_slice)
+        publishing = [
+            (self._publish_in, _Publication(placed.event, message))
+            for placed, effects in decided
+            for message in effects.messages
+        ]
+        await super()._commit(slices, before, after, publishing)
+
+    async def _check_owner(self, slices: Sequence[int], before: str) -> None:
+        build, member = self._build.number, self._member
+        await self._engine.run(lambda connection: self._tables.check_owner(connection, build, member, slices, before))
+
+    async def _decide(self, handler: Handler, placed: _Placed) -> Effects:
+        effects = Effects(self._name, placed.event)
+        try:
+            result = handler(effects, placed.event)
+            if result is not None and inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            raise HandlerFailed(placed.event) from error
+        return effects
+
+    async def _execute_all(self, decided: Sequence[tuple[_Placed, Effects]]) -> None:
+        for placed, effects in decided:
+            for each in effects.commands:
+                try:
+                    await each.decider.execute(each.id, each.command, command_id=each.command_id)
+                except each.refusals:
+                    continue
+                except Exception as error:
+                    raise HandlerFailed(placed.event) from error
+
+    async def _put_all(self, by_slice: Mapping[int, Sequence[tuple[_Placed, Effects]]]) -> None:
+        names = {name for of_slice in by_slice.values() for _, effects in of_slice for name, _ in effects.entries}
+        for name in sorted(names):
+            queue, source = self._queue_of(name), f"process/{self._name}"
+            for _ in range(MARKS_MAX):
+                marks = await queue.marks(source)
+                steps, entries = [], list[Entry]()
+                for number, of_slice in by_slice.items():
+                    mark = marks.get(number)
+                    done = () if mark is None else tuple(msgspec.json.decode(mark))
+                    new = [(placed, effects) for placed, effects in of_slice if placed.at > done]
+                    found = [each for _, effects in new for target, each in effects.entries if target == name]
+                    if found:
+                        steps.append(Step(number, mark, msgspec.json.encode(new[-1][0].at).decode()))
+                        entries += found
+                if not entries or await queue.put_once(entries, source=source, steps=steps) is not None:
+                    break
+            else:
+                raise InvalidInput(f"queue {name!r}: its marks for process {self._name!r} keep moving: try again")
+
+    def _publish_in(self, tx: Any, publication: _Publication) -> None:
+        self._publish_message(tx.connection, **publication.fields)
+
+
+class _Placed(msgspec.Struct, frozen=True):
+    """An event with its place in the stream; errors name the event by the same attributes."""
+
+    event: TypedEvent[Any]
+    at: tuple[Any, ...]
+
+    @property
+    def topic(self) -> str:
+        return self.event.topic
+
+    @property
+    def id(self) -> str:
+        return self.event.id
+
+    @property
+    def seq_nr(self) -> int:
+        return self.event.seq_nr
+
+
+class _Publication(msgspec.Struct, frozen=True):
+    """A message to publish in the transaction of the offset, for an event."""
+
+    event: TypedEvent[Any]
+    fields: Mapping[str, Any]
+
+    @property
+    def topic(self) -> str:
+        return self.event.topic
+
+    @property
+    def id(self) -> str:
+        return self.event.id
+
+    @property
+    def seq_nr(self) -> int:
+        return self.event.seq_nr
+
+
+class Process(Projection):
+    """A process manager: its handler takes `(effects, event)` and says what the event causes.
+
+    >>> def declare(book, mail_later):
+    ...     @book.process("reminders", topics=["orders"])
+    ...     def reminders(effects, event):
+    ...         effects.put("mail", {"order": event.id}, process_at=mail_later)
+    ...     return reminders
+    """
+
+    def __init__(self, *args: Any, queue_of: QueueOf, publish: Publish, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._queue_of = queue_of
+        self._publish_message = publish
+
+    def _prepare(self, row: SourceRow) -> Any:
+        found = super()._prepare(row)
+        return None if found is None else (found[0], _Placed(found[1], row.at))
+
+    def _runner(self, *args: Any) -> SliceRunner:
+        build, member, check = args
+        return ProcessRunner(
+            self._rows, self._engine, self._source, self._wait, self._prepare, self._settings, build, member,
+            self._clock, self._progress, self._publish, check,
+            name=self.name, queue_of=self._queue_of, publish=self._publish_message,
+        )  # fmt: skip
+
+    async def rebuild(self) -> int:
+        """Raise InvalidInput: what a process has caused cannot be caused again."""
+        raise InvalidInput(f"process {self.name!r} cannot be rebuilt: its effects have happened")

@@ -1,0 +1,157 @@
+"""Projections into PostgreSQL and MariaDB: exactly once, shared slices, rebuild and swap under load."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, inspect, select
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import tidebook
+from tests.unit.domain.bank import EVENTS, Account, Deposit
+from tests.unit.domain.projecting import replicating, running
+from tidebook.domain import projection_runner
+from tidebook.domain.projection_tables import ProjectionTables
+
+
+@pytest.fixture(
+    params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("mariadb", marks=pytest.mark.mariadb)]
+)
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found.replace("postgresql://", "postgresql+psycopg://").replace("mysql://", "mysql+pymysql://")
+
+
+class Target:
+    """A database with a table of balances under a name of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = create_engine(url)
+        self.projection = f"balances-{uuid.uuid4().hex[:8]}"
+        name = f"balances_{uuid.uuid4().hex[:8]}"
+        columns = Column("id", String(100), primary_key=True), Column("amount", Integer, index=True)
+        self.table = Table(name, MetaData(), *columns)
+
+    def balances(self) -> dict[str, int]:
+        with self.engine.connect() as connection:
+            return {row.id: row.amount for row in connection.execute(select(self.table))}
+
+    def add(self, tx: Any, event: Any) -> None:
+        table = tx.table(self.table)
+        change = table.c.amount + event.data.amount
+        if not tx.execute(table.update().where(table.c.id == event.id).values(amount=change)).rowcount:
+            tx.execute(table.insert().values(id=event.id, amount=event.data.amount))
+
+    async def add_async(self, tx: Any, event: Any) -> None:
+        table = tx.table(self.table)
+        change = table.c.amount + event.data.amount
+        done = await tx.execute(table.update().where(table.c.id == event.id).values(amount=change))
+        if not done.rowcount:
+            await tx.execute(table.insert().values(id=event.id, amount=event.data.amount))
+
+
+@pytest_asyncio.fixture
+async def target(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Target]:
+    monkeypatch.setattr(projection_runner, "REBALANCE_S", 0.05)
+    target = Target(url)
+    yield target
+    with target.engine.begin() as connection:
+        rows = ProjectionTables(target.projection, target.engine.dialect.name)
+        for build in range(1, 5):
+            rows.remove_build(connection, build)
+        target.table.drop(connection, checkfirst=True)
+    target.engine.dispose()
+
+
+async def test_two_processes_rebuild_and_load_leave_the_fold(target: Target, tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two, replicating(one, "accounts"):
+        accounts = one.decider("accounts", Account, events=EVENTS)
+        first, second = (
+            book.projection(
+                target.projection, topics=["accounts"], into=target.engine, tables=[target.table], events=EVENTS
+            )(target.add)
+            for book in (one, two)
+        )
+        written, seen, stop = 0, list[int](), asyncio.Event()
+
+        async def write() -> None:
+            nonlocal written
+            while not stop.is_set():
+                await accounts.execute(f"a-{written % 9}", Deposit(1))
+                written += 1
+                seen.append(sum(target.balances().values()))
+
+        async with running(first, second):
+            await first.wait_for(await accounts.execute("a-0", Deposit(1)))
+            writing = asyncio.create_task(write())
+            assert await first.rebuild() == 2
+            assert await second.rebuild() == 3
+            stop.set()
+            await writing
+            for n in range(9):
+                await first.wait_for(await accounts.execute(f"a-{n}", Deposit(1)))
+        assert sum(target.balances().values()) == written + 10
+        assert seen == sorted(seen)
+        names = inspect(target.engine).get_table_names()
+        assert [name for name in names if name.startswith(target.table.name)] == [target.table.name]
+
+
+async def test_a_swap_that_was_announced_is_finished_by_the_next_process(target: Target, tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+
+        def make() -> Any:
+            made = book.projection(target.projection, topics=["accounts"], into=target.engine, tables=[target.table])
+            return made(target.add)
+
+        projection = make()
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a-0", Deposit(5)))
+        # As if the process had died between the announcement and the renaming.
+        build = projection._copy_of(2)
+        with target.engine.begin() as connection:
+            projection._rows.begin_build(connection)
+            for table in build.tables.values():
+                table.create(connection)
+            connection.execute(build.tables[target.table.name].insert().values(id="a-0", amount=7))
+        with target.engine.begin() as connection:
+            projection._rows.set_swapping(connection, 2)
+            for each in projection._rows.slices(connection, 1):
+                connection.execute(projection_slice_update(projection.name, each.slice, each.position))
+        again = make()
+        async with running(again):
+            await again.wait_for(await accounts.execute("a-0", Deposit(1)))
+        assert target.balances() == {"a-0": 8}
+
+
+def projection_slice_update(name: str, number: int, position: str) -> Any:
+    from tidebook.domain.projection_tables import SLICE
+
+    return (
+        SLICE.update()
+        .where(SLICE.c.projection == name, SLICE.c.build == 2, SLICE.c.slice == number)
+        .values(position=position)
+    )
+
+
+@pytest.mark.postgres
+async def test_an_async_engine_on_postgres(postgres_url: str, tmp_path: Path) -> None:
+    target = Target(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        projection = book.projection(target.projection, topics=["accounts"], into=engine, tables=[target.table])
+        projection(target.add_async)
+        async with running(projection):
+            for n in range(20):
+                done = await accounts.execute(f"a-{n % 3}", Deposit(n))
+                await projection.wait_for(done)
+                assert target.balances()[f"a-{n % 3}"] == done.state.balance
+    await engine.dispose()
+    target.table.drop(target.engine)

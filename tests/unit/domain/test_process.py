@@ -1,0 +1,140 @@
+"""Process managers: commands, queue entries and outbox messages of an event, each exactly once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import create_engine
+
+import tidebook
+from tests.unit.domain.bank import EVENTS, Account, Deposit, Refused, Withdraw, Withdrawn
+from tests.unit.domain.projecting import bring, running
+from tidebook.core.errors import InvalidInput, ProjectionStopped
+from tidebook.domain import projection_runner
+
+
+@tidebook.event_type("transfer-started")
+class TransferStarted(msgspec.Struct, frozen=True):
+    source: str
+    target: str
+    amount: int
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection_runner, "RETRY_FIRST_S", 0.001)
+
+
+async def test_an_event_causes_commands_entries_and_time_outs(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        transfers = book.journal("transfers", events=[TransferStarted])
+
+        @book.process("transfers", topics=["transfers"])
+        def process(effects: Any, event: Any) -> None:
+            started = event.data
+            effects.execute(accounts, started.source, Withdraw(started.amount), refusals=(Refused,))
+            effects.execute(accounts, started.target, Deposit(started.amount))
+            effects.put("mail", {"transfer": event.id})
+            effects.put("timeouts", {"transfer": event.id}, process_at=event.timestamp + timedelta(hours=1))
+
+        await accounts.execute("a", Deposit(10))
+        for n in range(3):
+            await transfers.append(f"t-{n}", [TransferStarted("a", "b", 2)])
+        await transfers.append("t-3", [TransferStarted("poor", "b", 2)])
+        await bring(book, "transfers")
+        async with running(process):
+            await process.settle()
+        assert (await accounts.load("a")).state.balance == 4
+        assert (await accounts.load("b")).state.balance == 8
+        jobs = await book.queue("mail").claim(limit=10, lease=timedelta(minutes=1))
+        assert sorted(job.data["transfer"] for job in jobs) == ["t-0", "t-1", "t-2", "t-3"]
+        assert await book.queue("timeouts").claim(limit=10, lease=timedelta(minutes=1)) == []
+        assert (await book.queue("timeouts").status()).waiting == 4
+        with pytest.raises(InvalidInput, match="cannot be rebuilt"):
+            await process.rebuild()
+
+
+async def test_a_batch_that_is_repeated_causes_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+
+        def make() -> Any:
+            made = book.process("cashback", topics=["accounts"])
+
+            @made.on(Withdrawn)
+            async def withdrawn(effects: Any, event: Any) -> None:
+                effects.execute(accounts, f"bonus-{event.id}", Deposit(1))
+                effects.put("mail", event.id)
+
+            return made
+
+        for n in range(4):
+            await accounts.execute(f"a-{n}", Deposit(5))
+            await accounts.execute(f"a-{n}", Withdraw(5))
+        await bring(book, "accounts")
+
+        class Crash(BaseException):
+            """Ends the runner after the effects and before the offset."""
+
+        crashing = make()
+
+        async def crash(*_: Any) -> None:
+            raise Crash
+
+        monkeypatch.setattr(crashing._engine, "apply", crash)
+        with pytest.raises(BaseException, match=r"|Crash") as caught:
+            await crashing.run()
+        assert isinstance(caught.value, Crash)
+        assert (await accounts.load("bonus-a-0")).state.balance == 1
+        process = make()
+        async with running(process):
+            await process.settle()
+            await bring(book, "accounts")
+            await process.settle()
+        for n in range(4):
+            assert (await accounts.load(f"bonus-a-{n}")).state.balance == 1
+        jobs = await book.queue("mail").claim(limit=10, lease=timedelta(minutes=1))
+        assert sorted(job.data for job in jobs) == ["a-0", "a-1", "a-2", "a-3"]
+
+
+async def test_a_command_that_is_refused_stops_the_slice(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+
+        @book.process("taxes", topics=["accounts"], retries=1)
+        def taxes(effects: Any, event: Any) -> None:
+            effects.execute(accounts, "nobody", Withdraw(1))
+
+        await accounts.execute("a-1", Deposit(5))
+        await bring(book, "accounts")
+        async with running(taxes):
+            with pytest.raises(ProjectionStopped, match="balance is 0"):
+                await taxes.settle()
+
+
+async def test_messages_are_published_with_the_offset(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        engine = create_engine(f"sqlite:///{await outbox_file(book)}")
+
+        @book.process("news", topics=["accounts"], into=engine)
+        def news(effects: Any, event: Any) -> None:
+            effects.publish(topic="news", key=event.id.encode(), payload=b"%d" % event.seq_nr)
+
+        for n in range(5):
+            await accounts.execute(f"a-{n % 2}", Deposit(1))
+        await bring(book, "accounts")
+        async with running(news):
+            await news.settle()
+        assert sum(each.waiting for each in await book.outbox.status()) == 5
+
+
+async def outbox_file(book: Any) -> str:
+    await book.outbox.create_tables()
+    url: str = book.outbox.url
+    return url.removeprefix("sqlite:///")
