@@ -50,7 +50,7 @@ def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: 
 def run_until_done(job: Replication, portal: BlockingPortal, timeout_s: float = 600) -> None:
     """Run continuously, however often it starts anew, until nothing is left."""
     done = threading.Event()
-    job._tell = lambda progress: done.set() if progress.batches and not progress.lag else None
+    job._report = lambda progress: done.set() if progress.batches and not progress.lag else None
     thread = threading.Thread(target=job.run)
     thread.start()
     try:
@@ -243,7 +243,7 @@ def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(
                 gate.shut()
 
         with opened(portal, gated) as through:
-            job = replication(spark, through, portal, topic, tell=tell, on_batch=on_batch, settings=None)
+            job = replication(spark, through, portal, topic, report=tell, on_batch=on_batch, settings=None)
             thread = threading.Thread(target=job.run)
             thread.start()
             try:

@@ -35,7 +35,7 @@ def verify(
     from tidebook.pipeline.jobs.verify import verify as job
 
     told: list[Difference] = []
-    return job(spark, book, portal, [topic], tell=told.append, **more), told
+    return job(spark, book, portal, [topic], report=told.append, **more), told
 
 
 async def damage(book: Book, topic: str) -> dict[str, str]:

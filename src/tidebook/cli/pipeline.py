@@ -169,7 +169,7 @@ def verify(
         from tidebook.pipeline.jobs.verify import verify as job
 
         named = tuple(dict.fromkeys([*(topics or ()), *(topic or ())]))
-        done = job(spark, opened, portal, named, repair=repair, tell=_show_difference)
+        done = job(spark, opened, portal, named, repair=repair, report=_show_difference)
     _finish_comparison(done)
 
 
@@ -192,7 +192,7 @@ def rebuild(
             row = {"topic": topic, "tag_rows": tagged.written, "removed": tagged.removed}
             output.emit(row, f"{topic}: {tagged.written:,} tag rows written, {tagged.removed:,} removed")
             return
-        done = job(spark, opened, portal, topic, tell=_show_difference)
+        done = job(spark, opened, portal, topic, report=_show_difference)
     _finish_comparison(done)
 
 
@@ -237,7 +237,7 @@ def export(
         table_format = "delta" if delta else "parquet"
         with stop_on_signals(stop.set):
             while True:
-                done = job(spark, opened, portal, to, topics=topic or (), table_format=table_format, tell=report)
+                done = job(spark, opened, portal, to, topics=topic or (), table_format=table_format, report=report)
                 output.emit(done, f"{done.events:,} events exported to {to}")
                 if every_s is None or stop.wait(every_s):
                     return
@@ -293,14 +293,14 @@ def replicate(
         def report(reason: str, waited_s: float) -> None:
             reporter(Replicated(0, 0, waited_s, (), waiting=reason))
 
-        run_with_retries(portal, opened.__aenter__, stop=stop, within_s=FAILING_S if once else None, tell=report)
+        run_with_retries(portal, opened.__aenter__, stop=stop, within_s=FAILING_S if once else None, report=report)
 
     with stop_on_signals(stop.set), reporter.bar:
         try:
             with _open_job(book, "replicate", enter=enter) as (spark, opened, portal):
                 if accept_loss:
                     _show_lost(portal.run(accept_losses(opened.log, opened.store, topic or ())))
-                job = Replication(spark, opened, portal, topics=topic or (), tell=reporter, stop=stop)
+                job = Replication(spark, opened, portal, topics=topic or (), report=reporter, stop=stop)
                 with serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext():
                     done = job.run(once=once)
                     reporter.finish(done)
@@ -510,4 +510,4 @@ def flush_wal(
             row = {"region": done.region, "entries": done.entries, "ranges": done.ranges}
             output.emit(row, f"region {done.region}: {done.entries:,} entries of {len(done.ranges)} tables")
 
-        job(spark, opened, portal, namespace=namespace, output=to, regions=region or (), tell=report)
+        job(spark, opened, portal, namespace=namespace, output=to, regions=region or (), report=report)

@@ -114,12 +114,12 @@ def run_with_retries(
     call: Callable[[], Coroutine[Any, Any, T]],
     *,
     stop: threading.Event,
-    tell: Callable[[str, float], None],
+    report: Callable[[str, float], None],
     within_s: float | None = None,
 ) -> T:
     """Run a coroutine on the portal's loop; retry with backoff while its error is transient.
 
-    Before each pause `tell` is called with the reason and the seconds elapsed. Raise the last error once `stop` is set
+    Call `report` with the reason and the seconds elapsed before each pause. Raise the last error once `stop` is set
     or `within_s` has elapsed.
     """
     began, backoff = time.monotonic(), Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
@@ -130,5 +130,5 @@ def run_with_retries(
             waited_s = time.monotonic() - began
             if stop.is_set() or (within_s is not None and waited_s >= within_s):
                 raise
-            tell(str(error), waited_s)
+            report(str(error), waited_s)
             stop.wait(backoff.next_s())

@@ -18,13 +18,13 @@ from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavaila
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import begin_epoch, check_topic
 from tidebook.log.port import Log
-from tidebook.runtime.task_cancellation import cancel_and_wait
 from tidebook.replication.partition import REASON_CHARS_MAX, LogAndStore, PartitionReplicator
 from tidebook.replication.status import JobStatus, partition_statuses, this_process, topic_configs, write_job_status
 from tidebook.replication.ticks import Ticker, TickIntervals, needs_ticks, partition_replicators
 from tidebook.replication.ticks import tick as append_ticks
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
+from tidebook.runtime.futures import cancel_and_wait
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation
 from tidebook.store.port import StoreWriter

@@ -39,7 +39,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingPortal]:
 def test_a_job_waits_for_a_server_that_is_down_when_it_starts(portal: BlockingPortal) -> None:
     book: Any = ShyBook(Unavailable("Cassandra does not answer"), OutcomeUnknown("no answer"))
     reported: list[str] = []
-    run_with_retries(portal, book.__aenter__, stop=threading.Event(), tell=lambda reason, _: reported.append(reason))
+    run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda reason, _: reported.append(reason))
     assert book.opened
     assert reported == ["Cassandra does not answer", "no answer"]
 
@@ -48,14 +48,14 @@ def test_a_job_that_is_stopped_while_it_waits_ends(portal: BlockingPortal) -> No
     book: Any = ShyBook(*[Unavailable("away") for _ in range(100)])
     stop = threading.Event()
     with pytest.raises(Unavailable):
-        run_with_retries(portal, book.__aenter__, stop=stop, tell=lambda *_: stop.set())
+        run_with_retries(portal, book.__aenter__, stop=stop, report=lambda *_: stop.set())
     assert len(book.errors) == 98
 
 
 def test_a_job_waits_no_longer_than_it_may_and_not_at_all_for_what_does_not_pass(portal: BlockingPortal) -> None:
     book: Any = ShyBook(Unavailable("away"))
     with pytest.raises(Unavailable):
-        run_with_retries(portal, book.__aenter__, stop=threading.Event(), tell=lambda *_: None, within_s=0.0)
+        run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda *_: None, within_s=0.0)
     book = ShyBook(InvalidInput("a wrong password"))
     with pytest.raises(InvalidInput):
-        run_with_retries(portal, book.__aenter__, stop=threading.Event(), tell=lambda *_: None)
+        run_with_retries(portal, book.__aenter__, stop=threading.Event(), report=lambda *_: None)

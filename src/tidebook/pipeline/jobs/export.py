@@ -59,9 +59,9 @@ def export(
     topics: Sequence[str] = (),
     table_format: str = "parquet",
     records_max: int = RECORDS_MAX,
-    tell: Callable[[ExportProgress], None] = lambda exported: None,
+    report: Callable[[ExportProgress], None] = lambda exported: None,
 ) -> ExportProgress:
-    """Export the events that are replicated and not exported yet; call `tell` after each batch."""
+    """Export the events that are replicated and not exported yet; call `report` after each batch."""
     register(spark)
     target = _open_target(spark, output, table_format)
     began = time.monotonic()
@@ -71,7 +71,7 @@ def export(
         nonlocal batches, events
         added = target.add(batch.withColumn("day", to_date(col("timestamp"))), offsets)
         batches, events = batches + 1, events + added
-        tell(ExportProgress(batches, events, time.monotonic() - began, target.reached()))
+        report(ExportProgress(batches, events, time.monotonic() - began, target.reached()))
 
     configs = portal.run(topic_configs(book.store, topics))
     spans = portal.run(_spans(book, configs, target.reached()))

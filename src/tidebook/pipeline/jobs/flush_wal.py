@@ -51,7 +51,7 @@ def flush_wal(
     namespace: str,
     output: str | Path,
     regions: Sequence[int] = (),
-    tell: Callable[[Flushed], None] = lambda flushed: None,
+    report: Callable[[Flushed], None] = lambda flushed: None,
 ) -> list[Flushed]:
     """Flush the given regions of a namespace, or all; return the result of each region."""
     folder = output_folder(output)
@@ -63,7 +63,7 @@ def flush_wal(
             region = await wal.open_region(id, writable=False)
             sink = ParquetSink(spark, settings_to_json(book.settings), namespace, region, folder)
             done.append(await flush_region(region, sink))
-            tell(done[-1])
+            report(done[-1])
         await wal.close()
         return done
 

@@ -15,7 +15,7 @@ from tidebook.core.record import read_record
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.settings import JournalSettings
 from tidebook.pipeline.jobs.replicate import Replication
-from tidebook.pipeline.jobs.verify import Tell, VerifyResult, all_tags, store_splits, verify
+from tidebook.pipeline.jobs.verify import OnDifference, VerifyResult, all_tags, store_splits, verify
 from tidebook.pipeline.source.records import read_records
 from tidebook.pipeline.worker import Batches, SparkWorker
 from tidebook.runtime.blocking_portal import BlockingPortal
@@ -27,7 +27,12 @@ from tidebook.wiring.spark import clears_tags
 
 
 def rebuild(
-    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, *, tell: Tell = lambda difference: None
+    spark: SparkSession,
+    book: Book,
+    portal: BlockingPortal,
+    topic: str,
+    *,
+    report: OnDifference = lambda difference: None,
 ) -> VerifyResult:
     """Rebuild the store of a topic from its complete log.
 
@@ -41,7 +46,7 @@ def rebuild(
     began = bool(portal.run(book.store.pointers(topic)))
     if not began:
         _refuse_adopted(topic, config.epoch)
-    done = verify(spark, book, portal, [topic], repair=True, tell=tell) if began else VerifyResult()
+    done = verify(spark, book, portal, [topic], repair=True, report=report) if began else VerifyResult()
     Replication(spark, book, portal, topics=[topic]).run(once=True)
     last = verify(spark, book, portal, [topic])
     return msgspec.structs.replace(last, differences=done.differences, repaired=done.repaired)

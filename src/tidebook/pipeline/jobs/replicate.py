@@ -176,7 +176,7 @@ class Replication:
         portal: BlockingPortal,
         *,
         topics: Sequence[str] = (),
-        tell: Callable[[Progress], None] = lambda progress: None,
+        report: Callable[[Progress], None] = lambda progress: None,
         on_batch: Callable[[int, Sequence[TaskResult]], None] = lambda number, done: None,
         opening: OpenStore = open_settings_store,
         checkpoint: Path | None = None,
@@ -188,7 +188,7 @@ class Replication:
         self._book = book
         self._portal = portal
         self._topics = tuple(topics)
-        self._tell = tell
+        self._report = report
         self._on_batch = on_batch
         self._opening = opening
         self._checkpoint = checkpoint
@@ -242,7 +242,7 @@ class Replication:
     def _retry(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return run_with_retries(
             self._portal, call, stop=self._stop, within_s=FAILING_S,
-            tell=lambda reason, waited_s: self._tell(self.progress(waiting=reason)),
+            report=lambda reason, waited_s: self._report(self.progress(waiting=reason)),
         )  # fmt: skip
 
     @contextmanager
@@ -277,7 +277,7 @@ class Replication:
                     if cause is error:
                         raise
                     raise cause from error
-                self._tell(self.progress(waiting=str(cause)))
+                self._report(self.progress(waiting=str(cause)))
                 self._stop.wait(backoff.next_s())
         with self._unless_stopped():
             self._publish_status(self._retry(self._statuses), last=True)
@@ -486,7 +486,7 @@ class Replication:
             metrics.gauge("pipeline_lag_seconds", each.lag_s, topic=each.topic, partition=each.partition)
         progress = self.progress()
         metrics.gauge("pipeline_stopped_partitions", len(progress.stopped))
-        self._tell(progress)
+        self._report(progress)
         if last or time.monotonic() - self._status_written >= STATUS_EVERY_S:
             self._status_written = time.monotonic()
             own: dict[str, Any] = {"at_ms": self._book.clock.now_ms(), "engine": "spark", "process": this_process()}

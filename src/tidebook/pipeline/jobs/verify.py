@@ -82,7 +82,7 @@ class Comparison(msgspec.Struct, frozen=True):
     rev: int = 0
 
 
-Tell = Callable[[Difference], None]
+OnDifference = Callable[[Difference], None]
 
 
 def verify(
@@ -92,13 +92,13 @@ def verify(
     topics: Sequence[str] = (),
     *,
     repair: bool = False,
-    tell: Tell = lambda difference: None,
+    report: OnDifference = lambda difference: None,
 ) -> VerifyResult:
-    """Compare the store with the replicated part of the log; call `tell` for each difference."""
+    """Compare the store with the replicated part of the log; call `report` for each difference."""
     configs = portal.run(_configs(book, topics))
     if not configs:
         return VerifyResult()
-    first = left = _compare(spark, book, portal, configs, tell)
+    first = left = _compare(spark, book, portal, configs, report)
     if not repair or not first.left:
         return first
     for _ in range(REPAIR_PASSES_MAX):
@@ -137,7 +137,7 @@ def _compare(
     book: Book,
     portal: BlockingPortal,
     configs: dict[str, TopicConfig],
-    tell: Tell = lambda difference: None,
+    report: OnDifference = lambda difference: None,
     *,
     rev: int = 0,
 ) -> VerifyResult:
@@ -155,7 +155,7 @@ def _compare(
         found = Difference(**{name: row[name] for name in Difference.__struct_fields__})
         kinds[found.what] = kinds.get(found.what, 0) + 1
         repaired, left = repaired + found.repaired, left + (not found.repaired)
-        tell(found)
+        report(found)
     partial = tuple(topic for topic, each in bounds.items() if any(one.start > 0 for one in each.values()))
     return VerifyResult(journals, events, kinds, repaired, left, partial)
 

@@ -21,12 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
     )  # so that servers that are being started are stopped
-    group = ServerGroup(options.home, profile=options.profile, tell=_tell)
+    group = ServerGroup(options.home, profile=options.profile, report=_report)
     try:
         if options.command == "start":
             group.start(names)
         elif options.command == "stop":
-            _tell(f"stopped {', '.join(group.stop(names, remove=options.remove)) or 'nothing: none ran'}")
+            _report(f"stopped {', '.join(group.stop(names, remove=options.remove)) or 'nothing: none ran'}")
     except ServerError as error:
         print(f"servers: {error}", file=sys.stderr)
         return UNAVAILABLE
@@ -68,7 +68,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(f"servers: {text}", file=sys.stderr, flush=True)
 
 

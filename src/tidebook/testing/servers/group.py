@@ -26,10 +26,12 @@ NAMES = tuple(KINDS)
 class ServerGroup:
     """The servers in one home folder, whichever process started them."""
 
-    def __init__(self, home: Path, *, profile: Profile = "test", tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, home: Path, *, profile: Profile = "test", report: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.home = home.resolve()
         self._profile: Profile = profile
-        self._tell = tell
+        self._report = report
 
     @property
     def status_file(self) -> Path:
@@ -61,7 +63,7 @@ class ServerGroup:
             wanted = {
                 name: KINDS[name](self.home / name, profile=self._profile) for name in names if name not in running
             }
-            failures = _start_all(wanted.values(), self._tell)
+            failures = _start_all(wanted.values(), self._report)
             self._write(running | {name: server for name, server in wanted.items() if server.alive()})
         if failures:
             raise ServerError("\n".join(failures))
@@ -89,7 +91,7 @@ class ServerGroup:
         _replace(self.book_file, "\n".join(book))
 
 
-def _start_all(servers: Iterable[Server], tell: Callable[[str], None]) -> list[str]:
+def _start_all(servers: Iterable[Server], report: Callable[[str], None]) -> list[str]:
     """Start servers in parallel and return the errors."""
     given_up = Event()
 
@@ -99,7 +101,7 @@ def _start_all(servers: Iterable[Server], tell: Callable[[str], None]) -> list[s
         if given_up.is_set():
             server.kill9()
         else:
-            tell(f"{server.name} at {server.address} after {time.monotonic() - began:.1f} s")
+            report(f"{server.name} at {server.address} after {time.monotonic() - began:.1f} s")
 
     failures = []
     with ThreadPoolExecutor(len(KINDS)) as pool:
