@@ -14,7 +14,7 @@ pytest.importorskip("acsylla")
 from tests.simulation.simulation import simulate
 from tests.simulation.virtual_time import VirtualTimeLoop
 
-RUNS = 200
+RUNS = 400
 PARTS = 8
 RUNS_LONG = 5_000
 

@@ -14,7 +14,7 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
 from tidebook.core.repair import Damage
-from tidebook.core.replication_plan import EventRow, Pointer, PositionedAction, TagRow, advance_time
+from tidebook.core.replication_plan import EventRow, Pointer, PositionedAction, TagPosition, TagRow, advance_time
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record, read_page
 from tidebook.replication.journal_state import (
@@ -212,9 +212,18 @@ async def _read_tags(store: StoreWriter, key: Key, first: JournalState, found: J
             moments |= {(tag, row.time_ms) for tag in event_tags(row.encoded)}
         except Corrupt:
             continue  # the first read has found the tag rows of a damaged event
-    pages = await asyncio.gather(
-        *(store.inspect_tag(tag, after=None, from_ms=ms, until_ms=ms + 1, limit=PAGE) for tag, ms in moments)
-    )
-    rows = [row for page in pages for row in page]
+    rows = [row for of_tag in await asyncio.gather(*(_tag_rows(store, *each) for each in moments)) for row in of_tag]
     found.tags = {row.place: row for row in rows if isinstance(row, TagRow) and (row.topic, row.id) == key}
     return [row for row in rows if isinstance(row, Damage) and row.place in first.damaged_tags]
+
+
+async def _tag_rows(store: StoreWriter, tag: str, ms: int) -> list[TagRow | Damage]:
+    """Return the rows of a tag at one time; a single append may have more of them than a page."""
+    rows: list[TagRow | Damage] = []
+    after: TagPosition | None = None
+    while page := await store.inspect_tag(tag, after=after, from_ms=ms, until_ms=ms + 1, limit=PAGE):
+        rows += page
+        after = page[-1].place
+        if len(page) < PAGE:
+            break
+    return rows

@@ -183,7 +183,11 @@ def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is
     found.damaged = (damage("head"), damage("event", 2), damage("event", 9), damage("tag", 1, lost_tag),
                      damage("tag", None, beyond))  # fmt: skip
     found.head = None
-    assert (found.head_damaged, found.damaged_rows, found.damaged_tags) == (True, {2, 9}, {lost_tag, beyond})
+    assert (found.head_damaged, found.damaged_rows, found.damaged_tags) == (
+        True,
+        frozenset({2, 9}),
+        frozenset({lost_tag, beyond}),
+    )
     folded = folded_from(TAGGED, found)
     told = differences(folded, found)
     assert [(each.what, each.seq_nr) for each in told] == [
@@ -201,15 +205,14 @@ def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is
     assert mended.head == stored(TAGGED).head
     assert [row.seq_nr for row in mended.rows] == [2]
     assert [row.place for row in mended.tags] == [lost_tag]
-    assert (mended.extra_rows, mended.extra_tags, mended.damaged_rows) == ((9,), (beyond,), {2, 9})
+    assert (mended.extra_rows, mended.extra_tags, mended.damaged_rows) == ((9,), (beyond,), frozenset({2, 9}))
 
 
 def test_a_state_without_damage_says_so() -> None:
-    assert (stored(TAGGED).head_damaged, stored(TAGGED).damaged_rows, stored(TAGGED).damaged_tags) == (
-        False,
-        set(),
-        set(),
-    )
+    found = stored(TAGGED)
+    assert not found.head_damaged
+    assert not found.damaged_rows
+    assert not found.damaged_tags
 
 
 #: Two appends of two events each are gone from the log, and two are left.

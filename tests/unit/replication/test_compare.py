@@ -1,0 +1,249 @@
+"""Journals of an embedded store, compared with the log and repaired from it, one by one and without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.pipeline.spoiling import Spoiler
+from tidebook.core.errors import Fenced
+from tidebook.core.event import Event
+from tidebook.core.head import Head
+from tidebook.core.key import Key
+from tidebook.core.record import read_record
+from tidebook.core.repair import Damage
+from tidebook.core.replication_plan import EventRow, Pointer, TagRow, advance_time
+from tidebook.log.port import read_all
+from tidebook.replication import compare
+from tidebook.replication.compare import CompareBounds, JournalComparer, TimedRecord
+from tidebook.replication.journal_state import Difference, JournalState
+from tidebook.replication.partition import LogAndStore
+from tidebook.testing.faults import Faults
+from tidebook.testing.replicating import replicate
+from tidebook.wiring.book import Book
+from tidebook.wiring.lazy_folder import LazyStore
+from tidebook.wiring.settings import Section, Settings
+
+TOPIC = "orders"
+KEY = Key(TOPIC, "a")
+
+
+@pytest.fixture
+async def book(tmp_path: Path) -> AsyncIterator[Book]:
+    async with Book(Settings(tmp_path, {"journal": Section(None, {"partitions": 1})})) as opened:
+        journal = opened.journal(TOPIC)
+        await journal.append("a", [Event(n, tags={"x"}) for n in range(3)])
+        await journal.append("b", [Event(0, tags={"x"})])
+        await journal.append("a", [Event(n, tags={"y"}) for n in range(3)])
+        await journal.delete("a", to=1)
+        await replicate(opened.log, opened.store, TOPIC)
+        yield opened
+
+
+async def state_of(book: Book, key: Key = KEY) -> JournalState:
+    """What a scan of the store finds of a journal."""
+    state, damaged = JournalState(), list[Damage]()
+    for split in await book.store.splits(TOPIC, count=1):
+        async for page in book.store.inspect(TOPIC, split):
+            for id, found in page:
+                if id != key.id:
+                    continue
+                match found:
+                    case Head():
+                        state.head = found
+                    case EventRow():
+                        state.rows[found.seq_nr] = found
+                    case Damage():
+                        damaged.append(found)
+    for tag in ("x", "y"):
+        for row in await book.store.inspect_tag(tag, after=None, from_ms=0, until_ms=2**62, limit=100):
+            if isinstance(row, Damage):
+                damaged.append(row)
+            elif row.id == key.id:
+                state.tags[row.place] = row
+    state.damaged = tuple(damaged)
+    return state
+
+
+class Comparing:
+    """A comparison of one journal, bounded by what is replicated when it begins."""
+
+    def __init__(self, book: Book, pointer: Pointer, records: list[TimedRecord], comparer: JournalComparer) -> None:
+        self._book = book
+        self.pointer = pointer
+        self.records = records
+        self.comparer = comparer
+
+    @classmethod
+    async def of(cls, book: Book, key: Key = KEY, *, rev: int = 0, start: int = 0, parts: object = None) -> Comparing:
+        config, pointer = await book.journal(TOPIC).topic_config(), await book.store.pointer(TOPIC, 0)
+        assert pointer is not None
+        records, time_ms = list[TimedRecord](), 0
+        for record in await read_all(book.log, TOPIC, 0, start=start, stop=pointer.position.offset + 1):
+            action = read_record(record.value, limit_bytes=config.limit_bytes)
+            time_ms = advance_time(time_ms, record.timestamp_ms, action)
+            if record.key == key.id.encode():
+                records.append((record, time_ms))
+        bounds = {TOPIC: {0: CompareBounds(start, pointer)}}
+        on = parts or LogAndStore(book.log, book.store)
+        return cls(book, pointer, records, JournalComparer(on, {TOPIC: config}, bounds, rev=rev))  # type: ignore[arg-type]
+
+    async def told(self, first: JournalState | None = None) -> list[Difference]:
+        first = await state_of(self._book) if first is None else first
+        return await self.comparer.compare(KEY, 0, first, self.records)
+
+
+def whats(found: list[Difference]) -> list[tuple[str, int | None, bool]]:
+    return [(each.what, each.seq_nr, each.repaired) for each in found]
+
+
+def change(book: Book, sql: str, *values: object) -> None:
+    """Change a row behind the store's back."""
+    store = book.store
+    assert isinstance(store, LazyStore)
+    connection = apsw.Connection(str(store.path))
+    connection.execute(sql, values)
+    assert connection.changes() >= 1
+    connection.close()
+
+
+async def events(book: Book) -> list[int]:
+    return [event.seq_nr async for event in book.journal(TOPIC).read("a")]
+
+
+async def test_a_journal_that_equals_its_log_has_no_difference(book: Book) -> None:
+    comparing = await Comparing.of(book)
+    found = await state_of(book)
+    assert len(found.tags) == 5
+    assert comparing.comparer.is_equal(KEY, 0, found, comparing.records)
+    assert await comparing.told() == []
+
+
+async def test_one_read_says_nothing_of_damage_or_of_a_head_past_the_bounds(book: Book) -> None:
+    comparing = await Comparing.of(book)
+    found = await state_of(book)
+    found.damaged = (Damage("event", *KEY, "unreadable", 1),)
+    assert not comparing.comparer.is_equal(KEY, 0, found, comparing.records)
+    await book.journal(TOPIC).append("a", [Event(9)])
+    await replicate(book.log, book.store, TOPIC)
+    assert not comparing.comparer.is_equal(KEY, 0, await state_of(book), comparing.records)
+    assert await comparing.told() == []  # which reads what came later
+
+
+@pytest.mark.parametrize("rev", [0, 1])
+async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev: int) -> None:
+    intact = await state_of(book)
+    change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 3")
+    change(book, "UPDATE journal SET time_ms = 7 WHERE id = 'a' AND seq_nr = 5")
+    change(book, "DELETE FROM tag_views WHERE id = 'a' AND seq_nr = 6")
+    repaired = bool(rev)
+    expected = [("event missing", 3, repaired), ("event differs", 5, repaired), ("tag missing", 6, repaired)]
+    assert whats(await (await Comparing.of(book, rev=rev)).told()) == expected
+    assert whats(await (await Comparing.of(book)).told()) == ([] if rev else expected)
+    if rev:
+        assert await state_of(book) == intact
+        assert await events(book) == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("spoiled", ["head", "event", "tag"])
+async def test_what_cannot_be_decoded_is_told_and_repaired(book: Book, spoiled: str) -> None:
+    intact, spoiler = await state_of(book), Spoiler(book)
+    match spoiled:
+        case "head":
+            await spoiler.head(KEY)
+        case "event":
+            await spoiler.event(KEY, 4)
+        case _:
+            await spoiler.tag(next(iter(intact.tags.values())))
+    told = await (await Comparing.of(book)).told()
+    assert [each.what for each in told] == [f"{spoiled} damaged"]
+    assert not told[0].repaired
+    assert [each.repaired for each in await (await Comparing.of(book, rev=1)).told()] == [True]
+    assert await state_of(book) == intact
+
+
+async def test_rows_past_the_head_that_a_scan_found_are_read_again(book: Book) -> None:
+    change(book, "UPDATE journal SET seq_nr = 900 WHERE id = 'a' AND seq_nr = 6")
+    told = await (await Comparing.of(book, rev=1)).told()
+    assert whats(told) == [("event missing", 6, True), ("event extra", 900, True)]
+    assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6]
+
+
+async def test_a_journal_that_the_log_knows_nothing_of_is_removed(book: Book) -> None:
+    comparing = await Comparing.of(book, rev=1)
+    comparing.records.clear()
+    told = await comparing.told()
+    assert whats(told)[0] == ("head extra", None, True)
+    assert await book.journal(TOPIC).pointer("b") == 1
+    head = await book.store.head(KEY)
+    assert head is not None
+    assert (head.live, head.position) == (False, comparing.pointer.position)
+
+
+async def test_what_comes_while_journals_are_compared_is_read_from_the_log_once(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "PAGE", 2)
+    comparing = await Comparing.of(book)
+    for n in range(5):
+        await book.journal(TOPIC).append("a", [Event(n, tags={"x"})])
+    await book.journal(TOPIC).append("b", [Event(1)])
+    await replicate(book.log, book.store, TOPIC)
+    assert await comparing.told() == []
+    change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 11")
+    assert whats(await comparing.told()) == [("event missing", 11, False)]
+
+
+async def test_more_tag_rows_of_one_time_than_a_page_holds_are_all_compared(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append may have 10,000 events of one tag, and all its rows have one time."""
+    monkeypatch.setattr(compare, "PAGE", 3)
+    await book.journal(TOPIC).append("a", [Event(n, tags={"x"}) for n in range(7)])
+    await replicate(book.log, book.store, TOPIC)
+    assert await (await Comparing.of(book)).told() == []
+    change(book, "DELETE FROM tag_views WHERE id = 'a' AND seq_nr = 12")
+    assert whats(await (await Comparing.of(book)).told()) == [("tag missing", 12, False)]
+
+
+async def test_a_log_that_begins_later_decides_only_on_what_it_has(book: Book) -> None:
+    await book.log.truncate(TOPIC, 0, before=2)
+    assert await (await Comparing.of(book, start=2)).told() == []
+    change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr IN (3, 5)")
+    assert whats(await (await Comparing.of(book, start=2, rev=1)).told()) == [("event missing", 5, True)]
+    assert sorted((await state_of(book)).rows) == [2, 4, 5, 6]
+
+
+async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longer_tells_them(book: Book) -> None:
+    """The log's time is that of the greatest record until then, and those may be gone."""
+    await book.log.truncate(TOPIC, 0, before=2)
+    change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr > 3")
+    change(book, "UPDATE tag_views SET log_ms = log_ms + 5 WHERE id = 'a' AND tag = 'y'")
+    assert await (await Comparing.of(book, start=2)).told() == []
+
+
+async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journal_that_never_rests_is_named(
+    book: Book,
+) -> None:
+    change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 3")
+    for times, expected in ((None, [("moving", None, False)]), (2, [("event missing", 3, True)])):
+        faults = Faults()
+        faults.fail("repair", Fenced("another was faster"), times=times)
+        parts = LogAndStore(book.log, faults.around(book.store))
+        told = await (await Comparing.of(book, rev=1, parts=parts)).told()
+        assert whats(told) == expected
+        assert (told[0].topic, told[0].id, told[0].partition) == (TOPIC, "a", 0)
+    assert await events(book) == [2, 3, 4, 5, 6]
+
+
+async def test_tag_rows_of_other_journals_are_left_alone(book: Book) -> None:
+    of_b = [row async for row in book.tags.read("x")]
+    rows = await book.store.inspect_tag("x", after=None, from_ms=0, until_ms=2**62, limit=100)
+    assert {row.id for row in rows if isinstance(row, TagRow)} == {"a", "b"}
+    change(book, "DELETE FROM tag_views WHERE id = 'a'")
+    assert [each.what for each in await (await Comparing.of(book, rev=1)).told()] == ["tag missing"] * 5
+    again = await book.store.inspect_tag("x", after=None, from_ms=0, until_ms=2**62, limit=100)
+    assert (again, len(of_b)) == (rows, len(of_b))
