@@ -153,7 +153,7 @@ class Bench:
         config = JournalSettings().topic_config("bare", JournalSettings().partitions)
         ids = [f"j-{n}" for n in range(WRITERS)]
         bases = [partition_of(id, config.partitions) << 40 for id in ids]
-        value = encode_append(config, RandomIds(), [Event(BYTES)])
+        _, value = encode_append(config, RandomIds(), [Event(BYTES)])
         keys = [id.encode() for id in ids]
         count = 128_000 // ROUNDS // self.scale // WRITERS * WRITERS
         offset = 0

@@ -204,7 +204,8 @@ def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[
     Other appends have type NOT_PLAIN and no bytes. Two lists instead of a list of pairs spare the garbage collector
     thousands of tuples.
     """
-    types, payloads = list[int](), list[bytes]()
+    types: list[int] = []
+    payloads: list[bytes] = []
     for events in appends:
         if type(events) is list and len(events) == 1:
             event = events[0]

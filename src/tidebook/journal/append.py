@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import repeat
 from typing import Any
@@ -31,7 +30,6 @@ from tidebook.journal.outcome import Appended, outcome_from_head, outcome_of
 from tidebook.log.port import Acknowledged, AcknowledgedBatch, Log, Outgoing, RecordColumns
 from tidebook.runtime.clock import Ids
 from tidebook.runtime.futures import resolve_future
-from tidebook.runtime.process import generation, refuse_fork
 
 
 def encode_append(
@@ -44,12 +42,15 @@ def encode_append(
     append_id: bytes | None = None,
     retry: OutcomeUnknown | None = None,
     incarnation: Position | None = None,
-) -> bytes:
-    """Validate the arguments of an append and return its encoded record."""
+) -> tuple[Append | None, bytes]:
+    """Validate the arguments of an append; return its action and its encoded record.
+
+    The action of a plain append is None: it is encoded from a template, and most unconfirmed appends need no action.
+    """
     if all(each is None for each in (expected, at, expire_after, append_id, retry, incarnation)):
         (payload_type,), (payload,) = plain_payloads((events,))
         if payload_type != NOT_PLAIN and 0 < len(payload) <= config.limit_bytes - PLAIN_BYTES_MAX:
-            return encode_plain_append(config.epoch, ids.new(), payload_type, payload)
+            return None, encode_plain_append(config.epoch, ids.new(), payload_type, payload)
     if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:
         _check_events(events)
     if expected is not None or at is not None:
@@ -66,7 +67,7 @@ def encode_append(
     body, tagged = encode_events(events)
     expiry = None if expire_after is None else expiry_ms(expire_after)
     action = Append(config.epoch, append_id, len(events), body, expected, at, expiry, floor, tagged, incarnation)
-    return encode_record(action, limit_bytes=config.limit_bytes)
+    return action, encode_record(action, limit_bytes=config.limit_bytes)
 
 
 def _check_events(events: Sequence[Event]) -> None:
@@ -93,27 +94,40 @@ def retry_floor(retry: OutcomeUnknown, epoch: int) -> int:
 
 
 class PendingAppend(msgspec.Struct, gc=False):
-    """An append of a batch that was acknowledged or has failed; it determines the outcome.
+    """An append in flight: the callback of the log, which determines the outcome and resolves the caller's future.
 
-    Most unconfirmed appends need none, see `AppendBatch`.
+    Thousands may be in flight at once, so it is a struct that the garbage collector does not track.
     """
 
-    batch: AppendBatch
-    index: int
     cache: HeadCache
     id: str
-    action: Append
+    #: None until it is needed: `_action` decodes it from the record.
+    decoded: Append | None
     record: Outgoing
     confirm: bool
+    waiter: Any
     #: The highest offset that this process had seen when the record was sent; the record's own must be higher.
-    sent_after: int
+    sent_after: int = -1
+    #: Whether the head cache waits to fold this append.
+    is_pending: bool = False
+    #: The index of the append in an `AppendBatch`, whose outcome it then sets; -1 if the waiter is a future.
+    index: int = -1
+
+    def send(self, log: Log) -> None:
+        """Send the record."""
+        cache = self.cache
+        self.sent_after = cache.seen
+        if self.confirm or cache.next_offset >= 0:  # without a tail nothing folds the record, which sets the outcome
+            cache.pending_outcomes[self._action.append_id] = None
+            self.is_pending = True
+        log.send(self.record, self)
 
     def __call__(self, sent: Acknowledged | TidebookError) -> None:
-        """Handle the acknowledgement or the error, in offset order."""
+        """Handle the acknowledgement or the error; the log calls this in the event loop, in offset order."""
         if isinstance(sent, TidebookError):
             self._resolve(self._unknown(str(sent), None, sent) if isinstance(sent, OutcomeUnknown) else sent)
             return
-        cache, action = self.cache, self.action
+        cache = self.cache
         if cache.is_recreated(sent.offset, self.sent_after):
             self._resolve(cache.recreated_error())
             return
@@ -122,6 +136,7 @@ class PendingAppend(msgspec.Struct, gc=False):
                 cache.seen = sent.offset
             self._resolve(Appended(None, None, sent.partition, sent.offset))
             return
+        action = self._action
         change = cache.take_own(sent, self.record, self.id, action)
         if change is None:  # the tail may have folded the record already
             change = cache.outcome(action.append_id, sent.offset)
@@ -135,12 +150,16 @@ class PendingAppend(msgspec.Struct, gc=False):
             self._resolve(Appended(None, None, sent.partition, sent.offset))
 
     def _resolve(self, outcome: Appended | TidebookError) -> None:
-        self.cache.pending_outcomes.pop(self.action.append_id, None)
-        self.batch.set_outcomes((self.index,), (outcome,))
+        if self.is_pending:
+            self.cache.pending_outcomes.pop(self._action.append_id, None)
+        if self.index >= 0:
+            self.waiter.set_outcome(self.index, outcome)
+        else:
+            resolve_future(self.waiter, outcome)  # does nothing if the caller was cancelled
 
     async def _read_outcome(self, sent: Acknowledged) -> None:
         """Read and fold the log up to the record: other writers wrote before it, or the head is not cached."""
-        cache, append_id = self.cache, self.action.append_id
+        cache, append_id = self.cache, self._action.append_id
         position = self._position(sent)
         try:
             await cache.reach(sent.offset, follow=cache.note_competing_writer())
@@ -149,9 +168,9 @@ class PendingAppend(msgspec.Struct, gc=False):
                 head = await cache.head(self.id)
                 change = cache.outcome(append_id, sent.offset)
                 if change is None:
-                    self._resolve(outcome_from_head(head, self._key, self.action, sent.partition, position))
+                    self._resolve(outcome_from_head(head, self._key, self._action, sent.partition, position))
                     return
-            self._resolve(outcome_of(change, cache.topic, self.id, self.action, sent.partition, position))
+            self._resolve(outcome_of(change, cache.topic, self.id, self._action, sent.partition, position))
         except BaseException as error:  # including a cancellation: the caller must not wait forever
             why = (
                 f"the append is in the log at offset {sent.offset}, but whether it took effect is unknown: "
@@ -162,14 +181,15 @@ class PendingAppend(msgspec.Struct, gc=False):
                 raise
 
     def _unknown(self, why: str, offset: int | None, error: BaseException) -> OutcomeUnknown:
+        action = self._action
         unknown = OutcomeUnknown(
             f"{self._key}: {why}",
-            append_id=self.action.append_id,
+            append_id=action.append_id,
             partition=self.cache.partition,
             offset=offset,
             # Every offset that this process had seen is below those of the records it had yet to send.
-            floor=self.sent_after + 1 if self.action.floor is None else self.action.floor,
-            epoch=self.action.epoch,
+            floor=self.sent_after + 1 if action.floor is None else action.floor,
+            epoch=action.epoch,
         )
         unknown.__cause__ = error
         return unknown
@@ -178,107 +198,89 @@ class PendingAppend(msgspec.Struct, gc=False):
         return Position(self.cache.config.epoch, sent.offset)
 
     @property
+    def _action(self) -> Append:
+        if self.decoded is None:
+            action = decode_record(self.record.value)
+            assert isinstance(action, Append)
+            self.decoded = action
+        return self.decoded
+
+    @property
     def _key(self) -> Key:
         return Key(self.cache.topic, self.id)
-
-
-class AppendBatch(ABC):
-    """Appends that are sent together: the callback of the log, which determines the outcome of each.
-
-    Objects and calls for each of thousands of appends are expensive, so a `PendingAppend` is created only if needed.
-    """
-
-    def __init__(
-        self,
-        ids: Sequence[str],
-        caches: Sequence[HeadCache],
-        columns: RecordColumns,
-        confirms: Sequence[bool],
-    ) -> None:
-        self._ids = ids
-        #: The head caches of all partitions, by number.
-        self._caches = caches
-        self._columns = columns
-        self._confirms = confirms
-        self._confirms_any = True in confirms
-        #: Actions by index, decoded from the records; most are never needed.
-        self._actions: dict[int, Append] = {}
-        #: By partition, the highest offset that this process had seen when the batch was sent.
-        self._sent_after: dict[int, int] = {}
-
-    def send(self, log: Log) -> None:
-        """Send the records."""
-        partitions, caches = self._columns.partitions, self._caches
-        self._sent_after = {partition: caches[partition].seen for partition in set(partitions)}
-        if self._confirms_any or any(caches[partition].next_offset >= 0 for partition in self._sent_after):
-            for index, partition in enumerate(partitions):
-                # Without a tail nothing folds the record, which sets the outcome, and nothing would remove it.
-                if self._confirms[index] or caches[partition].next_offset >= 0:
-                    caches[partition].pending_outcomes[self._action(index).append_id] = None
-        log.send_many(self._columns, self)
-
-    def __call__(self, indexes: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
-        """Handle the acknowledgements of one partition; the log calls this in the event loop, in offset order."""
-        partition = self._columns.partitions[indexes[0]]
-        cache = self._caches[partition]
-        if (
-            isinstance(results, AcknowledgedBatch)
-            and not self._confirms_any
-            and cache.next_offset < 0
-            and not cache.is_recreated(min(results.offsets), self._sent_after[partition])
-        ):
-            # Without a tail only the offsets are known.
-            cache.seen = max(cache.seen, *results.offsets)
-            self.set_outcomes(indexes, map(Appended, repeat(None), repeat(None), repeat(partition), results.offsets))
-            return
-        for index, sent in zip(indexes, results, strict=True):
-            self._pending(index)(sent)
-
-    def _action(self, index: int) -> Append:
-        action = self._actions.get(index)
-        if action is None:
-            decoded = decode_record(self._columns.values[index])
-            assert isinstance(decoded, Append)
-            action = self._actions[index] = decoded
-        return action
-
-    def _pending(self, index: int) -> PendingAppend:
-        record = self._columns.record(index)
-        return PendingAppend(
-            self,
-            index,
-            self._caches[record.partition],
-            self._ids[index],
-            self._action(index),
-            record,
-            self._confirms[index],
-            self._sent_after[record.partition],
-        )
-
-    @abstractmethod
-    def set_outcomes(self, indexes: Sequence[int], outcomes: Iterable[Appended | TidebookError]) -> None:
-        """Set the outcomes of the appends at these indexes."""
 
 
 #: The placeholder of an outcome that is not known yet.
 _PENDING = Appended(None, None, -1, -1)
 
 
-class AppendManyBatch(AppendBatch):
-    """Appends of one `append_many`, which share a future."""
+class AppendBatch:
+    """Appends that are sent together: the callback of the log, which collects the outcome of each at its index.
+
+    Objects and calls for each of thousands of appends are expensive, so a `PendingAppend` is created only if needed.
+    """
 
     def __init__(
-        self, ids: Sequence[str], caches: Sequence[HeadCache], columns: RecordColumns, *, confirm: bool
+        self, ids: Sequence[str], caches: Mapping[int, HeadCache], columns: RecordColumns, *, confirm: bool
     ) -> None:
-        super().__init__(ids, caches, columns, [confirm] * len(ids))
+        self._ids = ids
+        #: The head cache of each partition.
+        self._caches = caches
+        self._columns = columns
+        self._confirm = confirm
+        self._floors: dict[int, int] = {}
         self._remaining = len(ids)
         self._outcomes: list[Appended | TidebookError] = [_PENDING] * self._remaining
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def set_outcomes(self, indexes: Sequence[int], outcomes: Iterable[Appended | TidebookError]) -> None:
-        for index, outcome in zip(indexes, outcomes, strict=True):
-            self._outcomes[index] = outcome
-        self._remaining -= len(indexes)
+    def send(self, log: Log) -> None:
+        """Send the records, as `PendingAppend.send` does."""
+        self._floors = {partition: cache.seen + 1 for partition, cache in self._caches.items()}
+        if self._confirm or any(cache.next_offset >= 0 for cache in self._caches.values()):
+            for index, partition in enumerate(self._columns.partitions):
+                cache = self._caches[partition]
+                if self._confirm or cache.next_offset >= 0:  # without a tail it would never be removed
+                    cache.pending_outcomes[self._action(index).append_id] = None
+        log.send_many(self._columns, self)
+
+    def __call__(self, indexes: Sequence[int], results: Sequence[Acknowledged | TidebookError]) -> None:
+        """Handle the acknowledgements of one partition; the log calls this in the event loop, in offset order."""
+        partition = self._columns.partitions[indexes[0]]
+        cache, outcomes = self._caches[partition], self._outcomes
+        if (
+            isinstance(results, AcknowledgedBatch)
+            and not self._confirm
+            and cache.next_offset < 0
+            and not cache.is_recreated(min(results.offsets), self._floors[partition] - 1)
+        ):
+            # Without a tail only the offsets are known.
+            appended = map(Appended, repeat(None), repeat(None), repeat(partition), results.offsets)
+            for index, outcome in zip(indexes, appended, strict=True):
+                outcomes[index] = outcome
+            cache.seen = max(cache.seen, *results.offsets)
+            self._count_down(len(indexes))
+            return
+        for index, sent in zip(indexes, results, strict=True):
+            self._pending(index)(sent)
+
+    def _action(self, index: int) -> Append:
+        """Decode the action of a record; most are never needed."""
+        action = decode_record(self._columns.values[index])
+        assert isinstance(action, Append)
+        return action
+
+    def _pending(self, index: int) -> PendingAppend:
+        record = self._columns.record(index)
+        cache, sent_after = self._caches[record.partition], self._floors[record.partition] - 1
+        return PendingAppend(cache, self._ids[index], None, record, self._confirm, self, sent_after, True, index)
+
+    def set_outcome(self, index: int, outcome: Appended | TidebookError) -> None:
+        """Set the outcome of the append at this index."""
+        self._outcomes[index] = outcome
+        self._count_down(1)
+
+    def _count_down(self, count: int) -> None:
+        self._remaining -= count
         if not self._remaining and not self._future.done():
             self._future.set_result(None)
 
@@ -286,70 +288,6 @@ class AppendManyBatch(AppendBatch):
         """Wait for all outcomes and return them by index."""
         await self._future
         return self._outcomes
-
-
-class CollectedBatch(AppendBatch):
-    """Single appends, each with the future of its caller."""
-
-    def __init__(
-        self,
-        ids: Sequence[str],
-        caches: Sequence[HeadCache],
-        columns: RecordColumns,
-        confirms: Sequence[bool],
-        futures: Sequence[asyncio.Future[Appended]],
-        on_resolved: Callable[[], None],
-    ) -> None:
-        super().__init__(ids, caches, columns, confirms)
-        self._futures = futures
-        self._on_resolved = on_resolved
-
-    def set_outcomes(self, indexes: Sequence[int], outcomes: Iterable[Appended | TidebookError]) -> None:
-        futures = self._futures
-        for index, outcome in zip(indexes, outcomes, strict=True):
-            resolve_future(futures[index], outcome)  # does nothing if the caller was cancelled
-        self._on_resolved()
-
-
-class AppendCollector:
-    """Collects the single appends of one iteration of the event loop, and sends them as one batch."""
-
-    def __init__(self, log: Log, topic: str, caches: Sequence[HeadCache]) -> None:
-        self._log = log
-        self._topic = topic
-        self._caches = caches
-        #: Cached, because up to Python 3.11 getting the loop costs every append a system call.
-        self._loop = asyncio.get_running_loop()
-        self._generation = generation()
-        self._handle: asyncio.Handle | None = None
-        #: For each append: id, partition, key, record, whether to confirm, future.
-        self._appends: list[tuple[str, int, bytes, bytes, bool, asyncio.Future[Appended]]] = []
-
-    def add(self, id: str, partition: int, key: bytes, value: bytes, *, confirm: bool) -> asyncio.Future[Appended]:
-        """Send an append at the end of this iteration; return the future of its outcome."""
-        refuse_fork(self._generation, "the journal")  # in a child this loop may not run
-        if self._handle is None:
-            self._send_soon()
-        future: asyncio.Future[Appended] = self._loop.create_future()
-        self._appends.append((id, partition, key, value, confirm, future))
-        return future
-
-    def _send_soon(self) -> None:
-        """Send after the callers whose futures are resolved by now, which are likely to append again."""
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = self._loop.call_soon(self.send)
-
-    def send(self) -> None:
-        """Send the collected appends now."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-        if self._appends:
-            ids, partitions, keys, values, confirms, futures = map(list, zip(*self._appends, strict=True))
-            self._appends = []
-            columns = RecordColumns(self._topic, partitions, keys, values)
-            CollectedBatch(ids, self._caches, columns, confirms, futures, self._send_soon).send(self._log)
 
 
 #: References to running tasks, because the event loop holds only weak ones.
@@ -372,7 +310,7 @@ class EncodedAppends:
         plain_max = config.limit_bytes - PLAIN_BYTES_MAX
         for index, size_bytes in enumerate(map(len, data)):
             if not 0 < size_bytes <= plain_max:
-                kinds[index], data[index] = NOT_PLAIN, encode_append(config, ids, appends[index])
+                kinds[index], data[index] = NOT_PLAIN, encode_append(config, ids, appends[index])[1]
 
     def values(self, batch: slice) -> list[bytes]:
         """Return the encoded records of one batch, each with a new append id."""

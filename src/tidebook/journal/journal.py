@@ -22,14 +22,14 @@ from tidebook.core.payload import decode_payload, encode_payload
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.append import BATCH_RECORDS, AppendManyBatch, EncodedAppends, encode_append
+from tidebook.journal.append import BATCH_RECORDS, AppendBatch, EncodedAppends, PendingAppend, encode_append
 from tidebook.journal.head_cache import HeadCache
 from tidebook.journal.outcome import Appended
 from tidebook.journal.reader import DecodeRows, E, Reader
 from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.topic import OpenTopic, adopt_topic, open_topic
 from tidebook.journal.view import ReadView, read_events
-from tidebook.log.port import Log, RecordColumns, read_page
+from tidebook.log.port import Log, Outgoing, RecordColumns, read_page
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
@@ -177,14 +177,17 @@ class Journal:
         given = (events, expected, at, expire_after, append_id, retry, incarnation)
         topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
         partition, record_key = topic.address(id)
-        value = encode_append(topic.config, self._ids, *given)
+        action, value = encode_append(topic.config, self._ids, *given)
         cache = partition.cache
         if topic.check_due:
             topic.check_epoch()
         cache.check_log()
         if confirm and id not in cache.heads:
             await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
-        return await topic.appends.add(id, cache.partition, record_key, value, confirm=confirm)
+        future: asyncio.Future[Appended] = topic.loop.create_future()
+        record = Outgoing(self.topic, cache.partition, record_key, value)
+        PendingAppend(cache, id, action, record, confirm, future).send(self._log)
+        return await future
 
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
@@ -213,14 +216,14 @@ class Journal:
                 others = [(id, events) for id, events in zip(ids, appends, strict=True) if id not in unresolved]
                 answers = iter(await self.append_many(others))
                 return [unresolved[id] if id in unresolved else next(answers) for id in ids]
-        topic.appends.send()
         outcomes: list[Appended | TidebookError] = []
-        sent: deque[AppendManyBatch] = deque()
+        sent: deque[AppendBatch] = deque()
         for start in range(0, len(ids), BATCH_RECORDS):
             chunk = slice(start, start + BATCH_RECORDS)
+            partition_caches = {partition.cache.partition: partition.cache for partition, _ in addresses[chunk]}
             partitions = [partition.cache.partition for partition, _ in addresses[chunk]]
             columns = RecordColumns(self.topic, partitions, [key for _, key in addresses[chunk]], encoded.values(chunk))
-            batch = AppendManyBatch(ids[chunk], topic.caches, columns, confirm=confirm)
+            batch = AppendBatch(ids[chunk], partition_caches, columns, confirm=confirm)
             batch.send(self._log)
             sent.append(batch)
             await asyncio.sleep(0)  # lets the log send this batch while the next one is encoded

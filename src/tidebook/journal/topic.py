@@ -16,7 +16,6 @@ from tidebook.core.position import Position
 from tidebook.core.record import encode_record, is_record
 from tidebook.core.replication_plan import Pointer, SliceWrites
 from tidebook.core.topic_config import TopicConfig
-from tidebook.journal.append import AppendCollector
 from tidebook.journal.head_cache import HeadCache, adopt_hint
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import JournalSettings
@@ -57,19 +56,18 @@ class OpenTopic:
         #: Whether `check_epoch` must be called. A timer sets it, because reading the clock would slow down every
         #: append.
         self.check_due = False
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
+        #: Cached, because up to Python 3.11 getting the loop costs every append a system call.
+        self.loop = asyncio.get_running_loop()
+        self._timer = self.loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
         self._check_task: asyncio.Task[None] | None = None
         #: Why this topic can no longer be used; None while it can.
         self._superseded: TidebookError | None = None
-        #: The head caches of the partitions, by number.
-        self.caches = [
+        caches = [
             HeadCache(log, store, topic, number, config, settings, metrics) for number in range(config.partitions)
         ]
-        for cache, end in zip(self.caches, ends, strict=True):
+        for cache, end in zip(caches, ends, strict=True):
             cache.seen = end - 1
-        self.partitions = [Reader(log, store, cache, settings, metrics) for cache in self.caches]
-        self.appends = AppendCollector(log, topic, self.caches)
+        self.partitions = [Reader(log, store, cache, settings, metrics) for cache in caches]
         self._addresses: dict[str, Address] = {}
         tell_of_forks(self)
 
@@ -122,7 +120,7 @@ class OpenTopic:
         if self._superseded is not None:
             self.check_due = True
         else:
-            self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
+            self._timer = self.loop.call_later(CHECK_INTERVAL_S, self._set_check_due)
 
     async def _find_change(self) -> TidebookError | None:
         config = await self._store.topic_config(self._topic)
@@ -137,7 +135,6 @@ class OpenTopic:
         return None
 
     async def close(self) -> None:
-        self.appends.send()
         if self._check_task is not None:
             self._check_task.cancel()
             await asyncio.gather(self._check_task, return_exceptions=True)

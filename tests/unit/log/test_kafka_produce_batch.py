@@ -28,27 +28,17 @@ class Report(Message):
 class Sender:
     """The producer, as a batch sees it."""
 
-    in_flight = 1
+    in_flight = 0
 
     def __init__(self) -> None:
         self.done: deque[ProduceBatch] = deque()
         self.failures: list[Exception] = []
 
-    def delivery_result(
-        self, record: Outgoing, error: KafkaError | None, report: Report
-    ) -> Acknowledged | TidebookError:
-        if error is not None:
-            return Unavailable(f"{record.value!r}")
-        offset = report.offset()
-        if offset is None:
-            return OutcomeUnknown(f"{record.value!r}")
-        return Acknowledged(3, offset, report.timestamp()[1])
+    def delivery_error(self, record: Outgoing, error: KafkaError | None) -> TidebookError:
+        return Unavailable(f"{record.value!r}") if error is not None else OutcomeUnknown(f"{record.value!r}")
 
-    def call_back(self, on_sent: Any, *args: object) -> None:
-        try:
-            on_sent(*args)
-        except Exception as error:
-            self.failures.append(error)
+    def callback_failed(self, error: Exception) -> None:
+        self.failures.append(error)
 
     def resolve_done(self) -> None:
         while self.done:
@@ -137,6 +127,7 @@ def test_a_batch_whose_last_report_and_last_rejection_come_at_once_is_resolved_o
     told.batch.report(None, Report(b"a", 4))
     told.batch.reject(Unavailable("full"))
     told.sender.done.append(told.batch)  # as a report would in the thread, between the rejection and its count
+    told.sender.in_flight = 1
     told.sender.resolve_done()
     assert told.sender.in_flight == 0
     assert told.results[0] == Acknowledged(3, 4, 1004)

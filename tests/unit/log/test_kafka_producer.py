@@ -110,7 +110,6 @@ async def test_acknowledgements_that_cannot_be_read_are_unknown_outcomes(monkeyp
         raise SystemError("from within the client")
 
     monkeypatch.setattr(Report, "timestamp", unreadable)
-    monkeypatch.setattr(producing, "_time_of", unreadable)
     outcomes = Outcomes(monkeypatch, Client())
     assert [type(each) for each in await outcomes.send(b"a", b"b")] == [OutcomeUnknown, OutcomeUnknown]
     await outcomes.close()

@@ -48,8 +48,6 @@ _DRAIN_POLL_S = 0.002
 #: The maximum size of a batch; a batch of larger records has fewer of them.
 BATCH_BYTES = 1_000_000
 
-_error_of, _value_of, _offset_of, _time_of = Message.error, Message.value, Message.offset, Message.timestamp
-
 
 class LoopBridge:
     """Runs calls from any thread in one event loop, in order, at half the cost of `call_soon_threadsafe`.
@@ -109,50 +107,49 @@ class Delivery(msgspec.Struct, gc=False):
     on_sent: Any
     #: If the record still waits in this process at this time, it fails.
     deadline: float
-    is_produced: bool = False
-    result: Any = None
-
-    def produce_rest(self, produce: Callable[..., None]) -> None:
-        """Produce the record."""
-        record = self.record
-        if record.headers:
-            headers: Any = list(record.headers)
-            produce(record.topic, record.value, record.key, record.partition, self, headers=headers)
-        else:
-            produce(record.topic, record.value, record.key, record.partition, self)
-        self.is_produced = True
+    #: What the client has reported, or the error of a record that was not passed to it.
+    report: tuple[KafkaError | None, Any] | TidebookError | None = None
 
     def reject(self, error: TidebookError) -> None:
         """Fail the record without passing it to the client."""
-        self.is_produced = True
-        self.result = error
+        self.report = error
         self.producer.done.append(self)
 
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """Keep the report until the loop resolves it; the client calls this in the thread that polls."""
-        self.result = (error, message)
-        self.producer.done.append(self)
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        """Keep the report, for the loop to resolve; the client calls this in the thread that polls."""
+        self.report = error, message
+        producer = self.producer
+        if producer.thread_polls or producer.done:  # a batch that is done comes first, to keep the order of offsets
+            producer.done.append(self)
+        else:
+            self.resolve()
 
-    def resolve(self) -> int:
-        """Call the sender back with the result; return the number of records that were reported."""
-        self.producer.in_flight -= 1
-        count, result = 0, self.result
-        if not isinstance(result, TidebookError):
-            count, (error, message) = 1, result
+    def resolve(self) -> None:
+        """Call the sender back with the result."""
+        producer, result = self.producer, self.report
+        if type(result) is tuple:
+            producer.in_flight -= 1
+            error, message = result
             try:
-                result = self.producer.delivery_result(self.record, error, message)
+                offset = message.offset()
+                if error is None and offset is not None:
+                    result = Acknowledged(self.record.partition, offset, message.timestamp()[1])
+                else:
+                    result = producer.delivery_error(self.record, error)
             except Exception as failure:
                 result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
-        self.producer.call_back(self.on_sent, result)
-        return count
+        try:
+            self.on_sent(result)
+        except Exception as failure:
+            producer.callback_failed(failure)
 
 
 class ProduceBatch:
     """Records of one partition in send order; they are produced together and their sender is called back once."""
 
     __slots__ = (
-        "_awaited", "_columns", "_done", "_failed", "_is_resolved", "_keys", "_on_sent", "_producer", "_rejected",
-        "_reports", "_values", "deadline", "indexes", "partition", "produced",
+        "_columns", "_done", "_irregular", "_is_resolved", "_keys", "_offsets", "_on_sent", "_producer",
+        "_rejected", "_timestamps_ms", "_values", "awaited", "deadline", "indexes", "partition", "produced",
     )  # fmt: skip
 
     def __init__(
@@ -176,12 +173,16 @@ class ProduceBatch:
         self._values: Sequence[bytes] = take(columns.values)[1:]
         self._keys: Sequence[bytes] = take(columns.keys)[1:]
         self._on_sent = on_sent
-        self._reports: list[Message] = []
-        self._failed = False
+        #: Of the first reports, as long as they are the successes of these records in order. They are read at once,
+        #: because thousands of reports that are kept make the garbage collector run.
+        self._offsets: list[int] = []
+        self._timestamps_ms: list[int] = []
+        #: All reports from the first other one on.
+        self._irregular: list[Message] = []
         #: The records that the client rejected, by their position in the batch.
         self._rejected: dict[int, TidebookError] = {}
         #: How many records are not rejected.
-        self._awaited = len(indexes)
+        self.awaited = len(indexes)
         self._done = producer.done
         self._is_resolved = False
 
@@ -189,11 +190,6 @@ class ProduceBatch:
     def record(self) -> Outgoing:
         """Return the record to produce next."""
         return self._columns.record(self.indexes[self.produced])
-
-    @property
-    def is_produced(self) -> bool:
-        """Return whether every record was passed to the client or rejected."""
-        return self.produced == len(self.indexes)
 
     def produce_rest(self, produce: Callable[..., None]) -> None:
         """Produce the remaining records; on error, `record` is the one that failed."""
@@ -212,24 +208,32 @@ class ProduceBatch:
         """Fail the next record without passing it to the client."""
         self._rejected[self.produced] = error
         self.produced += 1
-        self._awaited -= 1
-        if len(self._reports) == self._awaited:
+        self.awaited -= 1
+        if len(self._offsets) + len(self._irregular) == self.awaited:
             self._done.append(self)
 
     def report(self, error: KafkaError | None, message: Message) -> None:
         """Add the report of a record; the client calls this in the thread that polls."""
-        self._reports.append(message)
-        if error is not None:
-            self._failed = True
-        if len(self._reports) == self._awaited:
+        offsets, irregular = self._offsets, self._irregular
+        try:
+            offset, (_, timestamp_ms) = message.offset(), message.timestamp()
+            is_regular = error is None and offset is not None and message.value() == self._values[len(offsets)]
+        except Exception:
+            is_regular = False  # whoever resolves the batch meets the same error
+        if is_regular and not irregular:
+            offsets.append(offset)  # type: ignore[arg-type]
+            self._timestamps_ms.append(timestamp_ms)
+        else:
+            irregular.append(message)
+        if len(offsets) + len(irregular) == self.awaited:
             self._done.append(self)
 
-    def resolve(self) -> int:
-        """Call the sender back with all results; return the number of records that were reported."""
+    def resolve(self) -> None:
+        """Call the sender back with all results."""
         if self._is_resolved:  # a report and a rejection may both have been the last one
-            return 0
+            return
         self._is_resolved = True
-        self._producer.in_flight -= 1
+        self._producer.in_flight -= self.awaited
         try:
             outcomes = list(self._outcomes())
         except Exception as failure:
@@ -240,18 +244,17 @@ class ProduceBatch:
             )
             outcomes = [(self.indexes, [unknown] * len(self.indexes))]
         for indexes, results in outcomes:
-            self._producer.call_back(self._on_sent, indexes, results)
-        return len(self._reports)
+            try:
+                self._on_sent(indexes, results)
+            except Exception as error:
+                self._producer.callback_failed(error)
 
     def _outcomes(self) -> Iterator[tuple[Sequence[int], Sequence[Acknowledged | TidebookError]]]:
         """Yield the indexes of records with their results; a report has key and value, which identify its record."""
-        reports = self._reports
-        if not self._failed and tuple(map(_value_of, reports)) == self._values:
-            offsets: list[Any] = list(map(_offset_of, reports))
-            if None not in offsets:  # otherwise the broker no longer knows an offset
-                timestamps_ms = [timestamp_ms for _, timestamp_ms in map(_time_of, reports)]
-                yield self.indexes, AcknowledgedBatch(self.partition, offsets, timestamps_ms)
-                return
+        acknowledged = AcknowledgedBatch(self.partition, self._offsets, self._timestamps_ms)
+        if len(acknowledged) == len(self.indexes):
+            yield self.indexes, acknowledged
+            return
         # Match reports to records by key and value; equal records are interchangeable.
         unmatched: defaultdict[tuple[bytes | None, bytes | None], deque[int]] = defaultdict(deque)
         for number, index in enumerate(self.indexes):
@@ -259,9 +262,14 @@ class ProduceBatch:
                 yield (index,), (self._rejected[number],)
             else:
                 unmatched[self._keys[number], self._values[number]].append(index)
-        for report in reports:
-            index = unmatched[report.key(), report.value()].popleft()
-            yield (index,), (self._producer.delivery_result(self._columns.record(index), report.error(), report),)
+        for key, value, each in zip(self._keys, self._values, acknowledged, strict=False):
+            yield (unmatched[key, value].popleft(),), (each,)
+        for report in self._irregular:
+            index, error, offset = unmatched[report.key(), report.value()].popleft(), report.error(), report.offset()
+            if error is None and offset is not None:
+                yield (index,), (Acknowledged(self.partition, offset, report.timestamp()[1]),)
+            else:
+                yield (index,), (self._producer.delivery_error(self._columns.record(index), error),)
 
 
 def split_columns(columns: RecordColumns) -> Iterator[tuple[int, Sequence[int]]]:
@@ -292,7 +300,7 @@ class KafkaProducer:
         self._retired: list[Producer] = []
         #: Records and batches that were not passed to the client yet.
         self._waiting: deque[Delivery | ProduceBatch] = deque()
-        #: How many records and batches were passed to a client and are not resolved.
+        #: How many records were passed to a client and are not resolved; a batch counts when all of it was passed.
         self.in_flight = 0
         #: Records and batches that have their reports, and that the loop has to resolve; the polling thread adds them.
         self.done: deque[Delivery | ProduceBatch] = deque()
@@ -364,30 +372,44 @@ class KafkaProducer:
     def _produce(self, count: int) -> bool:
         """Produce about `count` waiting records; return False if the client accepts no more now."""
         waiting, produce = self._waiting, self._client.produce
+        self._has_produced |= bool(waiting)
         while waiting and count > 0:
             delivery = waiting[0]
-            count -= len(delivery.indexes) if isinstance(delivery, ProduceBatch) else 1
-            self._has_produced = True
             try:
-                delivery.produce_rest(produce)
+                if isinstance(delivery, ProduceBatch):
+                    count -= len(delivery.indexes)
+                    delivery.produce_rest(produce)
+                else:
+                    count -= 1
+                    record = delivery.record
+                    if record.headers:
+                        headers: Any = list(record.headers)
+                        produce(record.topic, record.value, record.key, record.partition, delivery, headers=headers)
+                    else:
+                        produce(record.topic, record.value, record.key, record.partition, delivery)
             except BufferError:
                 return False
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._FATAL:
                     self._replace(self._client_number)
                     return False
-                delivery.reject(self._delivery_error(delivery.record, error.args[0], not_sent))
+                self._reject(delivery, self.delivery_error(delivery.record, error.args[0], sent=False))
             except (TypeError, ValueError) as error:
                 record = delivery.record
-                delivery.reject(InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
-            self._pop_produced()
+                self._reject(delivery, InvalidInput(f"sending to {record.topic}/{record.partition}: {error}"))
+            else:
+                waiting.popleft()
+                self.in_flight += delivery.awaited if isinstance(delivery, ProduceBatch) else 1
         return True
 
-    def _pop_produced(self) -> None:
-        """Remove the first waiting delivery if nothing of it is left to produce."""
-        if self._waiting[0].is_produced:
-            self._waiting.popleft()
-            self.in_flight += 1
+    def _reject(self, delivery: Delivery | ProduceBatch, error: TidebookError) -> None:
+        """Fail the next record of the first waiting delivery."""
+        delivery.reject(error)
+        if isinstance(delivery, ProduceBatch):
+            if delivery.produced < len(delivery.indexes):
+                return
+            self.in_flight += delivery.awaited
+        self._waiting.popleft()
 
     def _expire_waiting(self) -> None:
         """Fail the records that have waited past their deadline."""
@@ -399,69 +421,60 @@ class KafkaProducer:
             delivery = self._waiting[0]
             record = delivery.record
             error = Unavailable(f"sending to {record.topic}/{record.partition}: {why}: nothing was written")
-            delivery.reject(error)
-            self._pop_produced()
+            self._reject(delivery, error)
             self._metrics.count("kafka_send_failed", error="Unavailable")
 
-    def _resolve_done(self) -> bool:
-        """Call back the senders of all records that are done, in order; return whether there were any."""
-        done, before, count = self.done, self.in_flight, 0
-        while done:
-            count += done.popleft().resolve()
-        if count:
-            self._metrics.count("kafka_sent", count)
-        return self.in_flight < before
+    def _resolve_done(self) -> None:
+        """Call back the senders of all records that are done, in order."""
+        before = self.in_flight
+        while self.done:
+            self.done.popleft().resolve()
+        self._count_sent(before)
+
+    def _count_sent(self, before: int) -> None:
+        if self.in_flight < before:
+            self._metrics.count("kafka_sent", before - self.in_flight)
 
     def _poll_in_loop(self) -> None:
         """Resolve all reports, and poll again in the next iteration; if there are none, it is the thread's turn.
 
-        The thread calls this through the bridge while further records are in flight, and then waits.
+        The thread calls this through the bridge when it has reports, and then waits.
         """
         self.thread_polls = False
+        before = self.in_flight
+        self._resolve_done()
+        polled_from = self.in_flight
         self._poll(self._client, 0)
         for retired in list(self._retired):
             retired.purge(blocking=True)  # this does not block, see `_drain`
             self._poll(retired, 0)
             if len(retired) == 0:
                 self._retired.remove(retired)
+        self._count_sent(polled_from)
+        self._resolve_done()
         has_produced, self._has_produced = self._has_produced, False
-        if self._resolve_done() or has_produced:
+        if self.in_flight < before or has_produced:
             self._flush_soon()
         else:
             self.thread_polls = True
             self._thread_may_poll.release()
 
-    def call_back(self, on_sent: Callable[..., None], *args: object) -> None:
-        """Call a sender back, and report its error: other senders must still get their results."""
-        try:
-            on_sent(*args)
-        except Exception as error:
-            self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
+    def callback_failed(self, error: Exception) -> None:
+        """Report the error of a sender's callback; other senders must still get their results."""
+        self._loop.call_exception_handler({"message": "a callback of Log.send failed", "exception": error})
 
-    def delivery_result(
-        self, record: Outgoing, error: KafkaError | None, message: Message
-    ) -> Acknowledged | TidebookError:
-        """Return the result of a record that the client has reported."""
-        offset = message.offset()
-        if error is not None:
-            return self._delivery_error(record, error, not_acknowledged)
-        if offset is None:  # a duplicate batch whose offset the broker no longer knows
+    def delivery_error(self, record: Outgoing, error: KafkaError | None, *, sent: bool = True) -> TidebookError:
+        """Return the error of a record that was not delivered, or with `sent=False` that the client did not accept."""
+        failed: TidebookError
+        if error is None:  # a duplicate batch whose offset the broker no longer knows
             return OutcomeUnknown(
                 f"sending to {record.topic}/{record.partition}: written, but the broker no longer knows the offset",
                 partition=record.partition,
             )
-        return Acknowledged(record.partition, offset, message.timestamp()[1])
-
-    def _delivery_error(
-        self, record: Outgoing, error: KafkaError, translate: Callable[[KafkaError, str, int], TidebookError]
-    ) -> TidebookError:
-        """Return the error of a record that was not delivered, or that the client did not accept."""
         if error.code() in TOO_LARGE:
-            failed: TidebookError = TooLarge(
-                "the record", size_bytes=len(record.value), limit_bytes=self._config["batch.size"]
-            )
+            failed = TooLarge("the record", size_bytes=len(record.value), limit_bytes=self._config["batch.size"])
         else:
-            failed = translate(error, record.topic, record.partition)
+            failed = (not_acknowledged if sent else not_sent)(error, record.topic, record.partition)
         self._metrics.count("kafka_send_failed", error=type(failed).__name__)
         return failed
 
@@ -536,7 +549,7 @@ class KafkaProducer:
     async def _drain(self, timeout_s: float, purged: Sequence[Producer] = ()) -> None:
         """Wait until every record has a result; `purged` clients are polled here and give up the records they have."""
         deadline = self._loop.time() + timeout_s
-        while (self.in_flight or self._waiting) and self._loop.time() < deadline:
+        while (self.in_flight or self._waiting or self.done) and self._loop.time() < deadline:
             for client in purged:
                 client.purge(blocking=True)  # the binding inverts the flag: this does not block (decision 0069)
                 self._poll(client, 0)
@@ -548,12 +561,12 @@ class KafkaProducer:
     def _run(self) -> None:
         while not self._stopping and not self._loop.is_closed():
             client = self._client
-            has_reports = self._poll(client, _POLL_S) or self.done
-            if has_reports and len(self.done) >= self.in_flight and not self._retired:
-                # Nothing else is in flight for which the loop could poll.
+            reports = self._poll(client, _POLL_S)
+            if reports == 1 and len(self.done) == self.in_flight == 1 and not self._retired:
+                # A lone record: nothing else is in flight for which the loop could poll.
                 if not self._bridge.call_in_loop(self._resolve_done):
                     return
-            elif has_reports or self._retired:
+            elif reports or self.done or self._retired:
                 if not self._bridge.call_in_loop(self._poll_in_loop):
                     return
                 while not self._thread_may_poll.acquire(timeout=_LOOP_CHECK_S):
