@@ -1,0 +1,176 @@
+"""Bad input: no 500, no traceback, no hang; each answer says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.integration.server.running import served
+from tidebook.api.openapi import document
+from tidebook.api.routes import ROUTES
+
+#: Jobs are child processes; the audit and rebuilds read everything; a stream of due dates never ends.
+LEFT_OUT = {"pipeline.start", "pipeline.cancel", "queues.listen"}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server in a thread, for tests that are not async."""
+    folder: Path = tmp_path_factory.mktemp("served") / "book"
+    found: list[str] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        async with served(folder) as (address, _):
+            found.append(address)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    assert ready.wait(60)
+    yield found[0]
+    stop.set()
+    thread.join(60)
+
+
+def check(response: httpx.Response) -> None:
+    """Check that an answer is a success or a problem that explains itself."""
+    assert response.status_code not in (500, 502), response.text
+    if response.status_code >= 400:
+        problem = response.json()
+        assert problem["type"].startswith("urn:tidebook:error:"), problem
+        assert problem["status"] == response.status_code
+        assert len(problem["detail"]) > 10
+        assert "Traceback" not in response.text
+
+
+SCHEMA = schemathesis.openapi.from_dict(document("0")).exclude(operation_id=sorted(LEFT_OUT))
+
+
+@SCHEMA.parametrize()
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_the_document_allows_and_forbids_is_never_a_500(case: Any, url: str) -> None:
+    query = {**(case.query or {})}
+    if "follow" in query:
+        query["follow"] = "false"  # it never ends
+    with httpx.Client(base_url=url, timeout=20) as http:
+        headers = {name: value for name, value in (case.headers or {}).items() if _sendable(name, value)}
+        headers["request-timeout"] = "5"
+        body = None if case.body is schemathesis.core.NOT_SET else case.body
+        path = case.formatted_path
+        try:
+            request = http.build_request(case.method, path, params=query, json=body, headers=headers)
+        except (httpx.InvalidURL, ValueError, TypeError):
+            return  # no client can send it
+        check(http.send(request))
+
+
+def _sendable(name: str, value: object) -> bool:
+    text = str(value)
+    return text.isascii() and text.isprintable() and name.lower() not in {"content-length", "host", "cookie"}
+
+
+PATHS = sorted({(route.method, route.path) for route in ROUTES if route.name not in LEFT_OUT})
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    route=st.sampled_from(PATHS),
+    body=st.binary(max_size=200) | JSON.map(lambda value: httpx.Request("POST", "http://x", json=value).content),
+    query=st.dictionaries(st.sampled_from(["start", "limit", "follow", "x"]), st.sampled_from(["0", "-1", "x", ""])),
+    kind=st.sampled_from(["application/json", "text/plain", "application/json; charset=utf-8", ""]),
+    segment=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_body_path_and_query_gets_an_answer(
+    url: str, route: tuple[str, str], body: bytes, query: dict[str, str], kind: str, segment: str
+) -> None:
+
+    method, path = route
+    parts = [quote(segment, safe="") if part.startswith("{") else part for part in path.split("/")]
+    with httpx.Client(base_url=url, timeout=20) as http:
+        headers = {"content-type": kind, "request-timeout": "5"}
+        check(http.request(method, "/".join(parts), content=body, params=query, headers=headers))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /v1/journals/%ff%fe/x HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1/journals/orders/%00/events HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1/topics?%zz=%ff HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1/../../etc/passwd HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /v1//topics HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"BREW /v1/topics HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST /v1/journals/orders/a/events HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: 99999999999999999999\r\n\r\n",
+        b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic eA==\r\n\r\n",
+        b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer \xff\xfe\r\n\r\n",
+        b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\ncookie: tidebook_session=;;;=\r\n\r\n",
+        b"POST /v1/topics HTTP/1.1\r\nhost: localhost\r\norigin: http://[\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)
+def test_raw_nonsense_is_answered(url: str, raw: bytes) -> None:
+
+    where = httpx.URL(url)
+    with socket.create_connection((where.host, where.port or 80), timeout=20) as connection:
+        connection.sendall(raw)
+        status = connection.recv(65_536).split(b" ")[1]
+    assert 400 <= int(status) < 500
+
+
+@pytest.mark.parametrize("depth", [200, 5_000, 100_000])
+def test_deep_nesting_is_refused(url: str, depth: int) -> None:
+    body = b'{"events":[{"payload":' + b"[" * depth + b"]" * depth + b"}]}"
+    with httpx.Client(base_url=url, timeout=20) as http:
+        response = http.post(
+            "/v1/journals/orders/deep/events", content=body, headers={"content-type": "application/json"}
+        )
+    assert response.status_code == 400
+    check(response)
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        (b"", "truncated"),
+        (b"[]", "Expected `object`"),
+        (b"{}", "missing required field `events`"),
+        (b'{"events":[]}', "length >= 1"),
+        (b'{"events":[{}]}', "give payload"),
+        (b'{"events":[{"payload":1,"payload_base64":"aGk="}]}', "not both"),
+        (b'{"events":[{"payload_base64":"!"}]}', "base64"),
+        (b'{"events":[{"payload":123456789012345678901234567890}]}', "64 bits"),
+        (b'{"events":[{"payload":1e999}]}', "out of range"),
+        (b'{"events":[{"payload":"\\ud800"}]}', "surrogate"),
+        (b'{"events":[{"payload":1,"tag":"x"}]}', "unknown field `tag`"),
+        (b'{"events":[{"payload":1}],"expected":-1}', "`int` >= 0"),
+        (b'{"events":[{"payload":1}],"expected":0,"at":1}', "not both"),
+    ],
+)
+def test_an_answer_says_what_is_wrong(url: str, body: bytes, hint: str) -> None:
+    with httpx.Client(base_url=url) as http:
+        response = http.post(
+            "/v1/journals/orders/bad/events", content=body, headers={"content-type": "application/json"}
+        )
+    check(response)
+    assert response.status_code == 400
+    assert hint in response.json()["detail"]

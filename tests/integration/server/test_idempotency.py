@@ -1,0 +1,97 @@
+"""A repeat of a request with the same Idempotency-Key gets the same answer and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.integration.server.running import client, served
+from tidebook.server.database import ServerDatabase
+
+KEY = {"idempotency-key": "k-1"}
+
+
+async def test_an_append_is_applied_once(tmp_path: Path) -> None:
+    path, body = "/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        first = await http.post(path, json=body, headers=KEY)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:  # also after a restart
+        again = await http.post(path, json=body, headers=KEY)
+        assert again.json() == first.json()
+        other = await http.post(path, json=body, headers={"idempotency-key": "k-2"})
+        assert other.json()["first"] == 2
+        assert await book.journal("orders").pointer("o-1") == 2
+
+
+async def test_a_batch_is_applied_once(tmp_path: Path) -> None:
+    body = {"appends": [{"id": id, "events": [{"payload": 1}]} for id in ("a", "b", "a")]}
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        first = await http.post("/v1/journals/orders", json=body, headers=KEY)
+        assert [each["first"] for each in first.json()["results"]] == [1, 1, 2]
+        assert (await http.post("/v1/journals/orders", json=body, headers=KEY)).json() == first.json()
+
+
+async def test_a_put_is_put_once_also_after_a_restart(tmp_path: Path) -> None:
+    path, body = "/v1/queues/mail/entries", {"entries": [{"data": 1}]}
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        first = await http.post(path, json=body, headers=KEY)
+        assert "idempotency-replayed" not in first.headers
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        again = await http.post(path, json=body, headers=KEY)
+        assert again.json() == first.json()
+        assert again.headers["idempotency-replayed"] == "true"
+        assert (await book.queue("mail").status()).due == 1
+
+
+async def test_concurrent_repeats_put_once(tmp_path: Path) -> None:
+    path, body = "/v1/queues/mail/entries", {"entries": [{"data": 1}]}
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        answers = await asyncio.gather(*(http.post(path, json=body, headers=KEY) for _ in range(20)))
+        assert {each.status_code for each in answers} == {200}
+        assert (await book.queue("mail").status()).due == 1
+
+
+async def test_a_key_of_another_request_is_refused(tmp_path: Path) -> None:
+    path = "/v1/queues/mail/entries"
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        await http.post(path, json={"entries": [{"data": 1}]}, headers=KEY)
+        refused = await http.post(path, json={"entries": [{"data": 2}]}, headers=KEY)
+        assert (refused.status_code, refused.json()["type"]) == (400, "urn:tidebook:error:invalid-input")
+
+
+async def test_a_refused_request_may_be_repeated(tmp_path: Path) -> None:
+    path = "/v1/queues/mail/dead-letters/1/retry"
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        assert (await http.post(path, headers=KEY)).status_code == 404
+        assert (await http.post(path, headers=KEY)).status_code == 404
+
+
+async def test_an_interrupted_request_is_never_run_again(tmp_path: Path) -> None:
+    path, body = "/v1/queues/mail/entries", {"entries": [{"data": 1}]}
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        await http.post(path, json=body, headers=KEY)
+    database = ServerDatabase(tmp_path / "book")
+
+    def interrupt(connection: apsw.Connection) -> None:
+        connection.execute("UPDATE answered SET status = NULL, body = NULL")
+
+    await database.change(interrupt)
+    await database.close()
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        again = await http.post(path, json=body, headers=KEY)
+        assert (again.status_code, again.json()["type"]) == (504, "urn:tidebook:error:outcome-unknown")
+        assert (await book.queue("mail").status()).due == 1
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a b", "\xe4"])
+async def test_a_malformed_key_is_refused(tmp_path: Path, key: str) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        for path, body in (
+            ("/v1/journals/orders/o-1/events", {"events": [{"payload": 1}]}),
+            ("/v1/queues/mail/entries", {"entries": [{"data": 1}]}),
+        ):
+            headers = {"idempotency-key": key.encode("latin-1")}
+            assert (await http.post(path, json=body, headers=headers)).status_code == 400  # type: ignore[arg-type]

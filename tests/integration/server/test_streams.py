@@ -1,0 +1,179 @@
+"""Streams: many followers, slow and dead clients, and a server that drains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import tidebook
+from tests.integration.server.running import client, served, served_by_command
+from tidebook import Event
+from tidebook.server import broadcast
+from tidebook.testing.replicating import replicate
+
+PATH = "/v1/journals/orders/o-1/events"
+
+
+class Follower:
+    """A bare client of a stream, which is cheaper than httpx by far."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, url: str, path: str) -> Follower:
+        where = httpx.URL(url)
+        reader, writer = await asyncio.open_connection(where.host, where.port, limit=2**22)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {where.host}\r\n\r\n".encode())
+        follower = cls(reader, writer)
+        assert b" 200 " in await reader.readline()
+        return follower
+
+    async def next(self, name: str = "data") -> str:
+        """Return the next field of this name."""
+        while line := await self._reader.readline():
+            found, _, value = line.decode().rstrip().partition(": ")
+            if found == name:
+                return value
+        raise EOFError
+
+    async def payload(self) -> object:
+        return json.loads(await self.next())["payload"]
+
+
+async def test_many_followers_get_each_event_once_and_in_order(tmp_path: Path, long_form: bool) -> None:
+    followers_count, rounds = (1_000, 10) if long_form else (200, 5)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event(0)])
+        followers = await asyncio.gather(
+            *(Follower.connect(url, f"{PATH}?follow=true") for _ in range(followers_count))
+        )
+        assert await asyncio.gather(*(each.payload() for each in followers)) == [0] * followers_count
+        for n in range(1, rounds + 1):
+            await http.post(PATH, json={"events": [{"payload": n}]})
+            assert await asyncio.gather(*(each.payload() for each in followers)) == [n] * followers_count
+        for each in followers:
+            each.writer.close()
+
+
+async def test_a_follower_that_falls_behind_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast, "RING_EVENTS_MAX", 5)
+    async with served(tmp_path / "book") as (url, book):
+        orders = book.journal("orders")
+        follower = await Follower.connect(url, f"{PATH}?follow=true")
+        for n in range(20):
+            await orders.append("o-1", [Event(n * 50 + each) for each in range(50)])
+        assert [await follower.payload() for _ in range(1000)] == list(range(1000))
+        follower.writer.close()
+
+
+async def test_a_follower_goes_on_after_a_purge(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book):
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event("a"), Event("b")])
+        follower = await Follower.connect(url, f"{PATH}?follow=true&start=2")
+        assert await follower.payload() == "b"
+        await orders.purge("o-1")
+        await orders.append("o-1", [Event("c")])
+        assert await follower.payload() == "c"
+        follower.writer.close()
+
+
+async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\nsend_s = 0.3\n')
+    async with served(file) as (url, book), client(url) as http:
+        big = Event("x" * 900_000)
+        for _ in range(40):
+            await book.journal("orders").append("o-1", [big])
+        slow = await Follower.connect(url, PATH)
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        with pytest.raises((EOFError, ConnectionError, asyncio.IncompleteReadError, json.JSONDecodeError)):
+            await asyncio.sleep(1.5)
+            slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            async with asyncio.timeout(20):
+                while True:
+                    await slow.next("no such field")
+        assert (await http.get("/v1/health/live")).status_code == 200
+        slow.writer.close()
+
+
+async def test_a_client_that_disconnects_frees_its_stream(tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\nstreams_max = 1\n')
+    async with served(file) as (url, _):
+        for _ in range(3):
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        follower = await Follower.connect(url, f"{PATH}?follow=true")
+                        break
+                    except AssertionError:  # the server has not noticed yet
+                        await asyncio.sleep(0.01)
+            await follower.next("retry")
+            follower.writer.transport.abort()
+
+
+async def test_a_tag_is_followed_and_resumed(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book):
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event(1, tags={"paid"}), Event(2)])
+        await orders.append("o-2", [Event(3, tags={"paid"})])
+        await replicate(book)
+        follower = await Follower.connect(url, "/v1/tags/paid/events?follow=true")
+        first = await follower.next("id")
+        assert sorted([await follower.payload(), await follower.payload()]) == [1, 3]  # type: ignore[type-var]
+        await orders.append("o-3", [Event(4, tags={"paid"})])
+        await replicate(book)
+        assert await follower.payload() == 4
+        follower.writer.close()
+        resumed = await Follower.connect(url, f"/v1/tags/paid/events?follow=true&after={first}")
+        assert [await resumed.payload() for _ in range(2)][-1] == 4
+        resumed.writer.close()
+
+
+async def test_a_claim_waits_for_work(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.queue("mail").open()
+        claiming = asyncio.create_task(http.post("/v1/queues/mail/claims", json={"wait_s": 20}))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        await http.post("/v1/queues/mail/entries", json={"entries": [{"data": {"to": "x"}}]})
+        [job] = (await claiming).json()["jobs"]
+        assert job["data"] == {"to": "x"}
+        assert time.monotonic() - began < 5
+        heartbeat = await http.post("/v1/queues/mail/heartbeats", json={"leases": [job["lease"]], "lease_s": 600})
+        assert heartbeat.json()["lease_until"][0] > job["lease_until"]
+        assert (await http.post("/v1/queues/mail/done", json={"leases": [job["lease"]]})).status_code == 204
+        lost = await http.post("/v1/queues/mail/done", json={"leases": [job["lease"]]})
+        assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
+
+
+async def test_sigterm_drains(tmp_path: Path) -> None:
+    file = tmp_path / "tidebook.toml"
+    file.write_text('folder = "book"\n[server]\ndrain_s = 1.0\n')
+    with served_by_command("--book", str(file)) as (url, process):
+        async with client(url) as http:
+            assert (await http.post(PATH, json={"events": [{"payload": 1}]})).status_code == 200
+            follower = await Follower.connect(url, f"{PATH}?follow=true")
+            assert await follower.payload() == 1
+            process.send_signal(signal.SIGTERM)
+            assert await follower.next("retry") == "500"  # the stream ends with a hint
+            assert await follower.next("event") == "end"
+            ready = await http.get("/v1/health/ready")
+            assert ready.status_code == 503
+            assert ready.json()["draining"] is True
+            # Requests are still served until load balancers have noticed.
+            assert (await http.post(PATH, json={"events": [{"payload": 2}]})).status_code == 200
+            follower.writer.close()
+        assert await asyncio.to_thread(process.wait, 30) == 0
+    async with tidebook.open(tmp_path / "book") as book:
+        assert await book.journal("orders").pointer("o-1") == 2
