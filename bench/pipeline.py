@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,14 +38,15 @@ WARM_UP_TENS = 100_000
 ROUNDS = 3
 #: No round begins that would end later, unless it is the first.
 ROUNDS_S_MAX = 300.0
-#: As long as the JVMs need until they have compiled what a micro-batch uses.
-STEADY_WARM_UP_S = 120
+#: As long as the JVMs need until they have compiled what leases and slices use.
+STEADY_WARM_UP_S = 60
 TARGETS = {
     "cassandra_vs_bare": 0.7,
     "embedded_vs_bare": 1.0,
     "ten_events_vs_single": 2.0,
-    "steady_p50_s": 1.0,
-    "steady_p99_s": 3.0,
+    "steady_p50_s": 0.1,
+    "steady_p99_s": 0.4,
+    "steady_follower_p50_s": 0.2,
     "source_embedded_vs_kafka": 0.5,
     "source_cassandra_vs_kafka": 0.5,
     "start_beyond_spark_s": 3.0,
@@ -79,6 +81,7 @@ class Bench:
         from tidebook.pipeline.session import job_session
 
         self.count = 50_000 if quick else 500_000
+        self.warm_up_s = 20 if quick else STEADY_WARM_UP_S
         self.folder = folder
         self.books: list[Book] = []
         self.filled: set[tuple[Book, str]] = set()
@@ -165,7 +168,7 @@ class Bench:
         ):
             if above in f and below in f:
                 found[name] = f[above] / f[below]
-        for name in ("steady_p50_s", "steady_p99_s"):
+        for name in ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s"):
             if name in f:
                 found[name] = f[name]
         if "first_batch_s" in f:
@@ -252,7 +255,7 @@ class Bench:
         self.figures["many_journals_events_per_s"] = watch.rate(self.count)
 
     def steady(self) -> None:
-        """1,000 appends a second while the job runs."""
+        """1,000 appends a second while the job runs; the cores used are those of the time after the warm-up."""
         from bench.pipeline_parts.steady import steady
 
         topic = self._fill(self.book, "steady", appends=PARTITIONS * 10, journals=1000)
@@ -260,27 +263,30 @@ class Bench:
         thread = threading.Thread(target=job.run)
         thread.start()
         try:
-            while not job.progress().batches:
-                time.sleep(0.1)
-            before = self._steps()
+            with timed("until the first records are replicated"):
+                while not self.portal.run(self.book.store.pointers(topic)):
+                    time.sleep(0.1)
             with timed("1,000 appends a second"):
-                work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=STEADY_WARM_UP_S)
-                self.figures |= self.portal.run(work)
+                work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=self.warm_up_s)
+                measuring = self.portal.submit(work)
+                time.sleep(self.warm_up_s)
+                before_s, began_s = self._processor_s(), time.monotonic()
+                time.sleep(25)
+                for name, seconds in self._processor_s().items():
+                    used = (seconds - before_s[name]) / (time.monotonic() - began_s)
+                    self.figures[f"steady_cores_{name}"] = used
+                self.figures |= measuring.result()
         finally:
             job.stop()
             thread.join()
-        for step, (count, total_s) in self._steps().items():
-            batches = count - before[step][0]
-            if batches:
-                self.figures[f"steady_{step}_s"] = (total_s - before[step][1]) / batches
-        self.figures["steady_batches"] = self._steps()["triggerExecution"][0] - before["triggerExecution"][0]
 
-    def _steps(self) -> dict[str, tuple[int, float]]:
-        """How often each step of a micro-batch was taken so far, and its seconds."""
-        from tidebook.pipeline.jobs.replicate import STEPS
+    def _processor_s(self) -> dict[str, float]:
+        """The processor time of each party so far: Spark with its workers, this process, and the servers."""
+        from bench.pipeline_parts.processor_time import descendants, processor_s
 
-        found = {step: self.book.metrics.timing("pipeline_batch", step=step) for step in STEPS}
-        return {step: (timing.count, timing.total_s) for step, timing in found.items()}
+        servers = {name: processor_s([each["pid"]]) for name, each in running().items() if "pid" in each}
+        spark = processor_s(descendants(os.getpid()))
+        return {"spark": spark, "driver_and_appender": processor_s([os.getpid()]), **servers}
 
     def source(self) -> None:
         """The data source beside Kafka's connector, with its defaults and tuned, over the same events."""

@@ -139,7 +139,9 @@ def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_kil
     cluster: Cluster, package: Path, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
 ) -> None:
     # Many micro-batches, so that there is one to kill an executor in.
-    servers_toml.write_text(f"{servers_toml.read_text()}[pipeline]\nrecords_max = 20\nlook_every_s = 0.1\ncatch_up_records = 0\n")
+    servers_toml.write_text(
+        f"{servers_toml.read_text()}[pipeline]\nrecords_max = 20\nlook_every_s = 0.1\ncatch_up_records = 0\n"
+    )
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=150))
         process = submitted(cluster, package, servers_toml, topic)

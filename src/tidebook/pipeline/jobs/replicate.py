@@ -196,6 +196,10 @@ class Replication:
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
         self._recorded_at = ""
+        #: While leases run: the first unreplicated offsets and the records counted when they began. The records of a
+        #: lease are reported at its end, but the pointers show them at once.
+        self._leased_from: tuple[dict[Partition, int], int] | None = None
+        self._counted: tuple[float, int] | None = None
         self._began = time.monotonic()
         self._status_written = 0.0
 
@@ -220,6 +224,7 @@ class Replication:
     def _pass_horizon(self) -> None:
         """Send ticks and replicate up to them, so that the horizon of tag streams passes the replicated events."""
         log, store = self._book.log, self._book.store
+        self._leased_from = None
         with self._unless_stopped():
             ticks = self._retry(lambda: send_ticks(log, store, self._topics))
             clear_tags = clears_tags(self._book.settings)
@@ -326,6 +331,8 @@ class Replication:
             revoke=partial(self._revoke, run),
         )
         watch = StatusWatch(self, settings.look_every_s)
+        replicated = {(each.topic, each.partition): each.replicated for each in self._progress.partitions}
+        self._leased_from = (replicated, self._progress.records)
         try:
             scheduler.assign(configs, stops)
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
@@ -346,15 +353,15 @@ class Replication:
 
     def _count_lease(self, results: Sequence[TaskResult]) -> None:
         if results:
-            records, seconds = sum(each.records for each in results), max(each.seconds for each in results)
+            seconds = max(each.seconds for each in results)
+            self.metrics.time("pipeline_lease", seconds)
             with self._lock:
-                self._progress = msgspec.structs.replace(
-                    self._progress, records_per_s=records / seconds if seconds else 0.0, batch_s=seconds
-                )
+                self._progress = msgspec.structs.replace(self._progress, batch_s=seconds)
             self._count(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
         """Run one query; with `until_end`, until the log's end at the start. Return False if it must be restarted."""
+        self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
             gate = BatchGate()
@@ -388,7 +395,7 @@ class Replication:
     def _count(self, number: int, done: Sequence[TaskResult]) -> None:
         self._add(
             batches=1,
-            records=sum(each.records for each in done),
+            records=sum(each.records for each in done) if self._leased_from is None else 0,
             parked=sum(each.parked for each in done),
             stopped={f"{each.topic}/{each.partition}": each.stopped for each in done},
         )
@@ -479,6 +486,7 @@ class Replication:
     def _publish_status(self, found: Sequence[PartitionStatus], *, last: bool = False) -> None:
         with self._lock:
             self._progress = msgspec.structs.replace(self._progress, partitions=tuple(found))
+            self._count_leased_records()
         metrics = self._book.metrics
         for each in found:
             metrics.gauge("pipeline_lag_records", each.lag, topic=each.topic, partition=each.partition)
@@ -494,6 +502,19 @@ class Replication:
             except TidebookError as error:  # replication does not depend on the status
                 metrics.count("pipeline_status_failures")
                 LOGGER.warning("the status for 'tidebook pipeline status' could not be written: %s", error)
+
+    def _count_leased_records(self) -> None:
+        """While leases run, count the records that the pointers have passed since they began."""
+        if self._leased_from is None:
+            return
+        before, records = self._leased_from
+        for each in self._progress.partitions:
+            records += max(0, each.replicated - before.setdefault((each.topic, each.partition), 0))
+        now_s, counted = time.monotonic(), self._counted
+        self._counted = (now_s, records)
+        rate = 0.0 if counted is None else max(0.0, (records - counted[1]) / (now_s - counted[0]))
+        self._progress = msgspec.structs.replace(self._progress, records=records, records_per_s=rate)
+        self.metrics.gauge("pipeline_records_per_second", rate)
 
 
 @contextmanager
