@@ -41,6 +41,8 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
+    # One machine has other work: the heap starts small, and its collector has no threads of its own.
+    "spark.driver.defaultJavaOptions": "-XX:+UseSerialGC -Xms128m",
     "spark.sql.shuffle.partitions": "4",
     # The default manager forks a shell (`readlink`) for every rename.
     "spark.sql.streaming.checkpointFileManagerClass": (
