@@ -196,8 +196,9 @@ def test_two_pipelines_at_once_one_of_them_in_micro_batches_write_the_same(
     portal.run(write_history(book, topic, steps=40))
     jobs = [replication(spark, book, portal, topic), replication(spark, book, portal, topic, settings=BATCHES)]
     with running(*jobs):
-        for seed in (2, 3):
-            portal.run(write_history(book, topic, steps=60, seed=seed))
+        portal.run(write_history(book, topic, steps=60, seed=2))
+        until(lambda: all(job.progress().batches for job in jobs), "one of them did nothing")
+        portal.run(write_history(book, topic, steps=60, seed=3))
         await_replicated(book, portal, topic)
     assert_as_expected(book, portal, topic, open_book)
 

@@ -27,7 +27,7 @@ from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
-from tidebook.pipeline.lease_scheduler import LeaseScheduler
+from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
 from tidebook.pipeline.source.records import Offsets, coalesce_to_cores, stream_records
 from tidebook.pipeline.task import TASK_RESULT_SCHEMA, TaskResult, replicate_task
@@ -64,6 +64,7 @@ STOP_S = 60.0
 #: How long a stop waits for leases, which end within half a second and their slices in progress.
 LEASES_END_S = 1.5
 POLL_S = 0.1
+LEASES_POLL_S = 0.2
 #: Write the checkpoint asynchronously; it is never read.
 ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
 #: How often a run writes its status to the store.
@@ -319,9 +320,9 @@ class Replication:
     def _run_leases(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> bool:
         """Lease all partitions until `stop`, or up to `stops`; return False if micro-batches must catch up first."""
         settings, run = self._settings, uuid.uuid4().hex[:12]
-        task = partial(
-            LeaseTask, settings_to_json(self._book.settings), wait_s=settings.wait_s, opening=self._opening
-        )  # fmt: skip
+        # A lease that waits longer than it may be overdue would be abandoned before it can report why it waits.
+        wait_s = min(settings.wait_s, OVERDUE_S)
+        task = partial(LeaseTask, settings_to_json(self._book.settings), wait_s=wait_s, opening=self._opening)
         scheduler = LeaseScheduler(
             self._spark,
             run=run,
@@ -336,7 +337,7 @@ class Replication:
         try:
             scheduler.assign(configs, stops)
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
-                scheduler.step(POLL_S)
+                scheduler.step(LEASES_POLL_S)
                 if watch.look() and stops is None:
                     if self._progress.lag > settings.catch_up_records:
                         return False
