@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tidebook
+from bench.pipeline_parts.bare import bare_task, drop, rest
+from bench.pipeline_parts.bare_journals import bare_journals_task
 from bench.servers import running
 from bench.timing import Rounds, report, timed
 from tidebook.runtime.blocking_portal import BlockingPortal
@@ -37,17 +40,23 @@ WARM_UP_TENS = 100_000
 ROUNDS = 3
 #: No round begins that would end later, unless it is the first.
 ROUNDS_S_MAX = 300.0
-#: As long as the JVMs need until they have compiled what a micro-batch uses.
-STEADY_WARM_UP_S = 120
+#: As long as the JVMs need until they have compiled what leases and slices use.
+STEADY_WARM_UP_S = 60
 TARGETS = {
-    "cassandra_vs_bare": 0.7,
+    "cassandra_vs_bare": 0.8,
+    "journals_vs_bare": 0.6,
     "embedded_vs_bare": 1.0,
     "ten_events_vs_single": 2.0,
-    "steady_p50_s": 1.0,
-    "steady_p99_s": 3.0,
+    "steady_p50_s": 0.1,
+    "steady_p99_s": 0.4,
+    "steady_follower_p50_s": 0.2,
     "source_embedded_vs_kafka": 0.5,
     "source_cassandra_vs_kafka": 0.5,
     "start_beyond_spark_s": 3.0,
+    "start_beyond_session_s": 4.0,
+    "idle_cores": 0.05,
+    "idle_mb": 900.0,
+    "up_first_event_s": 8.0,
 }
 
 
@@ -55,9 +64,9 @@ def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten and embedded")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten, journals and embedded")
     parser.add_argument(
-        "--only", help="parts, separated by commas: replicate, ten, many, embedded, steady, source, start"
+        "--only", help="parts, separated by commas: replicate, ten, journals, embedded, steady, source, start, idle"
     )
     options = parser.parse_args(argv)
     servers = running()
@@ -79,6 +88,7 @@ class Bench:
         from tidebook.pipeline.session import job_session
 
         self.count = 50_000 if quick else 500_000
+        self.warm_up_s = 20 if quick else STEADY_WARM_UP_S
         self.folder = folder
         self.books: list[Book] = []
         self.filled: set[tuple[Book, str]] = set()
@@ -106,8 +116,6 @@ class Bench:
         return book
 
     def close(self) -> None:
-        from bench.pipeline_parts.bare import drop
-
         self.spark.stop()
         for book in self.books:
             self.portal.run(book.__aexit__(None, None, None))
@@ -116,8 +124,9 @@ class Bench:
         self.portal.close()
 
     def run(self, only: set[str] | None, *, rounds: int) -> None:
-        parts = {"many": self.many, "steady": self.steady, "source": self.source, "start": self.start}
+        parts = {"steady": self.steady, "source": self.source, "start": self.start, "idle": self.idle}
         in_turn = {
+            "journals": (self.bare_journals, self.journals),
             "replicate": (self.bare, self.into_cassandra),
             "ten": (self.ten,),
             "embedded": (self.into_embedded,),
@@ -125,7 +134,7 @@ class Bench:
         began = time.monotonic()
         chosen = in_turn.keys() | parts.keys() if only is None else only
         sides = [side for name, some in in_turn.items() if name in chosen for side in some]
-        if sides or "many" in chosen:
+        if sides:
             self._warm_up(self.book)
         if self.into_embedded in sides:
             self._warm_up(self.embedded)
@@ -136,8 +145,6 @@ class Bench:
         self.figures["bench_s"] = time.monotonic() - began
 
     def _rest(self) -> None:
-        from bench.pipeline_parts.bare import rest
-
         with timed("until the node is at rest"):
             self.portal.run(rest(self.cassandra))
 
@@ -157,6 +164,7 @@ class Bench:
         f = self.figures
         found: dict[str, float] = {}
         for name, above, below in (
+            ("journals_vs_bare", "journals_per_s", "bare_journals_per_s"),
             ("cassandra_vs_bare", "cassandra_events_per_s", "bare_rows_per_s"),
             ("embedded_vs_bare", "embedded_events_per_s", "bare_rows_per_s"),
             ("ten_events_vs_single", "ten_events_per_s", "cassandra_events_per_s"),
@@ -165,13 +173,14 @@ class Bench:
         ):
             if above in f and below in f:
                 found[name] = f[above] / f[below]
-        for name in ("steady_p50_s", "steady_p99_s"):
+        for name in ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s"):
             if name in f:
                 found[name] = f[name]
+        found |= {name: f[name] for name in ("idle_cores", "idle_mb", "up_first_event_s") if name in f}
         if "first_batch_s" in f:
             # Beyond a streaming job that only counts, and beyond the bare session.
             found["start_beyond_spark_s"] = f["first_batch_s"] - f["spark_start_s"]
-            found["start_beyond_session_s"] = f["first_batch_s"] - f["start_session_s"]
+            found["start_beyond_session_s"] = f["start_query_s"]
         return found
 
     def _fill(self, book: Book, what: str, *, appends: int, journals: int, events: int = 1) -> str:
@@ -201,14 +210,13 @@ class Bench:
                 if book is self.book:
                     self._bare(topic)
 
-    def _bare(self, topic: str) -> int:
-        from bench.pipeline_parts.bare import bare_task
+    def _bare(self, topic: str, new_task: Callable[[str, str, str], Any] = bare_task) -> int:
         from tidebook.pipeline.source.records import read_records
 
         config = self.portal.run(self.book.journal(topic).create())
         stops = {str(n): self.portal.run(self.book.log.end(topic, n)) for n in range(config.partitions)}
         records = read_records(self.spark, self.book.settings, {topic: dict.fromkeys(stops, 0)}, {topic: stops})
-        task = bare_task(self.cassandra, self.keyspace, f"bare-{topic}")
+        task = new_task(self.cassandra, self.keyspace, f"bare-{topic}")
         return sum(int(row["rows"]) for row in records.mapInArrow(task, "rows long").collect())
 
     def _single(self, book: Book, number: int) -> str:
@@ -243,16 +251,32 @@ class Bench:
             self._job(self.embedded, topic).run(once=True)
         self.rounds.add("embedded_events_per_s", watch.rate(self.count))
 
-    def many(self) -> None:
-        """As many journals as appends."""
-        topic = self._fill(self.book, "many", appends=self.count, journals=self.count)
-        self._rest()
+    def bare_journals(self, number: int) -> None:
+        """As many journals as appends, by a job that only reads and writes the same heads and rows."""
+        topic = self._many(number)
+        with timed("the bare job, with heads") as watch:
+            rows = self._bare(topic, bare_journals_task)
+        self.rounds.add("bare_journals_per_s", watch.rate(rows))
+
+    def journals(self, number: int) -> None:
+        """The same appends, replicated."""
+        topic = self._many(number)
         with timed("replicating as many journals as appends") as watch:
             self._job(self.book, topic).run(once=True)
-        self.figures["many_journals_events_per_s"] = watch.rate(self.count)
+        self.rounds.add("journals_per_s", watch.rate(self.count))
+
+    def _many(self, number: int) -> str:
+        return self._fill(self.book, f"many-{number}", appends=self.count, journals=self.count)
+
+    def idle(self) -> None:
+        """`tidebook up` with Spark over an embedded book that nobody uses: processor time and memory of all of it."""
+        from bench.pipeline_parts.idle import idle
+
+        with timed("tidebook up, from its start to the first replicated event, and idle"):
+            self.figures |= idle(self.folder / "idle")
 
     def steady(self) -> None:
-        """1,000 appends a second while the job runs."""
+        """1,000 appends a second while the job runs; the cores used are those of the time after the warm-up."""
         from bench.pipeline_parts.steady import steady
 
         topic = self._fill(self.book, "steady", appends=PARTITIONS * 10, journals=1000)
@@ -260,27 +284,30 @@ class Bench:
         thread = threading.Thread(target=job.run)
         thread.start()
         try:
-            while not job.progress().batches:
-                time.sleep(0.1)
-            before = self._steps()
+            with timed("until the first records are replicated"):
+                while not self.portal.run(self.book.store.pointers(topic)):
+                    time.sleep(0.1)
             with timed("1,000 appends a second"):
-                work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=STEADY_WARM_UP_S)
-                self.figures |= self.portal.run(work)
+                work = steady(self.book, topic, per_s=1000, seconds=30, warm_up_s=self.warm_up_s)
+                measuring = self.portal.submit(work)
+                time.sleep(self.warm_up_s)
+                before_s, began_s = self._processor_s(), time.monotonic()
+                time.sleep(25)
+                for name, seconds in self._processor_s().items():
+                    used = (seconds - before_s[name]) / (time.monotonic() - began_s)
+                    self.figures[f"steady_cores_{name}"] = used
+                self.figures |= measuring.result()
         finally:
             job.stop()
             thread.join()
-        for step, (count, total_s) in self._steps().items():
-            batches = count - before[step][0]
-            if batches:
-                self.figures[f"steady_{step}_s"] = (total_s - before[step][1]) / batches
-        self.figures["steady_batches"] = self._steps()["triggerExecution"][0] - before["triggerExecution"][0]
 
-    def _steps(self) -> dict[str, tuple[int, float]]:
-        """How often each step of a micro-batch was taken so far, and its seconds."""
-        from tidebook.pipeline.jobs.replicate import STEPS
+    def _processor_s(self) -> dict[str, float]:
+        """The processor time of each party so far: Spark with its workers, this process, and the servers."""
+        from bench.pipeline_parts.processor_time import descendants, processor_s
 
-        found = {step: self.book.metrics.timing("pipeline_batch", step=step) for step in STEPS}
-        return {step: (timing.count, timing.total_s) for step, timing in found.items()}
+        servers = {name: processor_s([each["pid"]]) for name, each in running().items() if "pid" in each}
+        spark = processor_s(descendants(os.getpid()))
+        return {"spark": spark, "driver_and_appender": processor_s([os.getpid()]), **servers}
 
     def source(self) -> None:
         """The data source beside Kafka's connector, with its defaults and tuned, over the same events.

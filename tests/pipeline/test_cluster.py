@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,15 @@ class Cluster:
         assert running
         return running
 
+    def lose_worker(self) -> None:
+        """Kill a worker daemon and its executors, as if its machine were gone."""
+        self._processes[-1].kill()
+        work = (self.folder / "work-1").resolve()
+        for pid in self.executors():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(work):
+                    os.kill(pid, signal.SIGKILL)
+
     def _is_ours(self, pid: int) -> bool:
         try:
             return Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.folder.resolve())
@@ -119,7 +129,7 @@ def package(tmp_path: Path) -> Path:
     return archive
 
 
-def submitted(cluster: Cluster, package: Path, toml: Path, topic: str) -> subprocess.Popen[bytes]:
+def submitted(cluster: Cluster, package: Path, toml: Path, topic: str, *more: str) -> subprocess.Popen[bytes]:
     """`spark-submit` of the replication, as the documents tell it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home())}
@@ -129,7 +139,7 @@ def submitted(cluster: Cluster, package: Path, toml: Path, topic: str) -> subpro
         *(str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url),
         *(part for each in conf for part in ("--conf", each)),
         *("--jars", ",".join(map(str, kafka_source_jars())), "--py-files", str(package)),
-        *(job.__file__, "pipeline", "replicate", "--once", "--json", "--topic", topic, "--book", str(toml)),
+        *(job.__file__, "pipeline", "replicate", *more, "--json", "--topic", topic, "--book", str(toml)),
     ]
     with (cluster.folder / "submit.log").open("wb") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log)
@@ -144,7 +154,7 @@ def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_kil
     )
     with opened(portal, servers_toml) as book:
         portal.run(write_history(book, topic, steps=150))
-        process = submitted(cluster, package, servers_toml, topic)
+        process = submitted(cluster, package, servers_toml, topic, "--once")
         assert process.stdout is not None
         killed: list[int] = []
         last: dict[str, Any] = {}
@@ -163,3 +173,28 @@ def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_kil
         assert (found["heads"], found["events"]) == (expected["heads"], expected["events"])
     shipped = [file for work in (0, 1) for file in (cluster.folder / f"work-{work}").rglob("tidebook-shipped.zip")]
     assert len(shipped) >= 2, "each executor was given the archive"
+
+
+def test_a_cluster_that_loses_a_worker_goes_on_with_the_leases_of_the_other(
+    cluster: Cluster, package: Path, servers_toml: Path, portal: BlockingPortal, topic: str, open_book: OpenBook
+) -> None:
+    servers_toml.write_text(f"{servers_toml.read_text()}[pipeline]\nlease_s = 3\nlook_every_s = 0.5\n")
+    with opened(portal, servers_toml) as book:
+        portal.run(write_history(book, topic, steps=40))
+        process = submitted(cluster, package, servers_toml, topic)
+        assert process.stdout is not None
+        try:
+            lines = (json.loads(line) for line in process.stdout if line.startswith(b"{"))
+            next(row for row in lines if row["records"] > 0 and row["lag"] == 0)
+            cluster.lose_worker()
+            portal.run(write_history(book, topic, steps=40, seed=2))
+            next(row for row in lines if row["records"] > 60 and row["lag"] == 0)
+            process.terminate()
+            assert process.wait(60) == 0, (cluster.folder / "submit.log").read_text(errors="replace")[-3000:]
+        finally:
+            process.kill()
+            process.wait(60)
+            process.stdout.close()
+        found = portal.run(rows_of(book.store, topic))
+        expected = portal.run(expected_rows(book, open_book("fresh"), topic))
+        assert (found["heads"], found["events"]) == (expected["heads"], expected["events"])

@@ -55,6 +55,7 @@ class LeaseTask:
     opening: OpenStore = open_settings_store
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[bytes]:
+        list(rows)  # one number; Spark ends a worker that has not read its input
         worker = SparkWorker.of(self.settings, self.opening)
         lease = msgspec.json.decode(self.lease, type=Lease)
         results = worker.run(serve(worker, lease, clear_tags=clears_tags(worker.settings), wait_s=self.wait_s))

@@ -49,6 +49,8 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
+    # One machine has other work: the heap starts small, and its collector has no threads of its own.
+    "spark.driver.defaultJavaOptions": "-XX:+UseSerialGC -Xms128m",
     "spark.sql.shuffle.partitions": "4",
     # The default manager forks a shell (`readlink`) for every rename.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -142,7 +144,12 @@ def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = 
     wanted = _passwords() | dict(more or {})
     if settings.section("log").url is not None and not submitted() and "spark.jars" not in own.spark:
         jars = own.jars if own.jars is not None else [str(each) for each in kafka_source_jars()]
-        wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
+        if own.master.startswith("local") and "spark.jars" not in wanted:
+            # On the class path of the one JVM: with spark.jars, its executor would copy and load them before the
+            # first task.
+            wanted["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+        else:
+            wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
     return spark_session(name, own, wanted)
 
 

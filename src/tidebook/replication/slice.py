@@ -9,7 +9,6 @@ import msgspec
 
 from tidebook.core.action import Damaged, Mark
 from tidebook.core.errors import InvalidInput, LogLost, UnknownVersion
-from tidebook.core.head import Head
 from tidebook.core.key import Key, home_of
 from tidebook.core.position import Position
 from tidebook.core.record import read_record
@@ -29,8 +28,6 @@ from tidebook.store.port import StoreReader, StoreWriter
 #: The limits of one slice; the Spark session limits its Arrow batches to the same sizes.
 SLICE_RECORDS_MAX = 100_000
 SLICE_VALUE_BYTES_MAX = 32 * 1024 * 1024
-#: The most heads that one store call reads.
-HEADS_MAX = 5000
 #: Planning yields to the event loop after this many records, so that other slices' I/O is not delayed.
 RECORDS_PER_YIELD = 500
 
@@ -102,10 +99,8 @@ async def plan_slice(
         stop = grouped.stopped_at
         if stop <= first:
             return SlicePlan(pointer_before, None, grouped.stopped_by)
-    ids = list(grouped.actions)
-    heads: dict[str, Head] = {}
-    for i in range(0, len(ids), HEADS_MAX):
-        heads.update(await store.heads(topic, ids[i : i + HEADS_MAX]))
+    # In one call, bounded by the slice: where each journal has one record, a store reads many heads in one request.
+    heads = await store.heads(topic, list(grouped.actions))
     pointer = Pointer(Position(config.epoch, stop - 1), grouped.time_ms)
     keys = []
     count = 0

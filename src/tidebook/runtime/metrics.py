@@ -99,7 +99,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     "outbox_waiting": ("The waiting messages at the last status; a relay with --metrics updates it.", "topic"),
     "pipeline_lag_records": ("The records that are not replicated yet.", "topic", "partition"),
     "pipeline_lag_seconds": ("The age of the oldest record that is not replicated yet.", "topic", "partition"),
-    "pipeline_records_per_second": ("The records per second of the latest micro-batch.",),
+    "pipeline_records_per_second": ("The records per second that were replicated lately.",),
     "pipeline_stopped_partitions": ("The partitions that replication does not advance.",),
     "tags_horizon_behind_seconds": ("How far the slowest partition is behind the most recent one.", "topics"),
     "tags_horizon_lag_seconds": ("The age of the horizon; it grows while nothing is appended.", "topics"),
@@ -117,6 +117,7 @@ DURATIONS: dict[str, tuple[str, ...]] = {
     "kafka_consumer_seek": ("Assignments of a Kafka consumer to another position.",),
     "outbox_send": ("Batches that were sent to the target.",),
     "pipeline_batch": ("Steps of Spark's micro-batches.", "step"),
+    "pipeline_lease": ("Leases of log partitions.",),
     "pipeline_task": ("Work of a Spark task on its partition.",),
     "wal_recovery": ("Recoveries of a region.", "namespace", "region"),
 }

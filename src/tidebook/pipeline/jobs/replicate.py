@@ -27,7 +27,7 @@ from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import TRANSIENT, failure_of, run_with_retries
 from tidebook.pipeline.lease import LeaseTask, revoke_leases
-from tidebook.pipeline.lease_scheduler import LeaseScheduler
+from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
 from tidebook.pipeline.source.records import Offsets, coalesce_to_cores, stream_records
 from tidebook.pipeline.task import TASK_RESULT_SCHEMA, TaskResult, replicate_task
@@ -65,6 +65,7 @@ STOP_S = 60.0
 #: How long a stop waits for leases, which end within half a second and their slices in progress.
 LEASES_END_S = 1.5
 POLL_S = 0.1
+LEASES_POLL_S = 0.2
 #: Write the checkpoint asynchronously; it is never read.
 ASYNC_CHECKPOINTS = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
 #: How often a run writes its status to the store.
@@ -197,6 +198,10 @@ class Replication:
         self._lock = threading.Lock()
         self._progress = Progress(0, 0, 0.0, ())
         self._recorded_at = ""
+        #: While leases run: the first unreplicated offsets and the records counted when they began. The records of a
+        #: lease are reported at its end, but the pointers show them at once.
+        self._leased_from: tuple[dict[Partition, int], int] | None = None
+        self._counted: tuple[float, int] | None = None
         self._began = time.monotonic()
         self._status_written = 0.0
 
@@ -221,6 +226,7 @@ class Replication:
     def _pass_horizon(self) -> None:
         """Send ticks and replicate up to them, so that the horizon of tag streams passes the replicated events."""
         log, store = self._book.log, self._book.store
+        self._leased_from = None
         with self._unless_stopped():
             ticks = self._retry(lambda: send_ticks(log, store, self._topics))
             clear_tags = clears_tags(self._book.settings)
@@ -315,9 +321,9 @@ class Replication:
     def _run_leases(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> bool:
         """Lease all partitions until `stop`, or up to `stops`; return False if micro-batches must catch up first."""
         settings, run = self._settings, uuid.uuid4().hex[:12]
-        task = partial(
-            LeaseTask, settings_to_json(self._book.settings), wait_s=settings.wait_s, opening=self._opening
-        )  # fmt: skip
+        # A lease that waits longer than it may be overdue would be abandoned before it can report why it waits.
+        wait_s = min(settings.wait_s, OVERDUE_S)
+        task = partial(LeaseTask, settings_to_json(self._book.settings), wait_s=wait_s, opening=self._opening)
         scheduler = LeaseScheduler(
             self._spark,
             run=run,
@@ -327,10 +333,12 @@ class Replication:
             revoke=partial(self._revoke, run),
         )
         watch = StatusWatch(self, settings.look_every_s)
+        replicated = {(each.topic, each.partition): each.replicated for each in self._progress.partitions}
+        self._leased_from = (replicated, self._progress.records)
         try:
             scheduler.assign(configs, stops)
             while not self._stop.is_set() and not (stops is not None and scheduler.done):
-                scheduler.step(POLL_S)
+                scheduler.step(LEASES_POLL_S)
                 if watch.look() and stops is None:
                     if self._progress.lag > settings.catch_up_records:
                         return False
@@ -347,15 +355,15 @@ class Replication:
 
     def _count_lease(self, results: Sequence[TaskResult]) -> None:
         if results:
-            records, seconds = sum(each.records for each in results), max(each.seconds for each in results)
+            seconds = max(each.seconds for each in results)
+            self.metrics.time("pipeline_lease", seconds)
             with self._lock:
-                self._progress = msgspec.structs.replace(
-                    self._progress, records_per_s=records / seconds if seconds else 0.0, batch_s=seconds
-                )
+                self._progress = msgspec.structs.replace(self._progress, batch_s=seconds)
             self._count(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
         """Run one query; with `until_end`, until the log's end at the start. Return False if it must be restarted."""
+        self._leased_from = None
         scratch = Path(tempfile.mkdtemp(prefix="tidebook-replicate-"))
         try:
             gate = BatchGate()
@@ -389,7 +397,7 @@ class Replication:
     def _count(self, number: int, done: Sequence[TaskResult]) -> None:
         self._add(
             batches=1,
-            records=sum(each.records for each in done),
+            records=sum(each.records for each in done) if self._leased_from is None else 0,
             parked=sum(each.parked for each in done),
             stopped={f"{each.topic}/{each.partition}": each.stopped for each in done},
         )
@@ -480,6 +488,7 @@ class Replication:
     def _publish_status(self, found: Sequence[PartitionStatus], *, last: bool = False) -> None:
         with self._lock:
             self._progress = msgspec.structs.replace(self._progress, partitions=tuple(found))
+            self._count_leased_records()
         metrics = self._book.metrics
         for each in found:
             metrics.gauge("pipeline_lag_records", each.lag, topic=each.topic, partition=each.partition)
@@ -496,6 +505,19 @@ class Replication:
             except TidebookError as error:  # replication does not depend on the status
                 metrics.count("pipeline_status_failures")
                 LOGGER.warning("the status for 'tidebook pipeline status' could not be written: %s", error)
+
+    def _count_leased_records(self) -> None:
+        """While leases run, count the records that the pointers have passed since they began."""
+        if self._leased_from is None:
+            return
+        before, records = self._leased_from
+        for each in self._progress.partitions:
+            records += max(0, each.replicated - before.setdefault((each.topic, each.partition), 0))
+        now_s, counted = time.monotonic(), self._counted
+        self._counted = (now_s, records)
+        rate = 0.0 if counted is None else max(0.0, (records - counted[1]) / (now_s - counted[0]))
+        self._progress = msgspec.structs.replace(self._progress, records=records, records_per_s=rate)
+        self.metrics.gauge("pipeline_records_per_second", rate)
 
 
 @contextmanager

@@ -1,0 +1,328 @@
+"""Leases: the live tail reaches the store at once, whatever dies, hangs, doubles or is away for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.commands import processes_with
+from tests.pipeline.conftest import OpenBook, opened
+from tests.pipeline.faults import AwayAtFirst, KillAround
+from tests.pipeline.gate import TcpGate
+from tests.pipeline.test_faults import assert_as_expected, killed
+from tests.pipeline.workloads import write_history
+from tidebook.core.errors import LogLost
+from tidebook.core.event import Event
+from tidebook.pipeline.session import PipelineSettings
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.testing.servers import Kafka
+from tidebook.wiring.book import Book
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidebook.pipeline.jobs.replicate import Progress, Replication
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+PATIENCE_S = 60.0
+#: Many leases in a short time.
+SHORT = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=1.0)
+BATCHES = PipelineSettings(lease_s=0, look_every_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails starts anew after half a second, however often it has failed."""
+    from tidebook.pipeline.jobs import replicate
+
+    monkeypatch.setattr(replicate, "RESTART_MAX_S", replicate.RESTART_FIRST_S)
+
+
+def replication(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, **more: Any) -> Replication:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    more.setdefault("settings", SHORT)
+    return Replication(spark, book, portal, topics=[topic], **more)
+
+
+@contextmanager
+def running(*jobs: Replication) -> Iterator[None]:
+    threads = [threading.Thread(target=job.run) for job in jobs]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for job in jobs:
+            job.stop()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        threading.Event().wait(0.05)
+
+
+def await_replicated(book: Book, portal: BlockingPortal, topic: str) -> None:
+    """Wait until the store has all that the log has now."""
+    config = portal.run(book.journal(topic).create())
+    ends = {number: portal.run(book.log.end(topic, number)) for number in range(config.partitions)}
+
+    def holds() -> bool:
+        pointers = portal.run(book.store.pointers(topic))
+        return all(
+            not end or ((at := pointers.get(number)) is not None and at.position.offset + 1 >= end)
+            for number, end in ends.items()
+        )
+
+    until(holds, f"{topic} was not replicated")
+
+
+def test_records_are_in_the_store_over_many_leases_and_a_stop_ends_them(
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
+) -> None:
+    portal.run(write_history(book, topic, steps=20))
+    leases: list[int] = []
+    job = replication(spark, book, portal, topic, on_batch=lambda number, done: leases.append(number))
+    with running(job):
+        for seed in range(2, 5):
+            await_replicated(book, portal, topic)
+            portal.run(write_history(book, topic, steps=20, seed=seed))
+        until(lambda: len(leases) > 4, "leases did not follow one another")
+        await_replicated(book, portal, topic)
+        asked = time.monotonic()
+    assert time.monotonic() - asked < 10, "on a busy machine; else it is below two seconds"
+    assert job.progress().lag == 0
+    assert_as_expected(book, portal, topic, open_book)
+
+
+def test_a_new_topic_joins_and_the_leases_of_the_others_go_on(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str
+) -> None:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    long = PipelineSettings(lease_s=3600, look_every_s=0.2)
+    with running(Replication(spark, embedded, portal, settings=long)):
+        for name in (topic, f"{topic}-2", f"{topic}-3"):
+            portal.run(embedded.journal(name).append("a", [Event(1)]))
+            await_replicated(embedded, portal, name)
+        portal.run(embedded.journal(topic).append("a", [Event(2)]))
+        await_replicated(embedded, portal, topic)
+
+
+def test_a_backlog_is_caught_up_by_micro_batches_and_then_leased(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidebook.pipeline.jobs.replicate import Replication
+
+    done: list[str] = []
+    for name in ("_run_query", "_run_leases"):
+        before = getattr(Replication, name)
+
+        def noted(*arguments: Any, name: str = name, before: Any = before, **more: Any) -> Any:
+            done.append(name)
+            return before(*arguments, **more)
+
+        monkeypatch.setattr(Replication, name, noted)
+    portal.run(write_history(embedded, topic, steps=60))
+    settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, catch_up_records=20)
+    with running(replication(spark, embedded, portal, topic, settings=settings)):
+        until(lambda: "_run_leases" in done, "it never leased")
+        await_replicated(embedded, portal, topic)
+    assert done[:2] == ["_run_query", "_run_leases"]
+
+
+def test_a_worker_that_is_killed_before_and_after_its_slices(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    portal.run(write_history(embedded, topic, steps=60))
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    with running(replication(spark, embedded, portal, topic, opening=KillAround(str(kills)))):
+        await_replicated(embedded, portal, topic)
+    assert len(list(kills.iterdir())) >= 4
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+@pytest.mark.kafka
+@pytest.mark.cassandra
+def test_a_worker_that_is_killed_between_rows_heads_and_pointer(
+    spark: SparkSession,
+    servers_toml: Path,
+    portal: BlockingPortal,
+    topic: str,
+    tmp_path: Path,
+    open_book: OpenBook,
+    long_form: bool,
+) -> None:
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    rounds = tuple(range(1, 40)) if long_form else (1, 3, 9)
+    with opened(portal, servers_toml) as book:
+        portal.run(write_history(book, topic, steps=60, ids=10))
+        with running(replication(spark, book, portal, topic, opening=KillAround(str(kills), rounds=rounds))):
+            await_replicated(book, portal, topic)
+        assert len(list(kills.glob("write-*"))) >= 2
+        assert_as_expected(book, portal, topic, open_book)
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_a_driver_that_is_killed(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, open_book: OpenBook, point: str
+) -> None:
+    portal.run(write_history(embedded, topic, steps=40))
+    killed(embedded.settings.folder, topic, point, lease_s=5)
+    portal.run(embedded.journal(topic).append("late", [Event({"step": 1})]))
+    with running(replication(spark, embedded, portal, topic)):
+        await_replicated(embedded, portal, topic)
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+def test_two_pipelines_at_once_one_of_them_in_micro_batches_write_the_same(
+    spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, open_book: OpenBook
+) -> None:
+    portal.run(write_history(book, topic, steps=40))
+    jobs = [replication(spark, book, portal, topic), replication(spark, book, portal, topic, settings=BATCHES)]
+    with running(*jobs):
+        portal.run(write_history(book, topic, steps=60, seed=2))
+        until(lambda: all(job.progress().batches for job in jobs), "one of them did nothing")
+        portal.run(write_history(book, topic, steps=60, seed=3))
+        await_replicated(book, portal, topic)
+    assert_as_expected(book, portal, topic, open_book)
+
+
+def test_workers_that_hang_past_their_lease_are_replaced_and_harmless_when_they_come_back(
+    spark: SparkSession,
+    embedded: Book,
+    portal: BlockingPortal,
+    topic: str,
+    open_book: OpenBook,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tidebook.pipeline import lease_scheduler
+
+    monkeypatch.setattr(lease_scheduler, "OVERDUE_S", 0.5)
+    portal.run(write_history(embedded, topic, steps=20))
+    with running(replication(spark, embedded, portal, topic)):
+        await_replicated(embedded, portal, topic)
+        hung = workers()
+        for pid in hung:
+            os.kill(pid, signal.SIGSTOP)
+        portal.run(write_history(embedded, topic, steps=40, seed=2))
+        await_replicated(embedded, portal, topic)
+        for pid in hung:
+            with suppress(ProcessLookupError):  # Spark has killed those that it replaced
+                os.kill(pid, signal.SIGCONT)
+        portal.run(write_history(embedded, topic, steps=40, seed=3))
+        await_replicated(embedded, portal, topic)
+    assert_as_expected(embedded, portal, topic, open_book)
+
+
+def workers() -> list[int]:
+    """The Python workers of this process's Spark: they are below its daemon, and have its command line."""
+    ours = _descendants(os.getpid())
+    daemons = [pid for pid in processes_with("pyspark.daemon") if pid in ours]
+    found = [pid for pid in daemons if ours[pid] in daemons]
+    assert found
+    return found
+
+
+def _descendants(pid: int) -> dict[int, int]:
+    """Process → its parent, of all below one."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found: dict[int, int] = {}
+    for each in parents:
+        at = each
+        while at in parents and at != pid:
+            at = parents[at]
+        if at == pid:
+            found[each] = parents[each]
+    return found
+
+
+def test_records_that_retention_took_before_they_were_replicated_stop_it(
+    spark: SparkSession, embedded: Book, portal: BlockingPortal, topic: str, tmp_path: Path
+) -> None:
+    portal.run(write_history(embedded, topic, steps=60))
+    end = portal.run(embedded.log.end(topic, 0))
+    away = tmp_path / "away"
+    away.mkdir()
+
+    def tell(progress: Progress) -> None:
+        if progress.waiting is not None:  # the store is away
+            portal.run(embedded.log.truncate(topic, 0, before=end - 1))
+
+    settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
+    job = replication(
+        spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 10_000), tell=tell, settings=settings
+    )
+    with pytest.raises(LogLost) as caught:
+        job.run()
+    assert (caught.value.partition, caught.value.last) == (0, end - 2)
+    assert "--accept-loss" in str(caught.value)
+
+
+@pytest.mark.kafka
+@pytest.mark.cassandra
+def test_a_store_that_is_away_for_a_while_is_waited_for(
+    spark: SparkSession,
+    servers_toml: Path,
+    cassandra_address: str,
+    portal: BlockingPortal,
+    topic: str,
+    tmp_path: Path,
+    open_book: OpenBook,
+) -> None:
+    with TcpGate(cassandra_address) as gate, opened(portal, servers_toml) as book:
+        portal.run(write_history(book, topic, steps=30))
+        gated = tmp_path / "gated.toml"
+        gated.write_text(servers_toml.read_text().replace(cassandra_address, gate.address))
+        waiting = threading.Event()
+
+        def tell(progress: Progress) -> None:
+            if progress.waiting is not None:
+                waiting.set()
+
+        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, tell=tell)):
+            await_replicated(book, portal, topic)
+            gate.shut()
+            portal.run(write_history(book, topic, steps=30, seed=2))
+            assert waiting.wait(PATIENCE_S)
+            gate.open()
+            await_replicated(book, portal, topic)
+        assert_as_expected(book, portal, topic, open_book)
+
+
+@pytest.mark.kafka
+@pytest.mark.cassandra
+def test_a_broker_that_is_killed_and_comes_back_is_waited_for(
+    spark: SparkSession, servers_toml: Path, portal: BlockingPortal, topic: str, tmp_path: Path, open_book: OpenBook
+) -> None:
+    with Kafka(tmp_path / "kafka") as kafka:
+        own = tmp_path / "own.toml"
+        text = servers_toml.read_text().splitlines()
+        own.write_text("\n".join(f'url = "{kafka.url}"' if "kafka://" in line else line for line in text))
+        with opened(portal, own) as book:
+            portal.run(write_history(book, topic, steps=20))
+            with running(replication(spark, book, portal, topic)):
+                await_replicated(book, portal, topic)
+                kafka.kill9()
+                kafka.restart()
+                portal.run(write_history(book, topic, steps=20, seed=2))
+                await_replicated(book, portal, topic)
+            assert_as_expected(book, portal, topic, open_book)
