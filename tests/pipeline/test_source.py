@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,15 @@ def test_a_session_is_configured_for_a_book(
     with pytest.raises(tidebook.NotFound, match="there is no book in"):
         tidebook.spark(tmp_path / "nope")
     assert not (tmp_path / "nope").exists()
+
+
+def test_the_python_of_the_howto_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "pipeline.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), {})
 
 
 def batches(spark: SparkSession, book: Book, topic: str, checkpoint: Path, **options: str) -> list[list[Any]]:
