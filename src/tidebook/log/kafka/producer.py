@@ -126,7 +126,8 @@ class Delivery(msgspec.Struct, gc=False):
 
     def resolve(self) -> None:
         """Call the sender back with the result."""
-        producer, result = self.producer, self.report
+        producer = self.producer
+        result: Any = self.report
         if type(result) is tuple:
             producer.in_flight -= 1
             error, message = result
@@ -215,6 +216,8 @@ class ProduceBatch:
     def report(self, error: KafkaError | None, message: Message) -> None:
         """Add the report of a record; the client calls this in the thread that polls."""
         offsets, irregular = self._offsets, self._irregular
+        offset: int | None = None
+        timestamp_ms = 0
         try:
             offset, (_, timestamp_ms) = message.offset(), message.timestamp()
             is_regular = error is None and offset is not None and message.value() == self._values[len(offsets)]

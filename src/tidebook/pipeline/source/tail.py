@@ -25,9 +25,11 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.view import read_action
 from tidebook.log.port import Log, read_page
 from tidebook.replication.event_numbers import first_seq_nrs
-from tidebook.replication.slice import HEADS_MAX, RecordOwners
+from tidebook.replication.slice import RecordOwners
 from tidebook.store.port import StoreReader
 
+#: The most heads that one call of the store reads.
+HEADS_MAX = 5_000
 PAGE_RECORDS = 5_000
 #: The most records whose journals one task folds; the heads of that many journals are in its memory.
 RECORDS_PER_SHARE = 100_000

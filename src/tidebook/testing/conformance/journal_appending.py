@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ class AppendingCases(JournalSuite):
         assert caught.value.found == LAST
 
     async def test_payloads_tags_and_metadata_are_read_unchanged(self, desk: JournalDesk) -> None:
-        new = [
+        new: list[Event[Any]] = [
             Event({"n": [1, 2.5, None, True], "t": "ä"}, tags={"b", "a"}, metadata={"by": "me"}),
             Event("text"),
             Event(b"\x00\xff"),
