@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException
 from sqlalchemy import Column, Integer, MetaData, String, Table, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -22,13 +22,10 @@ class Withdrawn(msgspec.Struct, frozen=True):
     amount: int
 
 
-class Refused(Exception):
-    """The account does not have the money."""
+class Refused(Exception): ...
 
 
 class Account(msgspec.Struct):
-    """An account is its balance; its methods are the commands."""
-
     balance: int = 0
 
     def deposit(self, amount: int) -> Deposited:
@@ -47,8 +44,6 @@ balances = Table("balances", MetaData(), Column("id", String(100), primary_key=T
 
 
 class Bank:
-    """The accounts of a book, and their read model."""
-
     def __init__(self, book: tidebook.Book, database: str) -> None:
         self.engine = create_async_engine(database)
         self.accounts = book.decider("accounts", Account, snapshot_every=100)
@@ -72,15 +67,11 @@ def make_app(folder: str = "./bank-data", database: str = "sqlite+aiosqlite:///b
                 yield
             await bank.engine.dispose()
 
-    def bank_of(request: Request) -> Bank:
-        found: Bank = request.app.state.bank
-        return found
-
     app = FastAPI(lifespan=lifespan)
-    Current = Annotated[Bank, Depends(bank_of)]
 
     @app.post("/accounts/{id}/{command}")
-    async def execute(bank: Current, id: str, command: str, amount: int, request_id: str | None = None) -> int:
+    async def execute(id: str, command: str, amount: int, request_id: str | None = None) -> int:
+        bank: Bank = app.state.bank
         commands = {"deposit": Account.deposit, "withdraw": Account.withdraw}
         try:
             done = await bank.accounts.execute(id, commands[command], amount, command_id=request_id)
@@ -90,7 +81,8 @@ def make_app(folder: str = "./bank-data", database: str = "sqlite+aiosqlite:///b
         return int(done.state.balance)
 
     @app.get("/balances")
-    async def list_balances(bank: Current) -> dict[str, int]:
+    async def list_balances() -> dict[str, int]:
+        bank: Bank = app.state.bank
         async with bank.engine.connect() as connection:
             return {row.id: row.balance for row in await connection.execute(select(balances).order_by(balances.c.id))}
 

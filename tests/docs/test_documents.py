@@ -24,6 +24,8 @@ RUN = [
         ROOT / "docs/howto/tags.md",
         ROOT / "docs/howto/queue.md",
         ROOT / "docs/howto/outbox.md",
+        ROOT / "docs/howto/events.md",
+        ROOT / "docs/howto/deciders.md",
     )
     if page.exists()
 ]
