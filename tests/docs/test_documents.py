@@ -24,6 +24,7 @@ RUN = [
         ROOT / "docs/howto/tags.md",
         ROOT / "docs/howto/queue.md",
         ROOT / "docs/howto/outbox.md",
+        ROOT / "docs/howto/server.md",
     )
     if page.exists()
 ]

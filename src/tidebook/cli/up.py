@@ -1,4 +1,4 @@
-"""`tidebook up`: replicate a book and show its live status until Ctrl-C."""
+"""`tidebook up`: replicate a book, serve it and show its live status until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rich.text import Text
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, BookOption, flag, open_book, option
+from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, flag, number, open_book, option
 from tidebook.cli.topics import checked_description
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.pipeline.jars import missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.session import pipeline_settings
 from tidebook.runtime.backoff import Backoff
+from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
 
@@ -42,8 +43,10 @@ async def up(
     replicate: bool = typer.Option(
         True, help="Replicate the log to the store on local Spark, and purge expired journals."
     ),
+    serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
+    port: int = number("The port of the server; a free one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
 ) -> None:
-    """Run a book: replicate it and show its status, until Ctrl-C."""
+    """Run a book: replicate it, serve it and show its status, until Ctrl-C."""
     async with open_book(book, create=True) as opened:
         await opened.create()
         where = opened.settings.folder.resolve()
@@ -62,6 +65,8 @@ async def up(
         runs_jobs = replicate and not once
         with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
             async with asyncio.TaskGroup() as group:
+                if serve and not once:
+                    group.create_task(_serve(opened, stop, DEFAULT_BOOK if book is None else book, port))
                 if runs_jobs:
                     group.create_task(child.run(stop))
                     group.create_task(_purge_periodically(opened, stop))
@@ -69,6 +74,23 @@ async def up(
                     await _watch(opened, stop, every_s, child if runs_jobs else None, once=once)
                 finally:
                     stop.set()
+
+
+async def _serve(book: Book, stop: asyncio.Event, where: str, port: int) -> None:
+    """Serve the book until `stop` is set, at a free port if this one is taken; print the address."""
+    try:
+        server = extra("tidebook.server.serve", "server")
+    except InvalidInput as error:
+        output.stderr.print(f"tidebook: not served over HTTP: {error}", markup=False, soft_wrap=True)
+        return
+
+    def ready(url: str) -> None:
+        output.emit({"url": url}, f"It is served at {url}")
+
+    try:
+        await server.serve(book, stop, port=port, where=where, on_ready=ready)
+    except Unavailable:  # another program listens there
+        await server.serve(book, stop, port=0, where=where, on_ready=ready)
 
 
 def _command() -> str:
