@@ -26,6 +26,7 @@ RUN = [
         ROOT / "docs/howto/outbox.md",
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",
+        ROOT / "docs/howto/server.md",
     )
     if page.exists()
 ]

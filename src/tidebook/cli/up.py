@@ -1,4 +1,4 @@
-"""`tidebook up`: replicate a book and show its live status until Ctrl-C."""
+"""`tidebook up`: replicate a book, serve it and show its live status until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rich.text import Text
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, BookOption, book_settings, flag, option
+from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, book_settings, flag, number, option
 from tidebook.cli.topics import checked_description
-from tidebook.core.errors import TidebookError
+from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.pipeline.jars import missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.session import choose_engine, pipeline_settings
 from tidebook.runtime.backoff import Backoff
+from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
 
@@ -40,8 +41,10 @@ async def up(
     every_s: float = option("SECONDS", "Refresh the status at this interval.", 1.0, min=0.05),
     once: bool = flag("--once", "Print the status once, then exit."),
     replicate: bool = typer.Option(True, help="Replicate the log to the store, and purge expired journals."),
+    serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
+    port: int = number("The port of the server; a free one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
 ) -> None:
-    """Run a book: replicate it and show its status, until Ctrl-C.
+    """Run a book: replicate it, serve it over HTTP and show its status, until Ctrl-C.
 
     An embedded book is replicated in this process. With servers, or [pipeline] engine = "spark", it is on local Spark.
     """
@@ -63,6 +66,8 @@ async def up(
         loop = asyncio.get_running_loop()
         with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
             async with asyncio.TaskGroup() as group:
+                if serve and not once:
+                    group.create_task(_serve(opened, stop, DEFAULT_BOOK if book is None else book, port))
                 child: ReplicationChild | None = None
                 if engine == "spark":
                     child = ReplicationChild(DEFAULT_BOOK if book is None else book, opened.settings.folder)
@@ -73,6 +78,23 @@ async def up(
                     await _watch(opened, stop, every_s, child, once=once)
                 finally:
                     stop.set()
+
+
+async def _serve(book: Book, stop: asyncio.Event, where: str, port: int) -> None:
+    """Serve the book until `stop` is set, at a free port if this one is taken; print the address."""
+    try:
+        server = extra("tidebook.server.serve", "server")
+    except InvalidInput as error:
+        output.stderr.print(f"tidebook: not served over HTTP: {error}", markup=False, soft_wrap=True)
+        return
+
+    def ready(url: str) -> None:
+        output.emit({"url": url}, f"It is served at {url}")
+
+    try:
+        await server.serve(book, stop, port=port, where=where, on_ready=ready)
+    except Unavailable:  # another program listens there
+        await server.serve(book, stop, port=0, where=where, on_ready=ready)
 
 
 def _command() -> str:

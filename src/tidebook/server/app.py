@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -67,9 +67,9 @@ HANDLERS: Final[dict[str, Handler]] = {
 
 
 class Endpoint:
-    """A route with its handler, its decoder and the start of its usual answer."""
+    """A route with its handler and its decoder."""
 
-    __slots__ = ("decode", "handler", "native_key", "route", "start", "unmasks")
+    __slots__ = ("decode", "handler", "native_key", "route", "unmasks")
 
     def __init__(self, route: Route, handler: Handler) -> None:
         self.route = route
@@ -79,7 +79,6 @@ class Endpoint:
             self.decode = msgspec.json.Decoder(route.body).decode
         self.native_key = route.name in _NATIVE_KEYS
         self.unmasks = route.query is not None and "unmask" in route.query.__struct_fields__
-        self.start = _start(route.status, has_body=route.form != "none")
 
 
 class ServerApp:
@@ -168,22 +167,18 @@ class ServerApp:
         if isinstance(answer, EncodedAnswer):
             if not answer.replayed:
                 await self._record(call, scope, answer.status)
-            start = _start(answer.status, has_body=bool(answer.body), more=[_REPLAYED] if answer.replayed else [])
-            await send(start)
-            await send({"type": "http.response.body", "body": answer.body})
+            await _send(send, answer.status, answer.body, [_REPLAYED] if answer.replayed else [])
         elif isinstance(answer, Lines):
             await self._record(call, scope, 200)
             await self._stream(call, answer, receive, send)
         elif isinstance(answer, Reply):
             await self._record(call, scope, answer.status)
-            await send(_start(answer.status, has_body=answer.body is not None, more=answer.headers))
-            await send({"type": "http.response.body", "body": b"" if answer.body is None else _encode(answer.body)})
+            await _send(send, answer.status, b"" if answer.body is None else _encode(answer.body), answer.headers)
         else:
             body = b"" if answer is None else _encode(answer)
             if (route.mutates or call.unmask) and call.changed:
                 await self._record(call, scope, route.status)
-            await send(endpoint.start)
-            await send({"type": "http.response.body", "body": body})
+            await _send(send, route.status, body)
 
     async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
         """Record a call that changes or unmasks something; wait until that is durable if it is destructive."""
@@ -300,9 +295,13 @@ def _decode_query(route: Route, raw: bytes) -> Any:
         raise InvalidInput(f"the query string is not valid: {error}") from error
 
 
-def _start(status: int, *, has_body: bool, more: Any = ()) -> Message:
-    headers = [_JSON, _NO_STORE, _NO_SNIFF, *more] if has_body else [_NO_STORE, *more]
-    return {"type": "http.response.start", "status": status, "headers": headers}
+async def _send(send: Send, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    if body:
+        headers = [_JSON, _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
+    else:
+        headers = [_NO_STORE, *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
@@ -320,6 +319,8 @@ def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
 
 
 async def _send_problem(send: Send, problem: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> None:
-    sent = [(b"content-type", CONTENT_TYPE.encode()), _NO_STORE, _NO_SNIFF, *headers]
+    body = _encode(problem)
+    length = (b"content-length", b"%d" % len(body))
+    sent = [(b"content-type", CONTENT_TYPE.encode()), _NO_STORE, _NO_SNIFF, length, *headers]
     await send({"type": "http.response.start", "status": problem["status"], "headers": sent})
-    await send({"type": "http.response.body", "body": _encode(problem)})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,342 @@
+"""The server beside the same work in process: appends, batches, reads, followers, and queues over HTTP.
+
+The clients are a process of their own, with bare asyncio connections: on two cores a heavier client would be measured
+instead of the server. `./dev bench server --only append`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.timing import percentile, report, timed
+from tidebook import Event
+from tidebook.api.journals import EventLine
+from tidebook.wiring.book import open as open_book
+
+PARTS = ("append", "batch", "read", "sse", "queue")
+TARGETS = {
+    "append_vs_empty_post": 0.5,
+    "batch_vs_append_many": 0.4,
+    "read_vs_in_process": 0.4,
+    "first_byte_vs_first_event": 2.0,
+    "sse_p50_ms": 100.0,
+    "queue_vs_in_process": 0.4,
+}
+CLIENTS, QUEUE_CLIENTS, FOLLOWERS = 64, 32, 1_000
+PAYLOAD = {"total": 3, "currency": "EUR", "lines": [{"sku": "a-1", "n": 2}, {"sku": "b-7", "n": 1}]}
+EVENT = {"payload": PAYLOAD}
+
+
+def main(argv: list[str]) -> None:
+    """Run all parts, or some, and print the ratios."""
+    parser = argparse.ArgumentParser(prog="bench server", description=__doc__)
+    parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=f"one of: {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the work")
+    options = parser.parse_args(argv)
+    figures: dict[str, float] = {}
+    scale = 5 if options.quick else 1
+    for part in options.only or PARTS:
+        print(f"{part}:", file=sys.stderr)
+        asyncio.run(_PARTS[part](figures, scale))
+    report("server", _ratios(figures), {name: round(value, 3) for name, value in figures.items()}, TARGETS)
+
+
+def _ratios(figures: dict[str, float]) -> dict[str, float]:
+    pairs = {
+        "append_vs_empty_post": ("append_per_s", "empty_post_per_s"),
+        "batch_vs_append_many": ("batch_appends_per_s", "append_many_per_s"),
+        "read_vs_in_process": ("read_events_per_s", "in_process_read_events_per_s"),
+        "first_byte_vs_first_event": ("first_byte_ms", "in_process_first_event_ms"),
+        "queue_vs_in_process": ("queue_jobs_per_s", "in_process_queue_jobs_per_s"),
+    }
+    found = {name: figures[a] / figures[b] for name, (a, b) in pairs.items() if a in figures}
+    return found | ({"sse_p50_ms": figures["sse_p50_ms"]} if "sse_p50_ms" in figures else {})
+
+
+class Connection:
+    """A keep-alive connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> Connection:
+        """Connect to the server."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**24))
+
+    def send(self, method: str, path: str, body: bytes = b"") -> None:
+        """Send a request."""
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def head(self) -> tuple[int, int]:
+        """Read the head of an answer; return its status and its length, -1 if it is chunked."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        _, found, rest = head.lower().partition(b"content-length:")
+        return int(head[9:12]), int(rest.split(b"\r", 1)[0]) if found else -1
+
+    async def call(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Send a request and return the body of its answer."""
+        self.send(method, path, body)
+        status, length = await self.head()
+        answer = await self.reader.readexactly(length) if length > 0 else b"" if length == 0 else await self.chunks()
+        assert status < 300, (status, answer)
+        return answer
+
+    async def chunks(self) -> bytes:
+        """Read a chunked body."""
+        parts: list[bytes] = []
+        while size := int(await self.reader.readline(), 16):
+            parts.append(await self.reader.readexactly(size))
+            await self.reader.readexactly(2)
+        await self.reader.readexactly(2)
+        return b"".join(parts)
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[int, int]]:
+    """Run `tidebook serve`; yield its port and its process id."""
+    command = [sys.executable, "-m", "tidebook.cli", "serve", "--json", "--port", "0", "--book", str(folder)]
+    process: subprocess.Popen[str] = await asyncio.to_thread(
+        subprocess.Popen, command, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        yield int(url.rpartition(":")[2]), process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def clients(port: int, count: int, total: int, call: Callable[[Connection, int], Awaitable[Any]]) -> float:
+    """Let so many clients make `total` calls together; return calls a second."""
+    connections = [await Connection.open(port) for _ in range(count)]
+    numbers = iter(range(total))
+
+    async def work(connection: Connection) -> None:
+        for number in numbers:
+            await call(connection, number)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work(each) for each in connections))
+    rate = total / (time.perf_counter() - began)
+    for each in connections:
+        each.writer.close()
+    return rate
+
+
+async def empty_posts(figures: dict[str, float], total: int) -> None:
+    """The same stack, uvicorn with httptools and uvloop, answering an empty POST."""
+    port_of: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
+    process = multiprocessing.get_context("spawn").Process(target=_serve_nothing, args=(port_of,), daemon=True)
+    process.start()
+    port = await asyncio.to_thread(port_of.get)
+    figures["empty_post_per_s"] = await clients(port, CLIENTS, total, lambda each, _: each.call("POST", "/"))
+    process.terminate()
+    process.join()
+
+
+def _serve_nothing(port_of: Any) -> None:
+    import socket
+
+    import uvicorn
+
+    from tidebook.server.serve import new_event_loop
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http="httptools", lifespan="off", ws="none", access_log=False, log_level="error")
+    port_of.put(listening.getsockname()[1])
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(uvicorn.Server(config).serve([listening]))
+
+
+async def append(figures: dict[str, float], scale: int) -> None:
+    """64 clients, one event a request; before and after it the same number of empty requests."""
+    total = 40_000 // scale
+    body = msgspec.json.encode({"events": [EVENT]})
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        async with serving(Path(folder) / "book") as (port, _):
+
+            async def call(connection: Connection, number: int) -> None:
+                await connection.call("POST", f"/v1/journals/bench/j-{number % 500}/events", body)
+
+            await clients(port, CLIENTS, total // 10, call)  # warms up
+            with timed("appends"):
+                figures["append_per_s"] = await clients(port, CLIENTS, total, call)
+    with timed("empty posts"):
+        await empty_posts(figures, total)
+
+
+async def batch(figures: dict[str, float], scale: int) -> None:
+    """Appends of 100 in a call, 8 clients, beside `append_many` of 100 in process with 8 tasks."""
+    total = 2_000 // scale
+    appends = [{"id": f"j-{n}", "events": [EVENT]} for n in range(100)]
+    body = msgspec.json.encode({"appends": appends})
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        async with serving(Path(folder) / "book") as (port, _):
+
+            async def call(connection: Connection, number: int) -> None:
+                await connection.call("POST", "/v1/journals/bench", body)
+
+            await clients(port, 8, 50, call)
+            with timed("batches"):
+                figures["batch_appends_per_s"] = 100 * await clients(port, 8, total, call)
+        async with open_book(Path(folder) / "other", create=True) as book:
+            journal, numbers = book.journal("bench"), iter(range(total))
+
+            async def work() -> None:
+                for _ in numbers:
+                    await journal.append_many([(f"j-{n}", [Event(PAYLOAD)]) for n in range(100)])
+
+            await journal.append_many([(f"j-{n}", [Event(PAYLOAD)]) for n in range(100)])
+            with timed("append_many") as watch:
+                await asyncio.gather(*(work() for _ in range(8)))
+            figures["append_many_per_s"] = watch.rate(total * 100)
+
+
+async def read(figures: dict[str, float], scale: int) -> None:
+    """10,000 events as NDJSON, decoded into events, beside the same read in process."""
+    count, rounds = 10_000, 20 // scale
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        async with open_book(Path(folder) / "book", create=True) as book:
+            for _ in range(count // 100):
+                await book.journal("bench").append("long", [Event(PAYLOAD) for _ in range(100)])
+            firsts, seconds = [], []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                events, first = 0, 0.0
+                async for _ in book.journal("bench").read("long"):
+                    first = first or time.perf_counter() - began
+                    events += 1
+                firsts.append(first)
+                seconds.append(time.perf_counter() - began)
+            assert events == count
+        figures["in_process_first_event_ms"] = percentile(firsts, 0.5) * 1000
+        figures["in_process_read_events_per_s"] = count / percentile(seconds, 0.5)
+        async with serving(Path(folder) / "book") as (port, _):
+            await _read_over_http(figures, port, count, rounds)
+
+
+async def _read_over_http(figures: dict[str, float], port: int, count: int, rounds: int) -> None:
+    decode = msgspec.json.Decoder(EventLine).decode
+    connection = await Connection.open(port)
+    firsts, seconds = [], []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        connection.send("GET", "/v1/journals/bench/long/events")
+        await connection.head()
+        first, found, rest = 0.0, 0, b""
+        while size := int(await connection.reader.readline(), 16):
+            part = rest + await connection.reader.readexactly(size)
+            first = first or time.perf_counter() - began
+            await connection.reader.readexactly(2)
+            *lines, rest = part.split(b"\n")
+            found += len([decode(line).event() for line in lines if not line.startswith(b'{"end"')])
+        await connection.reader.readexactly(2)
+        assert found == count
+        firsts.append(first)
+        seconds.append(time.perf_counter() - began)
+    figures["first_byte_ms"] = percentile(firsts[1:], 0.5) * 1000
+    figures["read_events_per_s"] = count / percentile(seconds[1:], 0.5)
+
+
+async def sse(figures: dict[str, float], scale: int) -> None:
+    """1,000 followers of one journal: the time from the append's request to each follower, and memory a follower."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
+    rounds = 30 // scale
+    path = "/v1/journals/bench/live/events"
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        async with serving(Path(folder) / "book") as (port, pid):
+            writer = await Connection.open(port)
+            await writer.call("POST", path, msgspec.json.encode({"events": [EVENT]}))
+            before = _memory_bytes(pid)
+            followers = []
+            for _ in range(FOLLOWERS):
+                connection = await Connection.open(port)
+                connection.send("GET", f"{path}?follow=true&start=2")
+                await connection.reader.readuntil(b"retry: 2000\n\n")
+                followers.append(connection)
+            figures["memory_per_follower_kb"] = (_memory_bytes(pid) - before) / FOLLOWERS / 1000
+            delays: list[float] = []
+
+            async def receive(connection: Connection) -> float:
+                await connection.reader.readuntil(b"data: ")
+                at = time.perf_counter()
+                await connection.reader.readuntil(b"\n\n\r\n")
+                return at
+
+            for _ in range(rounds):
+                waiting = [asyncio.create_task(receive(each)) for each in followers]
+                await asyncio.sleep(0.1)
+                began = time.perf_counter()
+                await writer.call("POST", path, msgspec.json.encode({"events": [EVENT]}))
+                delays += [at - began for at in await asyncio.gather(*waiting)]
+            figures["sse_p50_ms"] = percentile(delays, 0.5) * 1000
+            figures["sse_p99_ms"] = percentile(delays, 0.99) * 1000
+            for each in followers:
+                each.writer.close()
+
+
+def _memory_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def queue(figures: dict[str, float], scale: int) -> None:
+    """32 workers that claim one entry and finish it, over HTTP and in process."""
+    total = 8_000 // scale
+    with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+        for name in ("book", "other"):
+            async with open_book(Path(folder) / name, create=True) as book:
+                for _ in range(total // 1000 + 1):
+                    await book.queue("bench").put_many([PAYLOAD] * 1000)
+        async with serving(Path(folder) / "book") as (port, _):
+
+            async def call(connection: Connection, number: int) -> None:
+                answer = json.loads(await connection.call("POST", "/v1/queues/bench/claims", b'{"together":false}'))
+                body = msgspec.json.encode({"leases": [job["lease"] for job in answer["jobs"]]})
+                await connection.call("POST", "/v1/queues/bench/done", body)
+
+            with timed("claim and done over HTTP"):
+                figures["queue_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total, call)
+        async with open_book(Path(folder) / "other") as book:
+            jobs, numbers = book.queue("bench"), iter(range(total))
+
+            async def work() -> None:
+                for _ in numbers:
+                    await jobs.done(await jobs.claim(1, together=False))
+
+            with timed("claim and done in process") as watch:
+                await asyncio.gather(*(work() for _ in range(QUEUE_CLIENTS)))
+            figures["in_process_queue_jobs_per_s"] = watch.rate(total)
+
+
+_PARTS: dict[str, Callable[[dict[str, float], int], Awaitable[None]]] = {
+    "append": append,
+    "batch": batch,
+    "read": read,
+    "sse": sse,
+    "queue": queue,
+}
