@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import tidebook
-from tidebook.cli import doctor, journal, outbox, output, pipeline, queue, tags, topics, up, wal
+from tidebook.cli import doctor, journal, outbox, output, pipeline, queue, running, tags, topics, up, wal
 from tidebook.cli.command import INTERRUPTED, Group
 from tidebook.cli.options import argument
 from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
@@ -35,6 +35,7 @@ app = Group(
 )
 
 app.command()(up.up)
+app.command("run")(running.run_app)
 for noun in (journal, tags, topics, wal, pipeline, outbox, queue):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -159,3 +160,22 @@ def confirm(question: str, *, yes: bool) -> None:
         raise InvalidInput("there was no answer, and nothing was changed: use --yes to skip the question")
     if answer.strip().lower() not in {"y", "yes"}:
         raise InvalidInput("not confirmed, and nothing was changed")
+
+
+def load_callable(text: str) -> Callable[..., Any]:
+    """Import a callable given as `module:name`; search the working directory too."""
+    module, separator, name = text.partition(":")
+    if not separator or not module or not name:
+        raise InvalidInput(f"{text!r} is not a function of a module: write it as module:name")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs the module, which may raise anything
+        raise InvalidInput(f"{text} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise InvalidInput(f"{text} is not callable")
+    loaded: Callable[..., Any] = found
+    return loaded

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Annotated, Any
 
 from tidebook.cli import output
@@ -19,6 +16,7 @@ from tidebook.cli.options import (
     TagArgument,
     TopicsOption,
     argument,
+    load_callable,
     number,
     open_book,
     option,
@@ -33,7 +31,7 @@ from tidebook.queue.queue import Queue
 from tidebook.queue.queues import queue_name
 from tidebook.queue.retry import Retry
 from tidebook.queue.views import DeadLetter
-from tidebook.queue.worker import Handler, Worker
+from tidebook.queue.worker import Worker
 from tidebook.wiring.book import Book
 
 app = Group(help="Put work into queues, run workers, and handle dead letters.", no_args_is_help=True)
@@ -194,7 +192,7 @@ def work(
     """
     if len(work) > 2:
         raise InvalidInput("give a queue and a handler, as in: mail shop.mail:send")
-    handler = _load_handler(work[-1])
+    handler = load_callable(work[-1])
     retry = Retry(first_s=retry_s, longest_s=max(retry_max_s, retry_s))
 
     async def go() -> None:
@@ -226,7 +224,7 @@ def feed(
     once: OnceOption = False,
 ) -> None:
     """Put each event of a tag into a queue, exactly once."""
-    maker: Any = None if make is None else _load_handler(make)
+    maker: Any = None if make is None else load_callable(make)
 
     async def go() -> None:
         async with open_book(book) as opened:
@@ -250,22 +248,3 @@ async def _existing(book: Book, name: str) -> Queue:
     if name not in await book.queues.names():
         raise NotFound(f"there is no queue {name!r}: the first put creates it")
     return found
-
-
-def _load_handler(text: str) -> Handler:
-    """Import a callable given as `module:name`; search the working directory too."""
-    module, separator, name = text.partition(":")
-    if not separator or not module or not name:
-        raise InvalidInput(f"{text!r} is not a handler: write it as module:name")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # importing runs the module, which may raise anything
-        raise InvalidInput(f"{text} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise InvalidInput(f"{text} is not callable")
-    handler: Handler = found
-    return handler

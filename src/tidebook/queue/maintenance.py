@@ -9,9 +9,9 @@ from typing import Final
 from tidebook.core.errors import TidebookError
 from tidebook.queue.hooks import Announce
 from tidebook.queue.port import QueueRef, QueueStore
-from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.queue.waker import StoreClock
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.task_cancellation import cancel_and_wait
 
 #: A queue is swept at its next date, but after at most and at least this time.
 SWEEP_S_MAX: Final = 15.0

@@ -12,9 +12,9 @@ from typing import Final
 from tidebook.core.errors import TidebookError
 from tidebook.queue.job import utc_datetime
 from tidebook.queue.port import NEVER_MS, UPCOMING_MAX, Due, QueueRef, QueueStore, WakeRequest
-from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
+from tidebook.runtime.task_cancellation import cancel_and_wait
 
 #: The first and the longest pause between polls, and between announcements of work that nobody claims. The first poll
 #: after a sleep was published comes soon, because a concurrent put may not have seen the sleep yet.

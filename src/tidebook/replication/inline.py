@@ -18,7 +18,6 @@ from tidebook.core.errors import Fenced, OutcomeUnknown, TidebookError, Unavaila
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import begin_epoch, check_topic
 from tidebook.log.port import Log
-from tidebook.queue.task_cancellation import cancel_and_wait
 from tidebook.replication.partition import REASON_CHARS_MAX, LogAndStore, PartitionReplicator
 from tidebook.replication.status import JobStatus, partition_statuses, this_process, topic_configs, write_job_status
 from tidebook.replication.ticks import Ticker, TickIntervals, needs_ticks, partition_replicators
@@ -27,6 +26,7 @@ from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation
+from tidebook.runtime.task_cancellation import cancel_and_wait
 from tidebook.store.port import StoreWriter
 
 LOGGER = logging.getLogger("tidebook.replication")
@@ -196,12 +196,13 @@ class InlineReplication:
     async def run(self) -> None:
         """Replicate until cancelled; be passive while another process holds the lock."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        since = -1
         try:
             while self._generation == generation():
                 try:
                     if not await self._store.topics():  # nothing to do, and a missing folder is not created
                         self._state = "waiting"
-                        await self._store.wait_any(timeout_s=LOOK_EVERY_S)
+                        since = await self._store.wait_any(timeout_s=LOOK_EVERY_S, since=since)
                     elif not self._lock.take():
                         self._state = "passive"
                         await asyncio.sleep(LOCK_EVERY_S)
