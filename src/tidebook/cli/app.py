@@ -23,6 +23,7 @@ from tidebook.cli import (
     pipeline,
     projection,
     queue,
+    running,
     serve,
     tags,
     token,
@@ -51,6 +52,7 @@ app = Group(
 
 app.command()(up.up)
 app.command()(serve.serve)
+app.command("run")(running.run_app)
 for noun in (journal, tags, topics, wal, pipeline, outbox, queue, projection, token, audit):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from tidebook.core.errors import InvalidInput, LeaseLost, TidebookError
 from tidebook.queue.entry import duration_ms
@@ -27,9 +27,20 @@ LEASE_S: Final = 60.0
 HEARTBEATS_PER_LEASE: Final = 3
 #: The pause between attempts while the store is unavailable.
 _RETRY_PAUSE_S: Final = 1.0
+#: How often `settle` looks whether the queue is empty.
+_LOOK_S: Final = 0.01
 
 #: Processes a job, sync or async; its result is ignored, and an exception returns the entry to the queue.
 Handler = Callable[[Job], Any]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of a `Worker`."""
+
+    concurrency: int
+    lease_s: float
+    retry: Retry | None
+    grace_s: float
 
 
 class HandlerThreads:
@@ -95,6 +106,8 @@ class Worker:
             raise InvalidInput(f"a handler must be a function of a job: {handler!r} cannot be called")
         duration_ms(lease_s, "lease", least_ms=10)
         duration_ms(grace_s, "grace")
+        #: How the status of a supervisor calls it.
+        self.name = f"worker {queue.name}"
         self._queue = queue
         self._handler = handler
         self._concurrency = concurrency
@@ -107,7 +120,6 @@ class Worker:
         self._wakeup = asyncio.Event()
         self._stopping = False
         self._abort = asyncio.Event()
-        self._threads = HandlerThreads(f"queue {queue.name}", threads_max=concurrency)
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004
         )
@@ -124,7 +136,11 @@ class Worker:
         self._wakeup.set()
 
     async def run(self, *, once: bool = False) -> None:
-        """Process entries until stopped; with `once`, until nothing is due and nothing is running."""
+        """Process entries until stopped; with `once`, until nothing is due and nothing is running.
+
+        After an error it may be called again.
+        """
+        self._threads = HandlerThreads(f"queue {self._queue.name}", threads_max=self._concurrency)
         heartbeats = asyncio.create_task(self._heartbeat_loop())
         listening = None if once else asyncio.create_task(self._listen())
         try:
@@ -140,6 +156,11 @@ class Worker:
             await self._cancel_all(list(self._running))  # not empty only after a cancellation or a failed claim
             await cancel_and_wait(heartbeats, listening)
             self._threads.close()
+
+    async def settle(self) -> None:
+        """Return once no entry of the queue is due or being processed, by any worker."""
+        while (status := await self._queue.status()).due or status.processing:  # noqa: ASYNC110  others work too
+            await asyncio.sleep(_LOOK_S)
 
     async def _claim_free_slots(self, *, raise_errors: bool) -> int:
         free = self._concurrency - len(self._running)

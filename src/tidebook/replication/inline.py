@@ -196,12 +196,13 @@ class InlineReplication:
     async def run(self) -> None:
         """Replicate until cancelled; be passive while another process holds the lock."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        since = -1
         try:
             while self._generation == generation():
                 try:
                     if not await self._store.topics():  # nothing to do, and a missing folder is not created
                         self._state = "waiting"
-                        await self._store.wait_any(timeout_s=LOOK_EVERY_S)
+                        since = await self._store.wait_any(timeout_s=LOOK_EVERY_S, since=since)
                     elif not self._lock.take():
                         self._state = "passive"
                         await asyncio.sleep(LOCK_EVERY_S)

@@ -41,7 +41,7 @@ CHECK_EVERY_MS = 1_000
 #: How long a check waits for the log, and the pause after a log that did not answer.
 LOG_S_MAX = 1.0
 LOG_DOWN_MS = 30_000
-REMEDY = "run 'tidebook pipeline replicate', or 'tidebook up', which does"
+REMEDY = "run 'tidebook up' or 'tidebook pipeline replicate', or open an embedded book with replicate=True"
 
 T = TypeVar("T")
 

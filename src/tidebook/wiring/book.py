@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
@@ -17,6 +17,7 @@ from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock, Ids, RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
+from tidebook.runtime.supervisor import GRACE_S, Supervisor
 from tidebook.store.port import StoreWriter
 from tidebook.wiring.adapters import open_log, open_store
 from tidebook.wiring.settings import Settings, read_settings
@@ -31,10 +32,12 @@ if TYPE_CHECKING:  # each part is imported at its first use: a command needs one
     from tidebook.queue.port import QueueSettings
     from tidebook.queue.queue import Queue
     from tidebook.queue.queues import Queues
+    from tidebook.queue.worker import Handler, Worker, WorkerOptions
     from tidebook.replication.inline import InlineReplication
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
     from tidebook.wiring.feed import EntryFactory, Feed
+    from tidebook.wiring.running import BookState, Health, OutboxRelay
     from tidebook.wiring.topics import TopicDescription
 
 Part = TypeVar("Part")
@@ -83,6 +86,7 @@ class Book:
         self._queues: Queues | None = None
         self._outbox: AsyncOutbox | None = None
         self._replication: InlineReplication | None = None
+        self._supervisors: list[Supervisor] = []
 
     @property
     def log(self) -> Log:
@@ -280,6 +284,62 @@ class Book:
         from tidebook.wiring.feed import Feed
 
         return Feed(self.tags, tag, self.queue(queue), make=make, group=group, topics=topics)
+
+    def worker(self, queue: str, handler: Handler, **options: Unpack[WorkerOptions]) -> Worker:
+        """Return a worker that runs a handler for each due entry of a queue; start it with `running` or `run()`.
+
+        >>> async def send_mails(book, send):
+        ...     async with book.running(book.worker("mail", send, concurrency=8)) as running:
+        ...         await running.until_stopped()
+        """
+        from tidebook.queue.worker import Worker
+
+        return Worker(self.queue(queue), handler, **options)
+
+    def relay(self, *, threads: int | None = None) -> OutboxRelay:
+        """Return a relay of the outbox, to be started with `running`; `book.outbox.relay()` runs one directly."""
+        from tidebook.wiring.running import OutboxRelay
+
+        return OutboxRelay(self.outbox, threads=threads)
+
+    @asynccontextmanager
+    async def running(self, *parts: object, grace_s: float = GRACE_S) -> AsyncIterator[Supervisor]:
+        """Run feeds, workers, relays, projections and your own parts within the block.
+
+        A part has `async def run()`, or is a coroutine function. One that fails is started again with a growing pause;
+        `status()` of the yielded supervisor and `book.health()` report it. At the block's end all are stopped; those
+        with `stop()`, like workers, may finish what they have begun within `grace_s`.
+        """
+        supervisor = Supervisor(parts, clock=self.clock, metrics=self.metrics, grace_s=grace_s)
+        self._supervisors.append(supervisor)
+        try:
+            async with supervisor:
+                yield supervisor
+        finally:
+            self._supervisors.remove(supervisor)
+
+    async def health(self) -> Health:
+        """Return whether log and store answer, and the states of the replication and of all that runs in this process.
+
+        >>> async def is_healthy(book):
+        ...     return (await book.health()).ok
+        """
+        return await self._state().health()
+
+    async def settle(self, *, timeout_s: float = 30.0) -> None:
+        """Return once everything appended so far is visible everywhere: for tests.
+
+        The log is replicated, the horizon of streams by tag has passed all of it, and the parts of `running` have
+        processed what came of it. Raise `Unavailable` if that takes longer than `timeout_s`.
+        """
+        from tidebook.wiring.spark import clears_tags
+
+        await self._state().settle(clear_tags=clears_tags(self.settings), timeout_s=timeout_s)
+
+    def _state(self) -> BookState:
+        from tidebook.wiring.running import BookState
+
+        return BookState(self.log, self.store, self._replication, self._supervisors)
 
     @property
     def outbox(self) -> AsyncOutbox:

@@ -69,6 +69,8 @@ class Feed:
         self._source = f"tag/{self._group}/{quote(tag, safe='')}"
         self._topics = check_topics(topics)
         self._marks: dict[int, str] = {}
+        #: How the status of a supervisor calls it.
+        self.name = f"feed {tag}/{queue.name}"
         self.put = 0
         self._member: Subscription | None = None
 
@@ -108,6 +110,11 @@ class Feed:
         finally:
             await cancel_and_wait(reading)
         return self.put
+
+    async def settle(self) -> None:
+        """Put the events that exist now; where the running feed comes to them later, it skips them."""
+        again = Feed(self._tags, self._tag, self._queue, make=self._make, group=self._group, topics=self._topics)
+        await again.run(follow=False)
 
     async def _read_all(self, events: asyncio.Queue[TaggedEvent | None]) -> None:
         """Read all journals, not only one member's share: a crashed member keeps its share until its lease expires."""
@@ -151,6 +158,7 @@ class SyncFeed(BlockingFacade[Feed]):
 
     waiting = forwarded(Feed.waiting)
     run = blocking(Feed.run)
+    settle = blocking(Feed.settle)
 
 
 async def _next_batch(events: asyncio.Queue[TaggedEvent | None]) -> list[TaggedEvent]:

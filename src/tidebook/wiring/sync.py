@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.journal.sync import SyncJournal
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.supervisor import GRACE_S
 from tidebook.wiring.book import Book, open
 
 if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
@@ -21,9 +23,13 @@ if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
     from tidebook.outbox.outbox import Outbox
     from tidebook.queue.port import QueueSettings
     from tidebook.queue.sync import SyncQueue, SyncQueues
+    from tidebook.queue.worker import Handler, Worker, WorkerOptions
     from tidebook.tags.sync import SyncTags
     from tidebook.wal.sync import SyncWal
     from tidebook.wiring.feed import EntryFactory, SyncFeed
+    from tidebook.wiring.running import OutboxRelay, SyncRunning
+
+Part = TypeVar("Part")
 
 
 class SyncBook(BlockingFacade[Book]):
@@ -52,6 +58,8 @@ class SyncBook(BlockingFacade[Book]):
     describe_topic = blocking(Book.describe_topic)
     delete_topic = blocking(Book.delete_topic)
     create = blocking(Book.create)
+    health = blocking(Book.health)
+    settle = blocking(Book.settle)
 
     @overload
     def journal(self, topic: str) -> SyncJournal: ...
@@ -154,6 +162,21 @@ class SyncBook(BlockingFacade[Book]):
 
         return SyncFeed(self._portal, self._target.feed(tag, queue, make=make, group=group, topics=topics))
 
+    def worker(self, queue: str, handler: Handler, **options: Unpack[WorkerOptions]) -> Worker:
+        """Return a worker, to be started with `running`; its handlers run in threads. See `Book.worker`."""
+        return self._portal.run(_made(lambda: self._target.worker(queue, handler, **options)))
+
+    def relay(self, *, threads: int | None = None) -> OutboxRelay:
+        """Return a relay of the outbox, to be started with `running`."""
+        return self._target.relay(threads=threads)
+
+    def running(self, *parts: object, grace_s: float = GRACE_S) -> AbstractContextManager[SyncRunning]:
+        """Run feeds, workers, relays, projections and your own parts within a `with` block. See `Book.running`."""
+        from tidebook.wiring.running import run_on_portal
+
+        targets = [part._target if isinstance(part, BlockingFacade) else part for part in parts]
+        return run_on_portal(self._portal, self._target.running(*targets, grace_s=grace_s))
+
     def log_topic(self, topic: str) -> SyncLogTopic:
         """Return a consumer of the messages that the outbox relayed to a topic of an embedded log."""
         from tidebook.outbox.log_topic import SyncLogTopic
@@ -202,6 +225,11 @@ class SyncBook(BlockingFacade[Book]):
         if self._opened_portal is not None:
             self._opened_portal.close()
             self._opened_portal = None
+
+
+async def _made(make: Callable[[], Part]) -> Part:
+    """Return what `make` returns, made on the event loop that it belongs to."""
+    return make()
 
 
 def open_sync(where: str | Path = "./tidebook-data", *, create: bool = False, replicate: bool = False) -> SyncBook:

@@ -99,6 +99,17 @@ async def test_a_book_that_only_reads_is_not_created(tmp_path: Path) -> None:
     assert not (tmp_path / "book").exists()
 
 
+async def test_a_book_without_topics_is_not_polled_in_a_loop(tmp_path: Path) -> None:
+    faults = Faults()
+    async with tidebook.open(tmp_path / "book", create=True) as book:
+        store = cast(StoreWriter, faults.around(book.store))
+        replication = InlineReplication(book.log, store, clock=book.clock, metrics=book.metrics)
+        replication.start()
+        await asyncio.sleep(0.3)  # nothing happens that could be awaited
+        assert faults.calls["topics"] <= 5
+        await replication.close()
+
+
 async def test_a_book_opened_without_replication_has_none(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book") as book:
         assert book.replication is None

@@ -1,0 +1,83 @@
+"""`tidebook run`: run the parts of an application beside its book, under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
+
+import msgspec
+import typer
+
+from tidebook.cli import output
+from tidebook.cli.command import stop_on_signals
+from tidebook.cli.options import BookOption, MetricsOption, argument, book_settings, load_callable, seconds
+from tidebook.core.errors import InvalidInput
+from tidebook.runtime.metrics import serve_metrics
+from tidebook.runtime.supervisor import GRACE_S, RunStatus, Supervisor
+from tidebook.wiring.book import Book
+from tidebook.wiring.replication import is_embedded
+
+#: How often the states are printed, if one has changed.
+REPORT_S = 0.5
+
+
+async def run_app(
+    book: BookOption,
+    app: str = argument("MODULE:APP", "A function of the book that returns what to run, as in: shop.main:app"),
+    replicate: bool = typer.Option(True, help="Replicate an embedded book in this process."),
+    grace_s: float = seconds("Give running jobs this long to finish after a signal.", default=GRACE_S),
+    metrics: MetricsOption = None,
+) -> None:
+    """Run an application's feeds, workers, relays and projections.
+
+    APP receives the book and returns a part or a list of them; it may be async, or an async context manager. What
+    fails is started again. The first SIGINT or SIGTERM lets running jobs finish; a second one exits immediately.
+    """
+    make = load_callable(app)
+    settings = book_settings(book, create=True)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    async with Book(settings, replicate=replicate and is_embedded(settings)) as opened:
+        with (
+            serve_metrics(opened.metrics, metrics) if metrics is not None else nullcontext(),
+            stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)),
+        ):
+            async with _parts_of(app, make, opened) as parts, opened.running(*parts, grace_s=grace_s) as running:
+                output.stderr.print(f"running {app}; press Ctrl-C to stop", markup=False)
+                await _report_until(stop, running)
+
+
+@asynccontextmanager
+async def _parts_of(name: str, make: Callable[..., Any], book: Book) -> AsyncIterator[list[object]]:
+    """Call the application's function and yield the parts that it returns, within its block if it has one."""
+    made = make(book)
+    if hasattr(made, "__aenter__"):
+        async with made as parts:
+            yield _as_list(name, parts)
+        return
+    yield _as_list(name, await made if inspect.isawaitable(made) else made)
+
+
+def _as_list(name: str, parts: object) -> list[object]:
+    found = list(parts) if isinstance(parts, Iterable) else [parts]
+    if not found or found == [None]:
+        raise InvalidInput(f"{name} returned nothing to run: return a list, as in [book.feed('paid', 'mail')]")
+    return found
+
+
+async def _report_until(stop: asyncio.Event, running: Supervisor) -> None:
+    """Print each state that has changed; return at `stop`, or when every part has ended."""
+    shown: dict[str, RunStatus] = {}
+    while not stop.is_set():
+        statuses = running.status()
+        for each in statuses:
+            if each != shown.get(each.name):
+                shown[each.name] = each
+                error = "" if each.last_error is None else f" after {each.failures:,} failures: {each.last_error}"
+                output.emit(msgspec.structs.asdict(each), f"{each.name}: {each.state}{error}")
+        if all(each.state == "ended" for each in statuses):
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), REPORT_S)

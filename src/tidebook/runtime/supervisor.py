@@ -1,0 +1,261 @@
+"""Run several long-running parts of a program side by side: restart what fails, report it, and drain at the end.
+
+A part is anything with `async def run()`, or a coroutine function without arguments. Three more names are optional:
+
+- `name`: how the status calls it.
+- `def stop()`: asks a running `run` to finish what it has begun and return; without it, `run` is cancelled.
+- `async def settle()`: returns once everything that the part could process when it was called has been processed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType, TracebackType
+from typing import Any, Final, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.clock import Clock
+from tidebook.runtime.futures import cancel_and_wait
+from tidebook.runtime.metrics import Metrics
+
+LOGGER = logging.getLogger("tidebook.running")
+
+#: The pause before a part that failed is started again, which grows; a part that has run for the longest pause starts
+#: with the first one again.
+RESTART_FIRST_S: Final = 0.2
+RESTART_MAX_S: Final = 30.0
+#: How long a drain waits for what was begun.
+GRACE_S: Final = 30.0
+ERROR_CHARS_MAX: Final = 500
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@runtime_checkable
+class Runnable(Protocol):
+    """A part that runs until it is cancelled or stopped."""
+
+    async def run(self) -> object:
+        """Run; an error that this raises is reported, and the part is started again after a pause."""
+        ...
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """A part that finishes what it has begun before `run` returns."""
+
+    def stop(self) -> None:
+        """Ask `run` to return; a second call asks it to hurry."""
+        ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A part that can say when it has processed everything."""
+
+    async def settle(self) -> None:
+        """Return once everything that was there to process has been processed; raise the error that prevents it."""
+        ...
+
+
+#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `stopped`: by a drain.
+RunState = Literal["starting", "running", "restarting", "ended", "stopped"]
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one supervised part."""
+
+    name: str
+    state: RunState
+    #: Since when it is in this state.
+    since: datetime
+    #: How often it has failed, and its last error.
+    failures: int = 0
+    last_error: str | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it runs, or has ended without an error."""
+        return self.state != "restarting"
+
+
+class Supervisor:
+    """Runs its parts within an `async with` block: `async with Supervisor([feed, worker], …) as running`."""
+
+    def __init__(
+        self, parts: Sequence[object], *, clock: Clock, metrics: Metrics | None = None, grace_s: float = GRACE_S
+    ) -> None:
+        self._clock = clock
+        self._metrics = metrics or Metrics()
+        self._grace_s = grace_s
+        names: dict[str, int] = {}
+        self._parts = [_Part(part, clock, names) for part in parts]
+        self._stopping = False
+
+    async def __aenter__(self) -> Supervisor:
+        for part in self._parts:
+            part.task = asyncio.create_task(self._supervise(part), name=f"tidebook-running {part.name}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain()
+
+    def status(self) -> list[RunStatus]:
+        """Return the state of each part, in the order in which they were given."""
+        return [part.status() for part in self._parts]
+
+    async def until_stopped(self) -> None:
+        """Wait for SIGTERM or SIGINT, then return: leaving the block drains. A second signal has its usual effect.
+
+        Use it where nothing else handles signals; a web server ends its own lifespan. Call it in the main thread.
+        """
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        with on_stop_signal(lambda: loop.call_soon_threadsafe(stopped.set)):
+            await stopped.wait()
+
+    async def settle(self) -> None:
+        """Wait until each part that can settle has done so, one after another, in the given order."""
+        for part in self._parts:
+            if isinstance(part.target, Settles):
+                await part.target.settle()
+
+    async def drain(self) -> None:
+        """Stop all parts: those with `stop()` may finish what they have begun within the grace period."""
+        self._stopping = True
+        tasks = [part.task for part in self._parts if part.task is not None]
+        try:
+            for part in self._parts:
+                part.stop()
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._grace_s)
+        finally:
+            await cancel_and_wait(*tasks)
+
+    async def _supervise(self, part: _Part) -> None:
+        try:
+            await self._run_again_and_again(part)
+            part.enter("stopped" if self._stopping else "ended")
+        except asyncio.CancelledError:
+            part.enter("stopped")
+            raise
+
+    async def _run_again_and_again(self, part: _Part) -> None:
+        """Run a part until its `run` returns; an error starts it again."""
+        backoff = Backoff(first_s=RESTART_FIRST_S, max_s=RESTART_MAX_S)
+        while True:
+            began_s = time.monotonic()
+            part.enter("running")
+            try:
+                await part.run()
+                return
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                part.failed(error)  # something inside it was cancelled, and not the part itself
+            except Exception as error:
+                part.failed(error)
+            self._metrics.count("running_failures", part=part.name)
+            if time.monotonic() - began_s >= RESTART_MAX_S:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
+
+
+class _Part:
+    """A supervised part: its state, and the task that runs it."""
+
+    def __init__(self, target: object, clock: Clock, names: dict[str, int]) -> None:
+        self.target = target
+        self.run = _run_of(target)
+        self.name = _unique(_name_of(target), names)
+        self.task: asyncio.Task[None] | None = None
+        self._clock = clock
+        self._state: RunState = "starting"
+        self._since_ms = clock.now_ms()
+        self._failures = 0
+        self._last_error: str | None = None
+
+    def enter(self, state: RunState) -> None:
+        self._state, self._since_ms = state, self._clock.now_ms()
+
+    def failed(self, error: BaseException) -> None:
+        self._failures += 1
+        self._last_error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+        LOGGER.warning("%s failed, and is started again", self.name, exc_info=error)
+        self.enter("restarting")
+
+    def stop(self) -> None:
+        if self.task is None:
+            return
+        if self._state == "running" and isinstance(self.target, Stoppable):
+            self.target.stop()
+        else:
+            self.task.cancel()
+
+    def status(self) -> RunStatus:
+        return RunStatus(
+            name=self.name,
+            state=self._state,
+            since=datetime.fromtimestamp(self._since_ms / 1000, UTC),
+            failures=self._failures,
+            last_error=self._last_error,
+        )
+
+
+def _run_of(target: object) -> Callable[[], Awaitable[object]]:
+    if inspect.iscoroutine(target):
+        target.close()
+        raise InvalidInput("give the object or the function itself, and not a coroutine: it may have to start again")
+    run: Any = getattr(target, "run", None)
+    for found in (run, target):
+        if inspect.iscoroutinefunction(found):
+            return found
+    raise InvalidInput(f"{target!r} cannot be run: it needs 'async def run(self)', or to be a coroutine function")
+
+
+def _name_of(target: object) -> str:
+    for attribute in ("name", "__qualname__"):
+        if isinstance(found := getattr(target, attribute, None), str):
+            return found
+    return type(target).__name__
+
+
+def _unique(name: str, names: dict[str, int]) -> str:
+    names[name] = names.get(name, 0) + 1
+    return name if names[name] == 1 else f"{name} {names[name]}"
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT within the block; from then on signals have their former effect."""
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidInput("signals are handled in the main thread: wait there, or end the block by other means")
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        before.clear()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        restore()
+        stop()
+
+    for number in STOP_SIGNALS:
+        before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
