@@ -29,16 +29,20 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     payload_base64: bytes | UnsetType = UNSET
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
+    #: The name of the event's type, and its version.
+    type: str | None = None
+    version: int = 1
 
     def event(self) -> Event:
         """Return the event that a journal appends."""
-        return Event(payload_from(self.payload, self.payload_base64), tags=self.tags, metadata=self.metadata)
+        payload = payload_from(self.payload, self.payload_base64)
+        return Event(payload, tags=self.tags, metadata=self.metadata, type=self.type, version=self.version)
 
     @classmethod
     def of(cls, event: Event) -> EventBody:
         """Return the request form of an event."""
         metadata = None if event.metadata is None else dict(event.metadata)
-        return cls(*payload_to(event.payload), tuple(sorted(event.tags)), metadata)
+        return cls(*payload_to(event.payload), tuple(sorted(event.tags)), metadata, event.type, event.version)
 
 
 class RetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -112,6 +116,8 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     payload_base64: bytes | UnsetType = UNSET
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
+    type: str | None = None
+    version: int = 1
 
     @classmethod
     def of(cls, event: ReadEvent) -> EventLine:
@@ -119,15 +125,17 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         payload, encoded = payload_to(event.payload)
         tags = tuple(sorted(event.tags)) if event.tags else ()
         return cls(
-            event.seq_nr, event.timestamp_ms, event.partition, event.offset, payload, encoded, tags, event.metadata
-        )
+            event.seq_nr, event.timestamp_ms, event.partition, event.offset, payload, encoded, tags, event.metadata,
+            event.type, event.version,
+        )  # fmt: skip
 
     def event(self) -> ReadEvent:
         """Return the event of a line."""
         payload = payload_from(self.payload, self.payload_base64)
         return ReadEvent(
-            self.seq_nr, payload, frozenset(self.tags), self.metadata, self.timestamp_ms, self.partition, self.offset
-        )
+            self.seq_nr, payload, frozenset(self.tags), self.metadata, self.timestamp_ms, self.partition, self.offset,
+            self.type, self.version,
+        )  # fmt: skip
 
 
 class EndLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -41,6 +41,8 @@ class TaggedEventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
     payload_base64: bytes | UnsetType = UNSET
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
+    type: str | None = None
+    version: int = 1
 
     @classmethod
     def of(cls, event: TaggedEvent) -> TaggedEventLine:
@@ -49,6 +51,7 @@ class TaggedEventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
         return cls(
             event.tag_offset, event.topic, event.id, event.seq_nr, event.tag_seq_nr, event.timestamp_ms,
             event.partition, event.offset, payload, encoded, tuple(sorted(event.tags)), event.metadata,
+            event.type, event.version,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.key import journal_id, topic_name
 from tidebook.core.payload import decode_json
 from tidebook.core.seq_nr import LAST
-from tidebook.wiring.book import Book
+from tidebook.wiring.book import Book, open_remote
 from tidebook.wiring.settings import Settings, read_settings
 
 #: A hundred years.
@@ -79,7 +80,11 @@ def _tag(value: str) -> str:
 BookOption = Annotated[
     str | None,
     typer.Option(
-        "--book", envvar="TIDEBOOK", help="A folder or a tidebook.toml.", show_default=DEFAULT_BOOK, metavar="PATH"
+        "--book",
+        envvar="TIDEBOOK",
+        help="A folder, a tidebook.toml, or the address of a server.",
+        show_default=DEFAULT_BOOK,
+        metavar="PATH",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, also on a terminal.")]
@@ -143,7 +148,13 @@ def _has_files(settings: Settings) -> bool:
 @asynccontextmanager
 async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[Book]:
     """Open the chosen book. Without `create` it must exist; with it, the first write creates what is missing."""
-    async with Book(book_settings(book, create=create)) as opened:
+    where = DEFAULT_BOOK if book is None else book
+    if where.lower().startswith(("http://", "https://")):
+        token, tls_ca = os.environ.get("TIDEBOOK_TOKEN"), os.environ.get("TIDEBOOK_TLS_CA")
+        chosen = open_remote(where, token=token or None, tls_ca=tls_ca or None)
+    else:
+        chosen = Book(book_settings(book, create=create))
+    async with chosen as opened:
         yield opened
 
 

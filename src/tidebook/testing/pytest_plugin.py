@@ -61,10 +61,11 @@ def _explain_missing_plugin() -> Any:
     pytest.fail("the fixture 'book' needs pytest-asyncio: install it, or use 'sync_book'", pytrace=False)
 
 
-if async_fixture is None:
-    book = pytest.fixture(_explain_missing_plugin, name="book")
-else:
-    book = async_fixture(_open_book, name="book")
+book = (
+    pytest.fixture(_explain_missing_plugin, name="book")
+    if async_fixture is None
+    else async_fixture(_open_book, name="book")
+)
 
 
 @pytest.fixture

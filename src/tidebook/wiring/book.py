@@ -19,7 +19,7 @@ from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
 from tidebook.runtime.supervisor import GRACE_S, Supervisor
 from tidebook.store.port import StoreWriter
-from tidebook.wiring.adapters import open_log, open_store
+from tidebook.wiring.adapters import extra, open_log, open_store
 from tidebook.wiring.settings import Settings, read_settings
 
 if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
@@ -443,15 +443,37 @@ class Book:
         self._forget_parts()
 
 
-def open(where: str | Path = "./tidebook-data", *, create: bool = False, replicate: bool = False) -> Book:
+def open(
+    where: str | Path = "./tidebook-data",
+    *,
+    create: bool = False,
+    replicate: bool = False,
+    token: str | None = None,
+    tls_ca: str | None = None,
+) -> Book:
     """Return a book to be used with `async with`; `where` is a folder, or a `tidebook.toml` with the servers to use.
 
     A missing folder is created by the first write, or on entry with `create=True`. Reads never create anything.
     With `replicate=True` this process replicates the log to the store, which streams by tag read; of several such
     processes one does the work, and another takes over when it ends. With servers, `tidebook pipeline replicate` does.
 
+    `where` may also be the address of a server that `tidebook serve` runs, such as "https://host:8470": `token` is what
+    `tidebook token create` printed there, and `tls_ca` the file of an authority that signed its certificate.
+
     >>> async def first(folder):
     ...     async with open(folder) as book:
     ...         return book.settings.folder.name
     """
+    if isinstance(where, str) and where.lower().startswith(("http://", "https://")):
+        if create or replicate:
+            raise InvalidInput("create and replicate are for a book in a folder: the server runs those of its book")
+        return open_remote(where, token=token, tls_ca=tls_ca)
+    if token is not None or tls_ca is not None:
+        raise InvalidInput("token and tls_ca are for the address of a server, such as https://host:8470")
     return Book(read_settings(where), create=create, replicate=replicate)
+
+
+def open_remote(url: str, *, token: str | None = None, tls_ca: str | None = None) -> Book:
+    """Return the book of a server; raise `InvalidInput` if the extra `remote` is not installed."""
+    book: Book = extra("tidebook.wiring.remote_book", "remote").RemoteBook(url, token=token, tls_ca=tls_ca)
+    return book

@@ -232,11 +232,18 @@ async def _made(make: Callable[[], Part]) -> Part:
     return make()
 
 
-def open_sync(where: str | Path = "./tidebook-data", *, create: bool = False, replicate: bool = False) -> SyncBook:
+def open_sync(
+    where: str | Path = "./tidebook-data",
+    *,
+    create: bool = False,
+    replicate: bool = False,
+    token: str | None = None,
+    tls_ca: str | None = None,
+) -> SyncBook:
     """Return a book for code without an event loop, to be used with `with`; see `open` for the arguments.
 
     >>> def first(folder):
     ...     with open_sync(folder) as book:
     ...         return book.settings.folder.name
     """
-    return SyncBook(open(where, create=create, replicate=replicate))
+    return SyncBook(open(where, create=create, replicate=replicate, token=token, tls_ca=tls_ca))

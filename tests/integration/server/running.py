@@ -22,21 +22,27 @@ START_S = 60.0
 @asynccontextmanager
 async def served(where: Path, **options: Any) -> AsyncIterator[tuple[str, tidebook.Book]]:
     """Serve a book in this process; the book that is served is the one that is yielded."""
+    async with tidebook.open(where, create=True) as book, served_book(book, where=str(where), **options) as url:
+        yield url, book
+
+
+@asynccontextmanager
+async def served_book(book: tidebook.Book, **options: Any) -> AsyncIterator[str]:
+    """Serve an open book in this process, and yield the server's address."""
     stop, urls = asyncio.Event(), asyncio.Queue[str]()
-    async with tidebook.open(where, create=True) as book:
-        running = asyncio.create_task(
-            serve(book, stop, **{"port": 0, "where": str(where), **options}, on_ready=urls.put_nowait)
-        )
-        try:
-            getting = asyncio.create_task(urls.get())
-            await asyncio.wait((running, getting), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                getting.cancel()
-                await running
-            yield await getting, book
-        finally:
-            stop.set()
+    running = asyncio.create_task(
+        serve(book, stop, **{"port": 0, "where": str(book.settings.folder), **options}, on_ready=urls.put_nowait)
+    )
+    try:
+        getting = asyncio.create_task(urls.get())
+        await asyncio.wait((running, getting), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            getting.cancel()
             await running
+        yield await getting
+    finally:
+        stop.set()
+        await running
 
 
 def client(url: str, token: str | None = None, **options: Any) -> httpx.AsyncClient:

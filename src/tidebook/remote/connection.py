@@ -1,0 +1,392 @@
+"""The connection of a remote book: requests by the names of the route table, retries, and errors of the same classes.
+
+A request that got no answer is repeated for a while, so that a restart of the server is not noticed. Reads change
+nothing; writes carry an `Idempotency-Key`, by which the server recognizes the repetition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import httpx
+import msgspec
+
+from tidebook.api.journals import EndLine
+from tidebook.api.problem import error_of
+from tidebook.api.route import Route
+from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.process import generation, refuse_fork
+from tidebook.runtime.secret import Secret
+
+#: How long a request may take; a claim that waits for work takes that much longer.
+REQUEST_S: Final = 60.0
+CONNECT_S: Final = 5.0
+#: How long a request without an answer is repeated before its error is raised.
+RETRY_S: Final = 30.0
+RETRY_FIRST_S: Final = 0.05
+RETRY_MAX_S: Final = 2.0
+#: A live stream that receives nothing, not even a keep-alive, is opened again after this time.
+SILENCE_S: Final = 60.0
+CONNECTIONS_MAX: Final = 1_000
+#: The most bytes of one line of a streamed answer.
+LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_PARAMETER = re.compile(r"\{\w+\}")
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_decode_end = msgspec.json.Decoder(EndLine).decode
+
+
+class ServerEvent(NamedTuple):
+    """One server-sent event: its id and its data."""
+
+    id: str
+    data: bytes
+
+
+class Connection:
+    """Sends requests to one server; it belongs to one event loop and one process."""
+
+    def __init__(
+        self, url: str, *, token: str | None = None, tls_ca: str | None = None, retry_s: float = RETRY_S
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
+            raise InvalidInput(
+                f"the address of a server is https://host:port, and its token a separate argument: {url}"
+            )
+        self.url = url.rstrip("/")
+        self._token = None if token is None else Secret(token)
+        self._tls_ca = tls_ca
+        self._retry_s = retry_s
+        self._client: httpx.AsyncClient | None = None
+        self._generation = generation()
+
+    async def open(self) -> None:
+        """Prepare the client; the first request connects."""
+        headers = {"accept": "application/json", "user-agent": "tidebook"}
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token.reveal()}"
+        verify: ssl.SSLContext | bool = True
+        if self._tls_ca is not None:
+            try:
+                verify = ssl.create_default_context(cafile=self._tls_ca)
+            except (OSError, ssl.SSLError) as error:
+                raise InvalidInput(f"the certificates in {self._tls_ca} cannot be read: {error}") from error
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            verify=verify,
+            timeout=httpx.Timeout(REQUEST_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+            trust_env=False,
+        )
+        self._generation = generation()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        client, self._client = self._client, None
+        if client is not None and self._generation == generation():
+            await client.aclose()
+
+    @property
+    def forked(self) -> bool:
+        """Whether the connection was opened in a parent of this process."""
+        return self._client is not None and self._generation != generation()
+
+    def _opened(self) -> httpx.AsyncClient:
+        refuse_fork(self._generation, "the book")
+        if self._client is None:
+            raise InvalidInput("the book is not open: use it as 'async with tidebook.open(...) as book'")
+        return self._client
+
+    async def call(
+        self,
+        name: str,
+        *parameters: object,
+        query: Mapping[str, object] | None = None,
+        body: msgspec.Struct | None = None,
+        wait_s: float = 0.0,
+    ) -> Any:
+        """Send a request and return its decoded answer; None for an answer without a body.
+
+        Raise the error that the server answers; `Unavailable` if it cannot be reached; and `OutcomeUnknown` if a write
+        was sent and not answered.
+        """
+        route = BY_NAME[name]
+        content = await self._send(route, _path(route, parameters), query, body, wait_s)
+        if not content:
+            return None
+        return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
+
+    async def send_once(self, name: str, *parameters: object, body: msgspec.Struct) -> Any:
+        """Send a write without repeating it: the caller repeats it in its own way. Raise as `call` does."""
+        route = BY_NAME[name]
+        request = self._request(route, _path(route, parameters), None, body, 0.0)
+        content = await self._answer(request, route)
+        return msgspec.json.decode(content, type=route.answer)
+
+    def _request(
+        self,
+        route: Route,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: msgspec.Struct | None,
+        wait_s: float,
+        key: str | None = None,
+    ) -> httpx.Request:
+        headers = {} if key is None else {"idempotency-key": key}
+        content = None
+        if body is not None:
+            headers["content-type"] = "application/json"
+            content = _encode(body)
+        timeout = httpx.Timeout(REQUEST_S + wait_s, connect=CONNECT_S)
+        return self._opened().build_request(
+            route.method, path, params=_query(query), content=content, headers=headers, timeout=timeout
+        )
+
+    async def _send(
+        self,
+        route: Route,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: msgspec.Struct | None,
+        wait_s: float,
+    ) -> bytes:
+        key = uuid.uuid4().hex if route.mutates else None
+        request = self._request(route, path, query, body, wait_s, key)
+        backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
+        sent = False
+        reason: RetryLater | NoAnswer
+        while True:
+            try:
+                return await self._answer(request, route)
+            except OutcomeUnknown as error:
+                if not isinstance(error, NoAnswer):
+                    raise
+                sent, reason = True, error
+            except RetryLater as error:
+                reason = error
+            pause_s = max(backoff.next_s(), reason.retry_after_s)
+            if time.monotonic() + pause_s > deadline_s:
+                if sent:
+                    raise OutcomeUnknown(f"{reason}: whether the request took effect is unknown") from reason
+                raise _without_retry(reason)
+            await asyncio.sleep(pause_s)
+
+    async def _answer(self, request: httpx.Request, route: Route) -> bytes:
+        """Send a request once; raise `RetryLater` if nothing was changed and a repetition may succeed."""
+        try:
+            response = await self._opened().send(request)
+        except httpx.HTTPError as error:
+            raise self._failure(error, route) from error
+        if response.is_success:
+            return response.content
+        raise self._refusal(response, response.content)
+
+    def _failure(self, error: httpx.HTTPError, route: Route) -> TidebookError:
+        """Return the error of a request that got no answer."""
+        text = f"{self.url} does not answer: {str(error) or type(error).__name__}"
+        if isinstance(error, httpx.ConnectError) and isinstance(_root_cause(error), ssl.SSLCertVerificationError):
+            return Unavailable(f"{text}: its certificate is not trusted; give the file of its authority as tls_ca=")
+        never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+        return RetryLater(text) if never_sent or not route.mutates else NoAnswer(text)
+
+    def _refusal(self, response: httpx.Response, content: bytes) -> TidebookError:
+        """Return the error that an answer describes."""
+        try:
+            problem = _decode(content)
+        except msgspec.DecodeError:
+            problem = None
+        if not isinstance(problem, dict) or "type" not in problem:
+            return Unavailable(f"{self.url} answers {response.status_code}: it may not be a Tidebook server")
+        error = error_of(problem)
+        retry_after = response.headers.get("retry-after", "")
+        if isinstance(error, Unavailable) and retry_after.replace(".", "", 1).isdigit():
+            return RetryLater(str(error), retry_after_s=float(retry_after), cause=error)
+        return error
+
+    @asynccontextmanager
+    async def _stream(self, request: httpx.Request, route: Route) -> AsyncIterator[httpx.Response]:
+        try:
+            response = await self._opened().send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise self._failure(error, route) from error
+        try:
+            if not response.is_success:
+                raise self._refusal(response, await response.aread())
+            yield response
+        finally:
+            await response.aclose()
+
+    async def lines(
+        self, name: str, *parameters: object, query: Mapping[str, object] | None = None
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield the lines of a streamed answer, those that arrived together in one list, without the last one.
+
+        Raise the error with which the answer ends. A connection that breaks before the first line is repeated; after
+        it, `Unavailable` is raised, since a second read could be as of another moment.
+        """
+        route = BY_NAME[name]
+        path = _path(route, parameters)
+        backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + self._retry_s
+        while True:
+            begun = False
+            try:
+                request = self._request(route, path, query, None, 0.0)
+                request.headers["accept"] = "application/x-ndjson"
+                async with self._stream(request, route) as response, aclosing(_split_lines(response)) as pages:
+                    async for page in pages:
+                        last = page[-1]
+                        if not _is_end(last):
+                            begun = True
+                            yield page
+                            continue
+                        if len(page) > 1:
+                            begun = True
+                            yield page[:-1]
+                        end = _decode_end(last)
+                        if end.problem is not None:
+                            raise error_of(end.problem)
+                        return
+                raise RetryLater(f"{self.url} ended an answer early")
+            except httpx.HTTPError as error:
+                failure: TidebookError = self._failure(error, route)
+                if begun or not isinstance(failure, RetryLater):
+                    raise Unavailable(f"{self.url} ended an answer early: {error}") from error
+            except RetryLater as error:
+                failure = error
+                if begun:
+                    raise Unavailable(str(error)) from error
+            pause_s = backoff.next_s()
+            if time.monotonic() + pause_s > deadline_s:
+                raise _without_retry(failure)
+            await asyncio.sleep(pause_s)
+
+    async def events(
+        self, name: str, *parameters: object, query: Mapping[str, object], after: str | None = None
+    ) -> AsyncGenerator[ServerEvent | None, None]:
+        """Yield the events of a live stream; open it again after the last one whenever it ends, for as long as needed.
+
+        None is yielded whenever the stream was opened again. Raise the error with which the server ends it.
+        """
+        route = BY_NAME[name]
+        path = _path(route, parameters)
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        failing_since_s: float | None = None
+        while True:
+            request = self._request(route, path, {**query, "follow": True}, None, 0.0)
+            request.headers["accept"] = "text/event-stream"
+            request.extensions["timeout"] = httpx.Timeout(SILENCE_S, connect=CONNECT_S).as_dict()
+            if after is not None:
+                request.headers["last-event-id"] = after
+            try:
+                async with self._stream(request, route) as response, aclosing(_split_events(response)) as events:
+                    if failing_since_s is not None or after is not None:
+                        yield None
+                    failing_since_s = None
+                    backoff.reset()
+                    async for kind, event in events:
+                        if kind == "problem":
+                            raise error_of(_decode(event.data))
+                        if kind == "end":
+                            break
+                        after = event.id or after
+                        yield event
+                continue
+            except (httpx.HTTPError, RetryLater) as error:
+                now_s = time.monotonic()
+                failing_since_s = failing_since_s or now_s
+                if now_s - failing_since_s > self._retry_s:
+                    raise Unavailable(f"{self.url} does not answer: {error}") from error
+            await asyncio.sleep(backoff.next_s())
+
+
+class RetryLater(Unavailable):
+    """Nothing was changed, and the same request may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0, cause: TidebookError | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.cause = cause
+
+
+class NoAnswer(OutcomeUnknown):
+    """A write was sent, and no answer came."""
+
+    retry_after_s = 0.0
+
+
+def _without_retry(error: TidebookError) -> TidebookError:
+    """Return the error that a caller sees once a request is no longer repeated."""
+    return (error.cause or Unavailable(str(error))) if isinstance(error, RetryLater) else error
+
+
+def _path(route: Route, parameters: tuple[object, ...]) -> str:
+    given = iter(parameters)
+    return _PARAMETER.sub(lambda _: quote(str(next(given)), safe=""), route.path)
+
+
+def _query(query: Mapping[str, object] | None) -> dict[str, str]:
+    return {name: _query_text(value) for name, value in (query or {}).items() if value is not None}
+
+
+def _query_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _is_end(line: bytes) -> bool:
+    return line.startswith((b'{"end":', b'{"next":', b'{"problem":'))
+
+
+async def _split_lines(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
+    """Yield the complete lines of each chunk of an answer, without empty ones."""
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *found, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            raise Unavailable(f"a line of the server's answer takes more than {LINE_BYTES_MAX:,} bytes")
+        if lines := [line for line in found if line]:
+            yield lines
+
+
+async def _split_events(response: httpx.Response) -> AsyncGenerator[tuple[str, ServerEvent], None]:
+    """Yield the kind and the content of each server-sent event; comments and retry hints are skipped."""
+    kind, id, data = "message", "", list[bytes]()
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if not line:
+                if data or kind != "message":
+                    yield kind, ServerEvent(id, b"\n".join(data))
+                kind, data = "message", []
+            elif name == b"data":
+                data.append(value)
+            elif name == b"id":
+                id = value.decode()
+            elif name == b"event":
+                kind = value.decode()
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    cause: BaseException | None = error
+    while cause is not None:
+        error = cause
+        cause = error.__cause__ or error.__context__
+    return error

@@ -1,0 +1,336 @@
+"""The journals of one topic on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+
+from tidebook.api.journals import (
+    BATCH_APPENDS_MAX,
+    AppendAnswer,
+    AppendBatchBody,
+    AppendBody,
+    BatchAppendAnswer,
+    BatchAppendBody,
+    EventBody,
+    EventLine,
+    IdLine,
+    RetryBody,
+    SnapshotBody,
+)
+from tidebook.api.problem import error_of
+from tidebook.core import seq_nr as numbers
+from tidebook.core.action import NEVER, expiry_ms
+from tidebook.core.bounds import NUMBER_MAX
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, Unavailable
+from tidebook.core.event import Event, ReadEvent
+from tidebook.core.head import Head
+from tidebook.core.key import journal_id, topic_name
+from tidebook.core.payload import BYTES, JSON, encode_payload
+from tidebook.core.position import Position
+from tidebook.core.seq_nr import FIRST, LAST
+from tidebook.core.topic_config import TopicConfig
+from tidebook.journal.append import encode_append
+from tidebook.journal.journal import Journal, Snapshot
+from tidebook.journal.outcome import Appended
+from tidebook.journal.settings import BarrierKind
+from tidebook.remote.connection import RETRY_FIRST_S, RETRY_MAX_S, RETRY_S, Connection, NoAnswer, RetryLater
+from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.clock import Ids
+
+#: How many journals' last positions are remembered, so that a repeated append proves that the first one is unknown.
+POSITIONS_MAX: Final = 10_000
+#: How many batches of `append_many` are in flight at once.
+BATCHES_IN_FLIGHT_MAX: Final = 4
+
+#: Appends are validated before they are sent, by a configuration that limits nothing which the server's may allow.
+_CHECKED_AS: Final = TopicConfig(topic_id="", partitions=1, limit_bytes=NUMBER_MAX)
+_decode_ids = msgspec.json.Decoder(list[IdLine]).decode
+_decode_events = msgspec.json.Decoder(list[EventLine]).decode
+_decode_event = msgspec.json.Decoder(EventLine).decode
+
+
+class RemoteJournal(Journal):
+    """The journals of one topic, addressed by id; every method is a request to the server."""
+
+    def __init__(self, topic: str, connection: Connection, ids: Ids) -> None:
+        self.topic = topic_name(topic)
+        self._connection = connection
+        self._ids = ids
+        #: The partition and the offset of the last answer for each journal.
+        self._positions: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        #: The epoch of these positions: that of the topic after the first append.
+        self._epoch: int | None = None
+
+    async def topic_config(self) -> TopicConfig:
+        """Raise `InvalidInput`: a topic's configuration is for processes that open its log."""
+        raise InvalidInput("a remote book has no topic configuration: describe_topic returns what the server knows")
+
+    async def exists(self) -> bool:
+        """Return whether the topic exists."""
+        try:
+            await self._connection.call("topics.describe", self.topic)
+        except NotFound:
+            return False
+        return True
+
+    async def create(self) -> TopicConfig:
+        """Raise `InvalidInput`: the first append creates the topic."""
+        raise InvalidInput("a remote book creates a topic with its first append")
+
+    async def append(
+        self,
+        id: str,
+        events: Sequence[Event],
+        *,
+        expected: int | None = None,
+        at: int | None = None,
+        expire_after: timedelta | int | None = None,
+        confirm: bool = True,
+        append_id: bytes | None = None,
+        retry: OutcomeUnknown | None = None,
+        incarnation: Position | None = None,
+    ) -> Appended:
+        """Append events atomically, and return when the outcome is known. See `Journal.append`.
+
+        A request without an answer is repeated under the same append id, so the events are appended once.
+        """
+        journal_id(id)
+        encode_append(_CHECKED_AS, self._ids, events, expected, at, expire_after, append_id, retry, incarnation)
+        if incarnation is not None:
+            raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
+        body = AppendBody(
+            _event_bodies(events),
+            expected=expected,
+            at=at,
+            expire_after_s=_expiry_s(expiry_ms(expire_after)),
+            confirm=confirm,
+            append_id=None if retry is not None else append_id or self._ids.new(),
+            retry=None if retry is None else _retry_body(retry),
+        )
+        return await self._append(id, body)
+
+    async def _append(self, id: str, body: AppendBody) -> Appended:
+        backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
+        # The log's end was at least here before the first attempt: the fold then knows what it may have forgotten.
+        partition, offset = self._positions.get(id, (None, -1))
+        append_id, unanswered = body.append_id, False
+        while True:
+            try:
+                answer: AppendAnswer = await self._connection.send_once("journals.append", self.topic, id, body=body)
+                break
+            except (NoAnswer, RetryLater) as error:
+                pause_s = max(backoff.next_s(), error.retry_after_s)
+                unanswered = unanswered or isinstance(error, NoAnswer)
+                if time.monotonic() + pause_s > deadline_s:
+                    if not unanswered:
+                        raise Unavailable(str(error)) from error
+                    raise OutcomeUnknown(
+                        f"{self.topic}/{id}: {error}: whether the events were appended is unknown; retry with retry=",
+                        append_id=append_id,
+                        partition=partition,
+                        floor=offset + 1,
+                        epoch=self._epoch,
+                    ) from error
+                if unanswered and append_id is not None and body.retry is None:
+                    retry = RetryBody(append_id, floor=offset + 1, epoch=self._epoch, partition=partition)
+                    body = msgspec.structs.replace(body, append_id=None, retry=retry)
+                await asyncio.sleep(pause_s)
+        await self._remember(id, answer.partition, answer.offset)
+        return Appended(answer.first, answer.last, answer.partition, answer.offset)
+
+    async def _remember(self, id: str, partition: int, offset: int) -> None:
+        if self._epoch is None:
+            try:
+                self._epoch = (await self._connection.call("topics.describe", self.topic)).epoch
+            except TidebookError:  # a repeated append is then only recognized among the journal's recent ones
+                return
+        self._positions[id] = (partition, offset)
+        self._positions.move_to_end(id)
+        if len(self._positions) > POSITIONS_MAX:
+            self._positions.popitem(last=False)
+
+    async def append_many(
+        self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True
+    ) -> list[Appended | TidebookError]:
+        """Append to many journals; each append is atomic, and its result or error is at its index."""
+        try:
+            pairs = [(id, events) for id, events in items]
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
+        for id, events in pairs:
+            journal_id(id)
+            encode_append(_CHECKED_AS, self._ids, events)
+        bodies = [BatchAppendBody(id=id, events=_event_bodies(events), confirm=confirm) for id, events in pairs]
+        batches = [bodies[start : start + BATCH_APPENDS_MAX] for start in range(0, len(bodies), BATCH_APPENDS_MAX)]
+        results: list[Appended | TidebookError] = []
+        for start in range(0, len(batches), BATCHES_IN_FLIGHT_MAX):
+            sending = [self._append_batch(batch) for batch in batches[start : start + BATCHES_IN_FLIGHT_MAX]]
+            for found in await asyncio.gather(*sending):
+                results += found
+        return results
+
+    async def _append_batch(self, batch: list[BatchAppendBody]) -> list[Appended | TidebookError]:
+        body = AppendBatchBody(tuple(batch))
+        try:
+            answer = await self._connection.call("journals.append_batch", self.topic, body=body)
+        except (OutcomeUnknown, Unavailable) as error:
+            return [error] * len(batch)
+        return [_batch_result(each) for each in answer.results]
+
+    async def delete(self, id: str, *, to: int) -> None:
+        """Delete the events up to and including `to`, never future ones. See `Journal.delete`."""
+        numbers.seq_nr(to, name="to")
+        await self._connection.call("journals.delete", self.topic, journal_id(id), query={"to": to})
+
+    async def purge(self, id: str) -> None:
+        """Remove the journal with all its events, if it exists; the next append starts again at 1."""
+        await self._connection.call("journals.purge", self.topic, journal_id(id))
+
+    async def purge_expired(self, id: str, head: Head) -> bool:
+        """Raise `InvalidInput`: the server purges expired journals."""
+        raise InvalidInput("a remote book does not purge expired journals: the server's 'tidebook up' does")
+
+    def read(
+        self, id: str, *, start: int = FIRST, end: int = LAST, barrier: BarrierKind | None = None
+    ) -> AsyncIterator[ReadEvent]:
+        """Return the events with start ≤ seq_nr ≤ end, in order, as of a moment after this call."""
+        numbers.seq_nr(start, name="start")
+        numbers.seq_nr(end, name="end")
+        query = {
+            "start": start if start != FIRST else None,
+            "end": end if end != LAST else None,
+            "barrier": _barrier(barrier),
+        }
+        return self._read_lines(journal_id(id), query)
+
+    async def _read_lines(self, id: str, query: dict[str, object]) -> AsyncIterator[ReadEvent]:
+        async with aclosing(self._connection.lines("journals.read", self.topic, id, query=query)) as pages:
+            async for page in pages:
+                for line in _decode_events(b"[" + b",".join(page) + b"]"):
+                    yield line.event()
+
+    def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[ReadEvent]:
+        """Return the events from `start` on, then each new one as it is appended; the iterator never ends by itself.
+
+        If the server restarts, the tail continues after the last event; after a purge in that time, with the events of
+        the next incarnation.
+        """
+        numbers.seq_nr(start, name="start")
+        return self._follow(journal_id(id), start)
+
+    async def _follow(self, id: str, start: int) -> AsyncIterator[ReadEvent]:
+        last = start - 1
+        while True:
+            query: dict[str, object] = {"start": last + 1}
+            opened = self._connection.events("journals.read", self.topic, id, query=query)
+            async with aclosing(opened) as events:
+                async for event in events:
+                    if event is not None:
+                        line = _decode_event(event.data)
+                        last = line.seq_nr
+                        yield line.event()
+                    elif last >= start and (await self.pointer(id) or last) < last:  # purged while disconnected
+                        last = 0
+                        break
+
+    async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
+        """Return the last seq_nr, or None if there is no journal."""
+        query = {"barrier": _barrier(barrier)}
+        try:
+            answer = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
+        except NotFound:
+            return None
+        seq_nr: int = answer.seq_nr
+        return seq_nr
+
+    async def ids(self) -> AsyncIterator[str]:
+        """Return the ids of all journals of the topic, each once, in no particular order."""
+        async with aclosing(self._connection.lines("journals.ids", self.topic)) as pages:
+            async for page in pages:
+                for line in _decode_ids(b"[" + b",".join(page) + b"]"):
+                    yield line.id
+
+    async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
+        """Save the state as of `seq_nr`, which must exist. See `Journal.save_snapshot`."""
+        numbers.seq_nr(seq_nr)
+        body = SnapshotBody(*_wire_payload(payload))
+        await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
+
+    async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
+        """Return the newest snapshot at or below `to` of the current incarnation, or None."""
+        numbers.seq_nr(to, name="to")
+        query = {"to": to if to != LAST else None}
+        try:
+            found = await self._connection.call("journals.load_snapshot", self.topic, journal_id(id), query=query)
+        except NotFound:
+            return None
+        payload = found.payload if found.payload_base64 is msgspec.UNSET else found.payload_base64
+        return Snapshot(found.seq_nr, payload, found.timestamp_ms)
+
+    async def delete_snapshots(self, id: str, *, to: int = LAST) -> None:
+        """Delete the snapshots at or below `to`."""
+        numbers.seq_nr(to, name="to")
+        query = {"to": to if to != LAST else None}
+        await self._connection.call("journals.delete_snapshots", self.topic, journal_id(id), query=query)
+
+    async def adopt(self) -> TopicConfig:
+        """Raise `InvalidInput`: a topic is adopted where its log is opened."""
+        raise InvalidInput("a remote book does not adopt a topic: run it where the log is opened")
+
+    async def close(self) -> None:
+        """Do nothing: the book closes the connection."""
+
+
+def _wire_payload(payload: object) -> tuple[Any, bytes | msgspec.UnsetType]:
+    """Return the two fields of a payload in a request, one of them unset; JSON is passed on as it was encoded."""
+    kind, data = encode_payload(payload)
+    if kind == BYTES:
+        return msgspec.UNSET, data
+    return (msgspec.Raw(data) if kind == JSON else data.decode()), msgspec.UNSET
+
+
+def _event_bodies(events: Sequence[Event]) -> tuple[EventBody, ...]:
+    """Return valid events as they are sent."""
+    return tuple(
+        EventBody(
+            *_wire_payload(event.payload),
+            tuple(sorted(event.tags)),
+            None if event.metadata is None else dict(event.metadata),
+            event.type,
+            event.version,
+        )
+        for event in events
+    )
+
+
+def _expiry_s(ms: int | None) -> Any:
+    if ms is None:
+        return None
+    return "never" if ms == NEVER else ms / 1000
+
+
+def _retry_body(retry: OutcomeUnknown) -> RetryBody:
+    assert retry.append_id is not None
+    return RetryBody(retry.append_id, retry.floor, retry.epoch, retry.partition, retry.offset)
+
+
+def _barrier(barrier: BarrierKind | None) -> BarrierKind | None:
+    if barrier not in (None, "mark", "offset"):
+        raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+    return barrier
+
+
+def _batch_result(answer: BatchAppendAnswer) -> Appended | TidebookError:
+    if answer.problem is not None:
+        return error_of(answer.problem)
+    assert answer.partition is not None
+    assert answer.offset is not None
+    return Appended(answer.first, answer.last, answer.partition, answer.offset)

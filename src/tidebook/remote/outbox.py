@@ -1,0 +1,43 @@
+"""The outbox of a server's book: its status and its parked messages."""
+
+from __future__ import annotations
+
+from tidebook.api.outbox import PARKED_LISTED_MAX, ParkedBody
+from tidebook.core.errors import InvalidInput
+from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage
+from tidebook.remote.connection import Connection
+
+
+class RemoteOutbox:
+    """What a remote book shows of the outbox; messages are published in the application's own SQL transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def status(self) -> list[OutboxTopicStatus]:
+        """Return the status of every topic."""
+        answer = await self._connection.call("outbox.status")
+        topics: list[OutboxTopicStatus] = answer.topics
+        return topics
+
+    async def parked(self, topic: str | None = None, *, limit: int = PARKED_LISTED_MAX) -> list[ParkedMessage]:
+        """Return parked messages, of one topic or of all."""
+        query = {"topic": topic, "limit": limit}
+        answer = await self._connection.call("outbox.parked", query=query)
+        messages: list[ParkedMessage] = answer.messages
+        return messages
+
+    async def parked_retry(self, topic: str, id: int | None = None) -> int:
+        """Retry the parked messages of a topic, or one of them; return how many."""
+        count: int = (await self._connection.call("outbox.retry", body=ParkedBody(topic, id))).count
+        return count
+
+    async def parked_drop(self, topic: str, id: int | None = None) -> int:
+        """Delete the parked messages of a topic, or one of them; return how many."""
+        count: int = (await self._connection.call("outbox.drop", body=ParkedBody(topic, id))).count
+        return count
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise InvalidInput(f"outbox.{name} needs the application's database: open the book with [sql] url instead")

@@ -1,0 +1,276 @@
+"""Work queues on a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from tidebook.api.queues import (
+    CLAIM_MAX,
+    ClaimBody,
+    DataBody,
+    DeadLetterAnswer,
+    DoneBody,
+    DueLine,
+    EntryAnswer,
+    EntryBody,
+    FailBody,
+    HeartbeatBody,
+    JobAnswer,
+    PutBody,
+    decode_lease,
+    encode_lease,
+)
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.payload import BYTES, JSON, encode_payload
+from tidebook.queue import port
+from tidebook.queue.entry import Entry, chunks, duration_ms, encode_data
+from tidebook.queue.fields import fields_of
+from tidebook.queue.job import Decode, Job
+from tidebook.queue.port import NEVER_MS, Claimed, NewEntry, Outcome, Put, QueueSettings, QueueStore
+from tidebook.queue.queue import Queue
+from tidebook.queue.queues import Queues, queue_name
+from tidebook.queue.runtime import QueueRuntime
+from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, check_list_limit
+from tidebook.remote.connection import Connection
+from tidebook.runtime.clock import Clock, Ids
+from tidebook.runtime.metrics import Metrics
+
+#: The longest listing that a server answers.
+LISTED_MAX = 10_000
+
+_decode_due = msgspec.json.Decoder(DueLine).decode
+
+
+async def _no_store() -> QueueStore:
+    raise InvalidInput("a remote book has no queue store of its own")
+
+
+class RemoteQueue(Queue):
+    """One queue of a server's book; it is created when it is first used."""
+
+    def __init__(self, name: str, connection: Connection, runtime: QueueRuntime) -> None:
+        self.name = name
+        self._connection = connection
+        #: Validates entries and decodes declared fields; its store is never opened.
+        self._runtime = runtime
+
+    async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
+        """Add entries, up to a thousand or 16 MB in one transaction; entries of the same key are merged."""
+        if transaction is not None:
+            raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
+        inserted = merged = 0
+        for chunk in chunks(self._runtime.new_entries(self.name, entries)):
+            body = PutBody(tuple(map(_entry_body, chunk)))
+            answer = await self._connection.call("queues.put", self.name, body=body)
+            inserted, merged = inserted + answer.inserted, merged + answer.merged
+        return Put(inserted, merged, self._runtime.clock.now_ms())
+
+    async def put_once(self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[port.Step]) -> Put | None:
+        """Raise `InvalidInput`: feeds run where the queue store is opened."""
+        raise InvalidInput("a remote book has no feeds: run the feed where the queue store is opened")
+
+    async def marks(self, source: str) -> dict[int, str]:
+        """Raise `InvalidInput`: feeds run where the queue store is opened."""
+        raise InvalidInput("a remote book has no feeds: run the feed where the queue store is opened")
+
+    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
+        """Raise `InvalidInput`: a transaction of your own needs the same database."""
+        raise InvalidInput("a remote book cannot put in your transaction: open the book with the same database")
+
+    async def open(self) -> Queue:
+        """Return the queue; the server creates it at its first use."""
+        return self
+
+    async def claim(
+        self,
+        limit: int = 1,
+        lease: timedelta | float | None = None,
+        *,
+        together: bool = True,
+        wait_s: float = 0.0,
+    ) -> list[Job]:
+        """Claim due entries, by priority, then process date. See `Queue.claim`.
+
+        If nothing is due, the server waits up to `wait_s` seconds for an entry.
+        """
+        if type(limit) is not int or not 1 <= limit <= CLAIM_MAX:
+            raise InvalidInput(f"a claim is for 1 to {CLAIM_MAX:,} entries, not {limit!r}")
+        body = ClaimBody(limit, _lease_s(lease), wait_s, together)
+        answer = await self._connection.call("queues.claim", self.name, body=body, wait_s=wait_s)
+        decode = self._runtime.decoder(self.name)
+        return [_job(self.name, each, decode) for each in answer.jobs]
+
+    async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
+        """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
+        own = self._own_jobs(jobs)
+        body = HeartbeatBody(_leases(own), _lease_s(lease))
+        answer = await self._connection.call("queues.heartbeat", self.name, body=body)
+        for job, until in zip(own, answer.lease_until, strict=True):
+            job.extended(_ms(until))
+
+    async def done(self, jobs: Job | Sequence[Job]) -> None:
+        """Delete the entries of finished jobs; raise LeaseLost if one is no longer held."""
+        await self._connection.call("queues.done", self.name, body=DoneBody(_leases(self._own_jobs(jobs))))
+
+    async def fail(
+        self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
+    ) -> list[Outcome]:
+        """Return the entries to the queue, to wait for at least `delay`; past `max_timeouts` they are dead letters."""
+        delay_s = duration_ms(delay, "delay") / 1000
+        body = FailBody(_leases(self._own_jobs(jobs)), delay_s, str(reason).encode(errors="replace").decode())
+        answer = await self._connection.call("queues.fail", self.name, body=body)
+        outcomes: list[Outcome] = answer.outcomes
+        return outcomes
+
+    async def listen(self) -> AsyncGenerator[datetime, None]:
+        """Yield the store's time whenever work becomes due, at once if some is. Then claim until nothing is left."""
+        async with aclosing(self._connection.events("queues.listen", self.name, query={})) as events:
+            async for event in events:
+                yield datetime.now(UTC) if event is None else _decode_due(event.data).due_at
+
+    async def entries(self, limit: int = 100) -> list[EntryView]:
+        """Return the first entries: those being processed, then the waiting ones, in claim order."""
+        query = {"limit": min(check_list_limit(limit), LISTED_MAX)}
+        if limit == 0:
+            return []
+        answer = await self._connection.call("queues.entries", self.name, query=query)
+        return [_entry_view(each) for each in answer.entries]
+
+    async def status(self) -> QueueStatus:
+        """Return the number of entries by state, all 0 if the queue was never used."""
+        try:
+            answer = await self._connection.call("queues.status", self.name)
+        except NotFound:
+            return QueueStatus(self.name, 0, 0, 0, 0, 0.0, None, 0)
+        return QueueStatus(**msgspec.structs.asdict(answer))
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Return dead letters, newest first."""
+        if check_list_limit(limit) == 0:
+            return []
+        query = {"limit": min(limit, LISTED_MAX)}
+        answer = await self._connection.call("queues.dead_letters", self.name, query=query)
+        return [_dead_letter(each) for each in answer.dead_letters]
+
+    async def retry(self, id: int) -> None:
+        """Put a dead letter back: it waits from now on, with 0 timeouts. See `Queue.retry`."""
+        await self._connection.call("queues.retry", self.name, self._checked(id))
+
+    async def edit(self, id: int, data: Any) -> None:
+        """Replace a dead letter's data."""
+        encode_data(checked := self._runtime.check(self.name, data))
+        await self._connection.call("queues.edit", self.name, self._checked(id), body=DataBody(*_wire_data(checked)))
+
+    async def drop(self, id: int) -> None:
+        """Delete a dead letter."""
+        await self._connection.call("queues.drop", self.name, self._checked(id))
+
+    def _checked(self, id: int) -> int:
+        self._require(id, found=type(id) is int and 0 <= id < 2**63)
+        return id
+
+    async def close(self) -> None:
+        """Do nothing: the book closes the connection."""
+
+
+class RemoteQueues(Queues):
+    """The queues of a server's book, by name."""
+
+    def __init__(self, connection: Connection, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+        super().__init__(QueueRuntime(_no_store, clock=clock, ids=ids, metrics=metrics))
+        self._connection = connection
+
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
+        """Return a queue by name; declared fields are checked and decoded in this process."""
+        if settings is not None:
+            raise InvalidInput("a remote book cannot store settings of a queue: set them where the book is opened")
+        found = self._queues.get(queue_name(name))
+        if found is None:
+            found = self._queues[name] = RemoteQueue(name, self._connection, self._runtime)
+        if fields is not None:
+            self._runtime.declare(name, fields_of(fields))
+        return found
+
+    async def names(self) -> list[str]:
+        """Return the names of all queues."""
+        return [each.queue for each in await self.status()]
+
+    async def status(self) -> list[QueueStatus]:
+        """Return the status of all queues."""
+        answer = await self._connection.call("queues.list")
+        return [QueueStatus(**msgspec.structs.asdict(each)) for each in answer.queues]
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Return the dead letters of all queues, newest first."""
+        check_list_limit(limit)
+        found = [letter for name in await self.names() for letter in await self.queue(name).dead_letters(limit)]
+        return sorted(found, key=lambda letter: (letter.raised_at, letter.id), reverse=True)[:limit]
+
+    async def close(self) -> None:
+        """Do nothing: the book closes the connection."""
+
+
+def _wire_data(data: Any) -> tuple[Any, bytes | msgspec.UnsetType]:
+    kind, encoded = encode_payload(data)
+    return _wire(kind, encoded)
+
+
+def _wire(kind: int, encoded: bytes) -> tuple[Any, bytes | msgspec.UnsetType]:
+    """Return the fields `data` and `data_base64` of a request; JSON is passed on as it was encoded."""
+    if kind == BYTES:
+        return msgspec.UNSET, encoded
+    return (msgspec.Raw(encoded) if kind == JSON else encoded.decode()), msgspec.UNSET
+
+
+def _entry_body(entry: NewEntry) -> EntryBody:
+    return EntryBody(
+        *_wire(entry.kind, entry.data), entry.key, entry.priority, _date(entry.process_at), _date(entry.expires_at)
+    )
+
+
+def _date(ms: int | None) -> datetime | None:
+    return None if ms is None or ms == NEVER_MS else datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _ms(date: datetime) -> int:
+    return round(date.timestamp() * 1000)
+
+
+def _lease_s(lease: timedelta | float | None) -> float | None:
+    return None if lease is None else duration_ms(lease, "lease", least_ms=1) / 1000
+
+
+def _leases(jobs: Sequence[Job]) -> tuple[str, ...]:
+    return tuple(encode_lease(job.held, job.id, job.key) for job in jobs)
+
+
+def _value(answer: JobAnswer | EntryAnswer | DeadLetterAnswer) -> Any:
+    return answer.data if answer.data_base64 is msgspec.UNSET else answer.data_base64
+
+
+def _job(queue: str, answer: JobAnswer, decode: Decode) -> Job:
+    held, id, key = decode_lease(answer.lease)
+    kind, data = encode_payload(_value(answer))
+    claimed = Claimed(
+        slot=held.slot, id=id, keyhash=held.keyhash, key=key, priority=answer.priority, timeouts=answer.timeouts,
+        format=0, inserted_at=_ms(answer.inserted_at), process_at=_ms(answer.process_at),
+        expires_at=NEVER_MS if answer.expires_at is None else _ms(answer.expires_at),
+        started_at=_ms(answer.started_at), lease_until=_ms(answer.lease_until), kind=kind, data=data,
+        token=held.token, together=held.together,
+    )  # fmt: skip
+    return Job(queue, claimed, decode)
+
+
+def _entry_view(answer: EntryAnswer) -> EntryView:
+    fields = {name: getattr(answer, name) for name in EntryView.__struct_fields__ if name != "data"}
+    return EntryView(**fields, data=_value(answer))
+
+
+def _dead_letter(answer: DeadLetterAnswer) -> DeadLetter:
+    fields = {name: getattr(answer, name) for name in DeadLetter.__struct_fields__ if name != "data"}
+    return DeadLetter(**fields, data=_value(answer))

@@ -1,0 +1,139 @@
+"""Streams by tag on a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from tidebook.api.tags import TaggedEventLine, TagLine, TagRebuildBody
+from tidebook.core.buckets import Buckets
+from tidebook.core.errors import InvalidInput
+from tidebook.core.event import Event, encode_event
+from tidebook.core.replication_plan import TagRow
+from tidebook.remote.connection import Connection
+from tidebook.tags.event import TaggedEvent, check_tag, check_topics, decode_offset, start_position
+from tidebook.tags.horizon import Horizon, HorizonStatus, OnWaiting
+from tidebook.tags.rebuild import Rebuilt
+from tidebook.tags.settings import Consistency
+from tidebook.tags.subscription import Subscription
+from tidebook.tags.tags import Tags
+
+_decode_lines = msgspec.json.Decoder(list[TaggedEventLine]).decode
+_decode_line = msgspec.json.Decoder(TaggedEventLine).decode
+_decode_tags = msgspec.json.Decoder(list[TagLine]).decode
+
+
+class RemoteTags(Tags):
+    """Streams by tag over all topics of a server's book."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def read(
+        self,
+        tag: str,
+        *,
+        after: str | datetime | None = None,
+        follow: bool = False,
+        topics: Iterable[str] | None = None,
+        consistency: Consistency | None = None,
+        on_waiting: OnWaiting | None = None,
+    ) -> AsyncIterator[TaggedEvent]:
+        """Yield the events of a tag after `after`; with `follow`, continue live, also over restarts of the server.
+
+        See `Tags.read`. `on_waiting` is not called: the server logs what its streams wait for.
+        """
+        check_tag(tag)
+        start_position(tag, after, 0)
+        if consistency not in (None, "horizon", "delay"):
+            raise InvalidInput(f'consistency is "horizon" or "delay", not {consistency!r}')
+        wanted = check_topics(topics)
+        query: dict[str, object] = {
+            "since": after if isinstance(after, datetime) else None,
+            "topics": _names(wanted),
+            "consistency": consistency,
+        }
+        offset = after if isinstance(after, str) else None
+        if wanted is not None and not wanted:
+            return _nothing()
+        return self._follow(tag, query, offset) if follow else self._read(tag, {**query, "after": offset})
+
+    async def _read(self, tag: str, query: dict[str, object]) -> AsyncIterator[TaggedEvent]:
+        async with aclosing(self._connection.lines("tags.read", tag, query=query)) as pages:
+            async for page in pages:
+                for line in _decode_lines(b"[" + b",".join(page) + b"]"):
+                    yield _tagged_event(tag, line)
+
+    async def _follow(self, tag: str, query: dict[str, object], after: str | None) -> AsyncIterator[TaggedEvent]:
+        async with aclosing(self._connection.events("tags.read", tag, query=query, after=after)) as events:
+            async for event in events:
+                if event is not None:
+                    yield _tagged_event(tag, _decode_line(event.data))
+
+    def subscribe(self, tag: str, group: str, **options: Any) -> Subscription:
+        """Raise `InvalidInput`: the members of a group share the store."""
+        raise InvalidInput(
+            "a remote book has no groups: use read(follow=True), or open the folder or .toml of the book"
+        )
+
+    async def set_bucket_size(self, size: str) -> Buckets:
+        """Raise `InvalidInput`: the bucket size is set where the store is opened."""
+        raise InvalidInput("a remote book does not change bucket sizes: run it where the store is opened")
+
+    async def buckets(self) -> Buckets:
+        """Raise `InvalidInput`: the bucket sizes are read where the store is opened."""
+        raise InvalidInput("a remote book does not read bucket sizes: run it where the store is opened")
+
+    async def rebuild(self, tag: str, *, topics: Iterable[str] | None = None) -> Rebuilt:
+        """Write a tag's rows again from the journals in the store, and remove rows without an event."""
+        check_tag(tag)
+        wanted = check_topics(topics)
+        body = TagRebuildBody(None if wanted is None else tuple(sorted(wanted)))
+        answer = await self._connection.call("tags.rebuild", tag, body=body)
+        return Rebuilt(*msgspec.structs.astuple(answer))
+
+    async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
+        """Return the time below which streams are complete, and the partition that holds it there."""
+        answer = await self._horizon(topics)
+        return Horizon(answer.time_ms, answer.most_ms, answer.topic, answer.partition)
+
+    async def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:
+        """Return the horizon, its age, what holds it back, and how many records are not replicated yet."""
+        answer = await self._horizon(topics)
+        names = HorizonStatus.__struct_fields__
+        return HorizonStatus(**{name: value for name, value in msgspec.structs.asdict(answer).items() if name in names})
+
+    async def _horizon(self, topics: Iterable[str] | None) -> Any:
+        return await self._connection.call("tags.horizon", query={"topics": _names(check_topics(topics))})
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield the tags that have events, each once, in order."""
+        async with aclosing(self._connection.lines("tags.list")) as pages:
+            async for page in pages:
+                for line in _decode_tags(b"[" + b",".join(page) + b"]"):
+                    yield line.tag
+
+
+def _names(topics: frozenset[str] | None) -> str | None:
+    return None if topics is None else ",".join(sorted(topics))
+
+
+async def _nothing() -> AsyncIterator[TaggedEvent]:
+    return
+    yield
+
+
+def _tagged_event(tag: str, line: TaggedEventLine) -> TaggedEvent:
+    """Return the event of a line, as a stream of the store has it; its incarnation is not sent."""
+    place = decode_offset(tag, line.tag_offset)
+    payload = line.payload if line.payload_base64 is msgspec.UNSET else line.payload_base64
+    event = Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
+    row = TagRow(
+        tag, place.time_ms, line.topic, line.partition, line.offset, place.index, place.epoch, line.id,
+        place.epoch, 0, line.tag_seq_nr, line.seq_nr, line.timestamp_ms, encode_event(event),
+    )  # fmt: skip
+    return TaggedEvent(row)

@@ -1,0 +1,161 @@
+"""Write-ahead logs on a server: a region that is open for writing is a session there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from tidebook.api.payload import payload_from
+from tidebook.api.wal import (
+    MarkBody,
+    PayloadBody,
+    RegionAnswer,
+    RegionOpenBody,
+    RegionWriteBody,
+    TableAnswer,
+    TableWriteBody,
+    WalEntryLine,
+)
+from tidebook.core.errors import InvalidInput
+from tidebook.remote.connection import Connection
+from tidebook.wal.record import WalEntry, Writes, Written, pack_writes, table_id, whole_number
+from tidebook.wal.region import Cleaned
+from tidebook.wal.topics import region_id
+
+_decode_entries = msgspec.json.Decoder(list[WalEntryLine]).decode
+
+
+class RemoteRegionMeta:
+    """The tables of a region as the server last described them: `tables[id].next_seq_num` and the like."""
+
+    def __init__(self, tables: Sequence[TableAnswer], term: int) -> None:
+        self.term = term
+        self.tables = {each.table: each for each in tables}
+
+
+class RemoteRegion:
+    """A region of a write-ahead log on a server; see `tidebook.wal.region.Region`, whose methods it has."""
+
+    def __init__(self, namespace: str, id: int, connection: Connection) -> None:
+        self.id = id
+        self._at = (namespace, id)
+        self._connection = connection
+        self._session: str | None = None
+        self.meta = RemoteRegionMeta((), 0)
+
+    async def open(self, *, create: bool, writable: bool) -> None:
+        """Claim the region for writing, or only read its state; use `open_region` of the write-ahead log."""
+        if not writable:
+            await self.refresh()
+            return
+        body = RegionOpenBody(create)
+        answer = await self._connection.call("wal.open_session", *self._at, body=body)
+        self._session = answer.session
+        self.meta = RemoteRegionMeta(answer.tables, answer.term)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the region was opened for writing; a write finds out whether another writer has claimed it."""
+        return self._session is not None
+
+    async def write(self, table: int, payloads: Sequence[Any]) -> Written:
+        """Write payloads to a table, atomically and in order; return their sequence numbers and the record's offset.
+
+        See `Region.write`. A session that was idle for long has ended: the write raises `Fenced`, and the region must
+        be opened again.
+        """
+        [written] = await self.write_many([(table, payloads)])
+        return written
+
+    async def write_many(self, writes: Writes) -> list[Written]:
+        """Write to several tables atomically, in the order given; return one `Written` for each pair."""
+        pairs = list(writes.items() if isinstance(writes, Mapping) else writes)
+        pack_writes(pairs)  # raises for what the server would refuse
+        if self._session is None:
+            raise InvalidInput(f"region {self.id} was opened with writable=False: open it for writing")
+        bodies = [TableWriteBody(table, tuple(map(PayloadBody.of, payloads))) for table, payloads in pairs]
+        body = RegionWriteBody(self._session, tuple(bodies))
+        answer = await self._connection.call("wal.write", *self._at, body=body)
+        return [Written(each.first, each.last, each.offset) for each in answer.written]
+
+    def read(self, *, from_offset: int = 0) -> AsyncGenerator[WalEntry, None]:
+        """Yield the entries of all tables in log order, as of the start of the read, without those marked deleted."""
+        return self._entries({"from_offset": whole_number(from_offset, "from_offset")})
+
+    def read_table(self, table: int, *, start: int = 1) -> AsyncGenerator[WalEntry, None]:
+        """Yield one table's entries from sequence number `start` on, without those marked deleted."""
+        return self._entries({"table": table_id(table), "start": whole_number(start, "start")})
+
+    async def _entries(self, query: dict[str, object]) -> AsyncGenerator[WalEntry, None]:
+        async with aclosing(self._connection.lines("wal.read", *self._at, query=query)) as pages:
+            async for page in pages:
+                for line in _decode_entries(b"[" + b",".join(page) + b"]"):
+                    yield WalEntry(line.table, line.seq, payload_from(line.payload, line.payload_base64), line.offset)
+
+    async def refresh(self) -> None:
+        """Bring `meta` up to date."""
+        answer = await self.status()
+        self.meta = RemoteRegionMeta(answer.tables, answer.term)
+
+    async def mark_deleted(self, table: int, seq: int, *, incarnation: int | None = None) -> None:
+        """Mark the table's entries below `seq` as deleted."""
+        body = MarkBody(table_id(table), whole_number(seq, "seq"), incarnation)
+        await self._connection.call("wal.mark_deleted", *self._at, body=body)
+
+    async def drop_table(self, table: int) -> None:
+        """Drop a table with all its entries."""
+        await self._connection.call("wal.drop_table", *self._at, table_id(table))
+
+    async def snapshot(self) -> None:
+        """Write a snapshot of the region's state."""
+        await self._connection.call("wal.snapshot", *self._at)
+
+    async def clean(self) -> Cleaned:
+        """Remove the entries that no table needs."""
+        answer = await self._connection.call("wal.clean", *self._at)
+        return Cleaned(**msgspec.structs.asdict(answer))
+
+    async def status(self) -> RegionAnswer:
+        """Return the status of the region and its tables."""
+        answer: RegionAnswer = await self._connection.call("wal.status", *self._at)
+        return answer
+
+    async def close(self) -> None:
+        """Give the claim up."""
+        session, self._session = self._session, None
+        if session is not None:
+            await self._connection.call("wal.close_session", *self._at, session)
+
+
+class RemoteWal:
+    """The regions of one namespace on a server; see `tidebook.wal.wal.Wal`, whose methods it has."""
+
+    def __init__(self, namespace: str, connection: Connection) -> None:
+        self.namespace = namespace
+        self._connection = connection
+        self._open: list[RemoteRegion] = []
+
+    async def open_region(self, id: int, *, create: bool = False, writable: bool = True) -> RemoteRegion:
+        """Open a region and, unless `writable=False`, claim it for writing, which fences the previous owner."""
+        region = RemoteRegion(self.namespace, region_id(id), self._connection)
+        await region.open(create=create, writable=writable)
+        self._open.append(region)
+        return region
+
+    async def regions(self) -> list[int]:
+        """Return the ids of the regions in this namespace, sorted."""
+        regions: list[int] = (await self._connection.call("wal.regions", self.namespace)).regions
+        return regions
+
+    async def delete_region(self, id: int) -> None:
+        """Delete a region and all its entries permanently; raise `NotFound` if it does not exist."""
+        await self._connection.call("wal.delete_region", self.namespace, region_id(id))
+
+    async def close(self) -> None:
+        """Give up the claims of all open regions."""
+        regions, self._open = self._open, []
+        for region in regions:
+            await region.close()

@@ -1,0 +1,144 @@
+"""A book on a server: the same API as `Book`, every call a request to `tidebook serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, cast
+
+from tidebook.api.journals import TopicAnswer
+from tidebook.core.errors import InvalidInput
+from tidebook.core.key import topic_name
+from tidebook.journal.journal import Journal
+from tidebook.log.port import Log
+from tidebook.outbox.outbox import AsyncOutbox
+from tidebook.queue.queues import Queues
+from tidebook.remote.connection import Connection
+from tidebook.remote.journal import RemoteJournal
+from tidebook.remote.outbox import RemoteOutbox
+from tidebook.remote.queue import RemoteQueues
+from tidebook.remote.tags import RemoteTags
+from tidebook.remote.wal import RemoteWal
+from tidebook.store.port import StoreWriter
+from tidebook.tags.tags import Tags
+from tidebook.wal.wal import Wal
+from tidebook.wiring.book import Book
+from tidebook.wiring.settings import Settings
+from tidebook.wiring.topics import TopicDescription
+
+
+class RemoteBook(Book):
+    """A book that a server has open. What needs the log, the store or the database itself raises `InvalidInput`.
+
+    A request without an answer is repeated for half a minute, so that a restart of the server is not noticed.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, tls_ca: str | None = None) -> None:
+        super().__init__(Settings(Path()))
+        self._connection = Connection(url, token=token, tls_ca=tls_ca)
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return self._connection.url
+
+    @property
+    def log(self) -> Log:
+        """Raise `InvalidInput`: only the server has the log open."""
+        self._only_there("the log")
+
+    @property
+    def store(self) -> StoreWriter:
+        """Raise `InvalidInput`: only the server has the store open."""
+        self._only_there("the store")
+
+    def _only_there(self, what: str) -> NoReturn:
+        raise InvalidInput(f"{what} is only on the server: use the methods of the book, or open its folder or .toml")
+
+    def journal(self, topic: str) -> Journal:
+        """Return the journals of a topic, to append to them and to read them."""
+        found = self._journals.get(topic_name(topic))
+        if found is None:
+            found = self._journals[topic] = RemoteJournal(topic, self._connection, self.ids)
+        return found
+
+    @property
+    def tags(self) -> Tags:
+        """Events by tag, across all journals: read them and follow them."""
+        if self._tags is None:
+            self._tags = RemoteTags(self._connection)
+        return self._tags
+
+    def wal(self, namespace: str) -> Wal:
+        """Return the write-ahead log of a namespace; open its regions with `open_region`."""
+        found = self._wals.get(namespace)
+        if found is None:
+            found = self._wals[namespace] = cast(Wal, RemoteWal(namespace, self._connection))
+        return found
+
+    @property
+    def queues(self) -> Queues:
+        """All work queues of the book."""
+        if self._queues is None:
+            self._queues = RemoteQueues(self._connection, **self._shared())
+        return self._queues
+
+    @property
+    def outbox(self) -> AsyncOutbox:
+        """The status and the parked messages of the outbox."""
+        if self._outbox is None:
+            self._outbox = cast(AsyncOutbox, RemoteOutbox(self._connection))
+        return self._outbox
+
+    def feed(self, tag: str, queue: str, **options: Any) -> NoReturn:
+        """Raise `InvalidInput`: a feed runs where the queue store is opened."""
+        self._only_there("the store that a feed reads")
+
+    def log_topic(self, topic: str) -> NoReturn:
+        """Raise `InvalidInput`: the messages are read where the log is opened."""
+        self._only_there("the log")
+
+    @property
+    def forked(self) -> bool:
+        """Whether the book was opened in a parent of this process; such a book cannot be used here."""
+        return self._connection.forked
+
+    async def topics(self) -> list[str]:
+        """Return the names of the topics that hold journals, sorted."""
+        topics: list[str] = (await self._connection.call("topics.list")).topics
+        return topics
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        """Return a topic's kind, partitions, epoch, offsets and replication lag; raise `NotFound` if there is none."""
+        found: TopicAnswer = await self._connection.call("topics.describe", topic_name(topic))
+        return TopicDescription(
+            topic=found.topic,
+            kind=found.kind,
+            partitions=found.partitions,
+            epoch=found.epoch,
+            starts=tuple(found.starts),
+            ends=tuple(found.ends),
+            pointers=tuple(found.pointers),
+            lag=found.lag,
+        )
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
+        await self._connection.call("topics.delete", topic_name(topic))
+        self._journals.pop(topic, None)
+
+    async def create(self) -> None:
+        """Do nothing: the server's book exists."""
+
+    async def __aenter__(self) -> RemoteBook:
+        await self._connection.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.forked:
+            for wal in self._wals.values():
+                await wal.close()
+        await self._connection.close()
+        self._forget_parts()
