@@ -25,22 +25,26 @@ from tidebook.api.journals import (
     RetryBody,
     SnapshotBody,
 )
+from tidebook.api.payload import payload_from
 from tidebook.api.problem import error_of
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import NEVER, expiry_ms
 from tidebook.core.bounds import NUMBER_MAX
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, Unavailable
-from tidebook.core.event import Event, ReadEvent
+from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head
 from tidebook.core.key import journal_id, topic_name
 from tidebook.core.payload import BYTES, JSON, encode_payload
 from tidebook.core.position import Position
+from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.append import encode_append
 from tidebook.journal.journal import Journal, Snapshot
 from tidebook.journal.outcome import Appended
+from tidebook.journal.reader import DecodeRows, E
 from tidebook.journal.settings import BarrierKind
+from tidebook.journal.view import read_events
 from tidebook.remote.connection import RETRY_FIRST_S, RETRY_MAX_S, RETRY_S, Connection, NoAnswer, RetryLater
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Ids
@@ -122,10 +126,10 @@ class RemoteJournal(Journal):
         # The log's end was at least here before the first attempt: the fold then knows what it may have forgotten.
         partition, offset = self._positions.get(id, (None, -1))
         append_id, unanswered = body.append_id, False
-        while True:
+        answer: AppendAnswer | None = None
+        while answer is None:
             try:
-                answer: AppendAnswer = await self._connection.send_once("journals.append", self.topic, id, body=body)
-                break
+                answer = await self._connection.send_once("journals.append", self.topic, id, body=body)
             except (NoAnswer, RetryLater) as error:
                 pause_s = max(backoff.next_s(), error.retry_after_s)
                 unanswered = unanswered or isinstance(error, NoAnswer)
@@ -198,35 +202,50 @@ class RemoteJournal(Journal):
         """Raise `InvalidInput`: the server purges expired journals."""
         raise InvalidInput("a remote book does not purge expired journals: the server's 'tidebook up' does")
 
-    def read(
-        self, id: str, *, start: int = FIRST, end: int = LAST, barrier: BarrierKind | None = None
-    ) -> AsyncIterator[ReadEvent]:
-        """Return the events with start ≤ seq_nr ≤ end, in order, as of a moment after this call."""
+    async def head(self, id: str, *, barrier: BarrierKind | None = None) -> Head | None:
+        """Raise `InvalidInput`: heads, and the deciders that need them, are for processes that open the store."""
+        raise InvalidInput("a remote book has no heads: run deciders where the folder or .toml of the book is opened")
+
+    def read_decoded(
+        self,
+        id: str,
+        decode: DecodeRows[E],
+        *,
+        start: int = FIRST,
+        end: int = LAST,
+        barrier: BarrierKind | None = None,
+        incarnation: Position | None = None,
+    ) -> AsyncIterator[E]:
+        """Return what `read` returns, with the rows decoded by `decode`."""
         numbers.seq_nr(start, name="start")
         numbers.seq_nr(end, name="end")
-        query = {
+        if barrier not in (None, "mark", "offset"):
+            raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+        if incarnation is not None:
+            raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
+        query: dict[str, object] = {
             "start": start if start != FIRST else None,
             "end": end if end != LAST else None,
-            "barrier": _barrier(barrier),
+            "barrier": barrier,
         }
-        return self._read_lines(journal_id(id), query)
+        return self._read_lines(journal_id(id), decode, query)
 
-    async def _read_lines(self, id: str, query: dict[str, object]) -> AsyncIterator[ReadEvent]:
+    async def _read_lines(self, id: str, decode: DecodeRows[E], query: dict[str, object]) -> AsyncIterator[E]:
         async with aclosing(self._connection.lines("journals.read", self.topic, id, query=query)) as pages:
             async for page in pages:
-                for line in _decode_events(b"[" + b",".join(page) + b"]"):
-                    yield line.event()
+                for event in _decode_page(_decode_events(b"[" + b",".join(page) + b"]"), decode):
+                    yield event
 
-    def tail(self, id: str, *, start: int = FIRST) -> AsyncIterator[ReadEvent]:
-        """Return the events from `start` on, then each new one as it is appended; the iterator never ends by itself.
+    def tail_decoded(self, id: str, decode: DecodeRows[E], *, start: int = FIRST) -> AsyncIterator[E]:
+        """Return what `tail` returns, with the rows decoded by `decode`.
 
         If the server restarts, the tail continues after the last event; after a purge in that time, with the events of
         the next incarnation.
         """
         numbers.seq_nr(start, name="start")
-        return self._follow(journal_id(id), start)
+        return self._follow(journal_id(id), decode, start)
 
-    async def _follow(self, id: str, start: int) -> AsyncIterator[ReadEvent]:
+    async def _follow(self, id: str, decode: DecodeRows[E], start: int) -> AsyncIterator[E]:
         last = start - 1
         while True:
             query: dict[str, object] = {"start": last + 1}
@@ -236,14 +255,17 @@ class RemoteJournal(Journal):
                     if event is not None:
                         line = _decode_event(event.data)
                         last = line.seq_nr
-                        yield line.event()
+                        for each in _decode_page([line], decode):
+                            yield each
                     elif last >= start and (await self.pointer(id) or last) < last:  # purged while disconnected
                         last = 0
                         break
 
     async def pointer(self, id: str, *, barrier: BarrierKind | None = None) -> int | None:
         """Return the last seq_nr, or None if there is no journal."""
-        query = {"barrier": _barrier(barrier)}
+        if barrier not in (None, "mark", "offset"):
+            raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
+        query = {"barrier": barrier}
         try:
             answer = await self._connection.call("journals.pointer", self.topic, journal_id(id), query=query)
         except NotFound:
@@ -258,8 +280,12 @@ class RemoteJournal(Journal):
                 for line in _decode_ids(b"[" + b",".join(page) + b"]"):
                     yield line.id
 
-    async def save_snapshot(self, id: str, *, seq_nr: int, payload: object) -> None:
+    async def save_snapshot(
+        self, id: str, *, seq_nr: int, payload: object, incarnation: Position | None = None
+    ) -> None:
         """Save the state as of `seq_nr`, which must exist. See `Journal.save_snapshot`."""
+        if incarnation is not None:
+            raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
         numbers.seq_nr(seq_nr)
         body = SnapshotBody(*_wire_payload(payload))
         await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
@@ -322,10 +348,23 @@ def _retry_body(retry: OutcomeUnknown) -> RetryBody:
     return RetryBody(retry.append_id, retry.floor, retry.epoch, retry.partition, retry.offset)
 
 
-def _barrier(barrier: BarrierKind | None) -> BarrierKind | None:
-    if barrier not in (None, "mark", "offset"):
-        raise InvalidInput(f"barrier is 'mark' or 'offset', not {barrier!r}")
-    return barrier
+def _decode_page(lines: Sequence[EventLine], decode: DecodeRows[E]) -> Iterable[E]:
+    """Decode the events of lines as those of rows: typed journals decode what is stored."""
+    if decode is read_events:
+        return [line.event() for line in lines]  # type: ignore[misc]
+    return [
+        event
+        for line in lines
+        for event in decode(
+            [EventRow(line.seq_nr, encode_event(_event(line)), line.timestamp_ms, Position(1, line.offset), 0)],
+            line.partition,
+        )
+    ]
+
+
+def _event(line: EventLine) -> Event[Any]:
+    payload = payload_from(line.payload, line.payload_base64)
+    return Event(payload, tags=line.tags, metadata=line.metadata, type=line.type, version=line.version)
 
 
 def _batch_result(answer: BatchAppendAnswer) -> Appended | TidebookError:

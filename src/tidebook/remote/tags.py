@@ -94,7 +94,7 @@ class RemoteTags(Tags):
         wanted = check_topics(topics)
         body = TagRebuildBody(None if wanted is None else tuple(sorted(wanted)))
         answer = await self._connection.call("tags.rebuild", tag, body=body)
-        return Rebuilt(*msgspec.structs.astuple(answer))
+        return Rebuilt(tag, written=answer.written, removed=answer.removed)
 
     async def horizon(self, topics: Iterable[str] | None = None) -> Horizon:
         """Return the time below which streams are complete, and the partition that holds it there."""

@@ -55,8 +55,7 @@ class RemoteBook(Book):
     def _only_there(self, what: str) -> NoReturn:
         raise InvalidInput(f"{what} is only on the server: use the methods of the book, or open its folder or .toml")
 
-    def journal(self, topic: str) -> Journal:
-        """Return the journals of a topic, to append to them and to read them."""
+    def _journal(self, topic: str) -> Journal:
         found = self._journals.get(topic_name(topic))
         if found is None:
             found = self._journals[topic] = RemoteJournal(topic, self._connection, self.ids)
@@ -126,6 +125,14 @@ class RemoteBook(Book):
         """Delete a topic and all its data permanently; raise `NotFound` if it does not exist."""
         await self._connection.call("topics.delete", topic_name(topic))
         self._journals.pop(topic, None)
+
+    async def health(self) -> NoReturn:
+        """Raise `InvalidInput`: the server reports its health at /v1/health/ready."""
+        self._only_there("the health of the book (/v1/health/ready)")
+
+    async def settle(self, *, timeout_s: float = 30.0) -> NoReturn:
+        """Raise `InvalidInput`: settling a book is for tests that open it."""
+        self._only_there("the log")
 
     async def create(self) -> None:
         """Do nothing: the server's book exists."""

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import tidebook
-from tests.integration.server.running import served_book
+from tests.integration.server.running import served_book, served_by_command
+from tidebook import Event, Fenced, LeaseLost, TooLarge, Unavailable
+from tidebook.journal.journal import Journal
 from tidebook.log.port import Log
+from tidebook.queue.entry import Entry
+from tidebook.queue.queue import Queue
+from tidebook.remote.journal import RemoteJournal
+from tidebook.remote.queue import RemoteQueue
+from tidebook.remote.tags import RemoteTags
 from tidebook.store.port import StoreWriter
+from tidebook.tags.tags import Tags
 from tidebook.testing.conformance.journal import BookFactory, JournalContract
 from tidebook.testing.conformance.tags import TagsContract
 from tidebook.wiring.book import Book
 from tidebook.wiring.remote_book import RemoteBook
 from tidebook.wiring.settings import Section, Settings
+
+
+@tidebook.event_type("deposited", version=1)
+class Deposited(msgspec.Struct):
+    """A typed event."""
+
+    amount: int
 
 
 class ReplicatedRemoteBook(RemoteBook):
@@ -52,10 +72,41 @@ def remote_books(folder: Path) -> BookFactory:
     return factory
 
 
+def not_remote(reason: str) -> Any:
+    """Replace a test case whose subject a remote book does not have; the skip is reported."""
+
+    @pytest.mark.skip(reason=f"declared: {reason}")
+    def test_not_remote(self: object) -> None: ...
+
+    return test_not_remote
+
+
 class TestRemoteJournal(JournalContract):
     @pytest.fixture
     def book_factory(self, tmp_path: Path) -> BookFactory:
         return remote_books(tmp_path)
+
+    # The server's book has the topic's configuration, and purges expired journals.
+    test_a_record_over_the_limit_is_refused_with_size_and_limit = not_remote("a remote book has no configuration")
+    test_a_snapshot_over_the_limit_is_refused = not_remote("a remote book has no configuration")
+    test_a_topic_keeps_the_configuration_it_was_created_with = not_remote("a remote book has no configuration")
+    test_an_expiry_purges_the_journal_that_was_found_expired = not_remote("the server purges expired journals")
+    test_a_fresh_append_wins_over_an_expiry = not_remote("the server purges expired journals")
+    test_a_new_incarnation_of_the_same_size_wins_over_the_expiry_of_the_old = not_remote("the server purges")
+
+    async def test_what_is_over_the_limit_of_the_topic_is_refused(self, tmp_path: Path) -> None:
+        async with remote_books(tmp_path)(limit_bytes=20_000) as book:
+            journal = book.journal("orders")
+            with pytest.raises(TooLarge) as caught:
+                await journal.append("a", [Event(b"x" * 20_000)])
+            assert caught.value.limit_bytes == 20_000
+            assert await journal.pointer("a") is None
+
+    async def test_typed_events_go_in_and_come_back(self, tmp_path: Path) -> None:
+        async with remote_books(tmp_path)() as book:
+            journal = book.journal("accounts", events=[Deposited])
+            await journal.append("a", [Deposited(5), Event(Deposited(7), tags={"large"})])
+            assert [event.data async for event in journal.read("a")] == [Deposited(5), Deposited(7)]
 
 
 class TestRemoteTags(TagsContract):
@@ -63,6 +114,113 @@ class TestRemoteTags(TagsContract):
     def book_factory(self, tmp_path: Path) -> BookFactory:
         return remote_books(tmp_path)
 
+    # Groups, bucket sizes and delayed streams are read where the store is open.
+    test_a_group_shares_the_journals = not_remote("groups share the store")
+    test_a_stream_with_delay_consistency_is_the_same_stream = not_remote("it compares rows of the store")
+    test_lost_rows_are_found_with_delay_consistency_however_old_they_are = not_remote("it compares rows of the store")
+    test_a_process_that_missed_a_change_of_the_bucket_size_writes_and_reads_as_the_others_do = not_remote(
+        "bucket sizes are set where the store is open"
+    )
+    test_a_stream_crosses_a_change_of_the_bucket_size_and_a_year_without_events = not_remote(
+        "bucket sizes are set where the store is open"
+    )
+    test_a_spoiled_tag_is_rebuilt_from_the_journals = not_remote("it counts the journals of a rebuild")
+    test_a_rebuild_leaves_deleted_events_where_they_are_kept = not_remote("it compares rows of the store")
+    test_an_event_with_more_than_ten_tags_is_in_all_their_streams_and_logs_a_warning = not_remote(
+        "the server warns too"
+    )
 
-def test_every_public_name_of_a_book_is_there() -> None:
-    assert issubclass(RemoteBook, tidebook.Book)
+    async def test_a_tag_is_rebuilt_by_the_server(self, book: Book, topic: str, tag: str) -> None:
+        await book.journal(topic).append("a", [Event(n, tags={tag}) for n in range(3)])
+        await self.settle(book, topic)
+        done = await book.tags.rebuild(tag, topics=[topic])
+        assert (done.tag, done.written, done.removed) == (tag, 3, 0)
+
+
+#: What only a process that opens the log, the store or the database has; a remote book refuses it by name.
+LOCAL = {"adopt", "create", "head", "purge_expired", "snapshots", "topic_config"}
+
+
+@pytest.mark.parametrize(("remote", "local"), [(RemoteJournal, Journal), (RemoteTags, Tags), (RemoteQueue, Queue)])
+def test_every_public_method_is_a_request_or_is_built_on_one(remote: type, local: type) -> None:
+    derived = {"read", "tail", "put", "put_in", "list"} | LOCAL
+    public = {name for name, value in vars(local).items() if not name.startswith("_") and callable(value)}
+    assert public - set(vars(remote)) <= derived
+
+
+async def test_a_queue_works_through_a_server(tmp_path: Path) -> None:
+    async with remote_books(tmp_path)() as book:
+        queue = book.queue("mail")
+        assert (await queue.status()).waiting == 0
+        put = await queue.put_many([Entry(data={"to": n}, key=f"k-{n}", priority=10 + n) for n in range(5)])
+        assert (put.inserted, put.merged) == (5, 0)
+        assert (await queue.put({"to": 9}, key="k-0")).merged == 1
+        assert [view.key for view in await queue.entries()] == [f"k-{n}" for n in range(5)]
+        first, *rest = await queue.claim(limit=5, lease=60)
+        assert (first.key, first.data, first.priority) == ("k-0", {"to": 9}, 10)
+        await queue.heartbeat(first, lease=120)
+        assert first.lease_until > rest[0].lease_until
+        await queue.done(first)
+        with pytest.raises(LeaseLost):
+            await queue.done(first)
+        assert await queue.fail(rest[0], delay=0, reason="no") == ["waiting"]
+        await queue.done(rest[1:])
+        async with aclosing(queue.listen()) as due:
+            await anext(due)
+        [again] = await queue.claim(limit=5)
+        assert (again.key, again.timeouts) == ("k-1", 1)
+        await queue.done([again])
+        assert await book.queues.names() == ["mail"]
+
+
+async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:
+    async with remote_books(tmp_path)() as book:
+        wal = book.wal("metrics")
+        region = await wal.open_region(7, create=True)
+        assert (await region.write(1, [b"a", b"b"])).last == 2
+        await region.write_many({1: [b"c"], 2: ["text", {"n": 1}]})
+        assert [(x.table, x.seq, x.payload) async for x in region.read()] == [
+            (1, 1, b"a"), (1, 2, b"b"), (1, 3, b"c"), (2, 1, "text"), (2, 2, {"n": 1}),
+        ]  # fmt: skip
+        await region.mark_deleted(1, 3)
+        assert [x.seq async for x in region.read_table(1)] == [3]
+        await region.refresh()
+        assert region.meta.tables[1].next_seq_num == 4
+        other = await wal.open_region(7)
+        with pytest.raises(Fenced):
+            await region.write(1, [b"late"])
+        assert (await other.write(1, [b"d"])).first == 4
+        assert await wal.regions() == [7]
+
+
+async def test_the_client_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
+    async with Book(Settings(tmp_path)) as local:
+        async with served_book(local) as url:
+            pass
+        port = int(url.rpartition(":")[2])
+        async with RemoteBook(url) as book:
+            appending = asyncio.create_task(book.journal("orders").append("o-1", [Event(1)]))
+            reading = asyncio.create_task(book.topics())
+            async with served_book(local, port=port):
+                assert (await appending).first == 1
+                await reading
+                assert [event.payload async for event in book.journal("orders").read("o-1")] == [1]
+
+
+async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    async with Book(Settings(tmp_path)) as local, served_book(local) as url:
+        pass
+    async with RemoteBook(url) as book:
+        book._connection._retry_s = 0.2
+        with pytest.raises(Unavailable, match="does not answer"):
+            await book.topics()
+
+
+def test_a_remote_book_works_without_await_and_on_the_command_line(tmp_path: Path) -> None:
+    with served_by_command("--book", str(tmp_path / "book")) as (url, _):
+        with tidebook.open_sync(url) as book:
+            book.journal("orders").append("o-1", [Event({"total": 3})])
+            assert [event.payload for event in book.journal("orders").read("o-1")] == [{"total": 3}]
+        command = [sys.executable, "-m", "tidebook.cli", "journal", "read", "orders", "o-1", "--json", "--book", url]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(found.stdout)["payload"] == {"total": 3}
