@@ -22,10 +22,11 @@ if TYPE_CHECKING:  # pytest imports this module in every project, so that it mus
     from tidebook.wiring.book import Book
     from tidebook.wiring.sync import SyncBook
 
+async_fixture: Any
 try:
     from pytest_asyncio import fixture as async_fixture
 except ImportError:  # without it only `sync_book` can be used
-    async_fixture = None  # type: ignore[assignment]
+    async_fixture = None
 
 
 @pytest.fixture
