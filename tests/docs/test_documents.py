@@ -23,6 +23,7 @@ RUN = [
         ROOT / "docs/tutorial/first-journal.md",
         ROOT / "docs/howto/tags.md",
         ROOT / "docs/howto/queue.md",
+        ROOT / "docs/howto/running.md",
         ROOT / "docs/howto/outbox.md",
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",

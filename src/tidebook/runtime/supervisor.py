@@ -142,6 +142,8 @@ class Supervisor:
                 await asyncio.wait(tasks, timeout=self._grace_s)
         finally:
             await cancel_and_wait(*tasks)
+            for part in self._parts:
+                part.never_started()
 
     async def _supervise(self, part: _Part) -> None:
         try:
@@ -203,6 +205,11 @@ class _Part:
             self.target.stop()
         else:
             self.task.cancel()
+
+    def never_started(self) -> None:
+        """Mark a part as stopped whose task was cancelled before it could run."""
+        if self._state == "starting":
+            self.enter("stopped")
 
     def status(self) -> RunStatus:
         return RunStatus(

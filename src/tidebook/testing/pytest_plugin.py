@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # pytest imports this module in every project, so that it mus
     from tidebook.wiring.book import Book
     from tidebook.wiring.sync import SyncBook
 
-async_fixture: Any = None
+async_fixture: Any
 try:
     from pytest_asyncio import fixture as async_fixture
 except ImportError:  # without it only `sync_book` can be used
-    pass
+    async_fixture = None
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ import tidebook
 from tidebook.core.errors import InvalidInput, NotFound, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.key import partition_of
-from tidebook.log.port import Log, Outgoing
+from tidebook.log.port import Outgoing
 from tidebook.replication import inline
 from tidebook.replication.inline import InlineReplication, replicate_to_end
 from tidebook.replication.status import JobStatus, read_job_status
 from tidebook.sqlite.process_lock import ProcessLock
-from tidebook.store.port import StoreWriter
 from tidebook.testing.conformance.store_slices import newer_version
 from tidebook.testing.faults import Faults
 from tidebook.wiring.book import Book
@@ -102,7 +101,7 @@ async def test_a_book_that_only_reads_is_not_created(tmp_path: Path) -> None:
 async def test_a_book_without_topics_is_not_polled_in_a_loop(tmp_path: Path) -> None:
     faults = Faults()
     async with tidebook.open(tmp_path / "book", create=True) as book:
-        store = cast(StoreWriter, faults.around(book.store))
+        store = faults.around(book.store)
         replication = InlineReplication(book.log, store, clock=book.clock, metrics=book.metrics)
         replication.start()
         await asyncio.sleep(0.3)  # nothing happens that could be awaited
@@ -188,7 +187,7 @@ async def faulty(tmp_path: Path) -> AsyncIterator[tuple[Book, Faults, InlineRepl
     faults = Faults()
     async with tidebook.open(tmp_path / "book") as book:
         await book.journal("orders").append("o-0", [Event(0, tags={"paid"})])
-        log, store = cast(Log, faults.around(book.log)), cast(StoreWriter, faults.around(book.store))
+        log, store = faults.around(book.log), faults.around(book.store)
         replication = InlineReplication(log, store, clock=book.clock, metrics=book.metrics)
         try:
             yield book, faults, replication
