@@ -325,8 +325,8 @@ class ProjectionTables:
         """Record an event that is passed over."""
         connection.execute(
             insert(PARKED).values(
-                projection=self.name, build=build, event_hash=_hash(event), event=event, slice=slice_, position=position,
-                error=error[:ERROR_CHARS_MAX], parked_at=self._now,
+                projection=self.name, build=build, event_hash=_hash(event), event=event, slice=slice_,
+                position=position, error=error[:ERROR_CHARS_MAX], parked_at=self._now,
             )
         )  # fmt: skip
 
