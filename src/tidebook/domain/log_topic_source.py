@@ -15,6 +15,7 @@ from tidebook.core.errors import Corrupt, LogLost, UnknownVersion
 from tidebook.core.key import Key
 from tidebook.core.record import read_record
 from tidebook.core.replication_plan import EventRow, advance_time
+from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.topic_config import TopicConfig
 from tidebook.domain.event_source import At, SourcePage, SourcePosition, SourceRow, merged_pages
 from tidebook.log.port import Log, Record, read_page
@@ -65,11 +66,11 @@ class LogTopicSource:
 
     async def _start(self, topic: str, partition: int, config: TopicConfig, saved: Any) -> tuple[int, int]:
         """Return the offset to read from, and the log time before it."""
-        epoch, offset, time_ms = saved or (config.epoch, 0, 0)
-        if epoch != config.epoch:
+        epoch, offset, time_ms = saved or (FIRST_EPOCH, 0, 0)
+        if epoch != config.epoch:  # what an earlier epoch had is only in the store
             raise Corrupt(
                 f"topic {topic} is in epoch {config.epoch} and the projection in epoch {epoch}: the topic was adopted "
-                "since; start a projection under a new name"
+                "since, and the log has only the events after that: follow tags instead"
             )
         first = await self._log.start(topic, partition)
         if first > offset:
