@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from sqlalchemy.dialects.postgresql import insert
 import tidebook
 from bench.domain_parts.accounts import Deposited
 from bench.timing import timed
-from tidebook.domain.projection_tables import METADATA
 from tidebook.replication.ticks import tick
 from tidebook.testing.replicating import replicate
 
@@ -59,7 +59,10 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
             await replicate(book.log, book.store, "accounts", batch_records=5_000)
             await tick(book.log, book.store, ["accounts"])
             await replicate(book.log, book.store, "accounts")
-        projection = book.projection("bench", topics=["accounts"], into=engine, tables=[BALANCES])(apply)
+        # A name of its own: the database may be shared, and an earlier run has left its offsets there.
+        projection = book.projection(f"bench-{uuid.uuid4().hex}", topics=["accounts"], into=engine, tables=[BALANCES])(
+            apply
+        )
         with timed("catch-up") as watch:
             running = asyncio.create_task(projection.run())
             await projection.settle()
@@ -72,17 +75,15 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
 def measure(url: str, events: int = EVENTS) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the ratio and its figures; `url` is a PostgreSQL database as SQLAlchemy takes it."""
     engine = create_engine(url)
-    METADATA.drop_all(engine)
     BALANCES.drop(engine, checkfirst=True)
     bare = bare_rate(engine, events)
     with tempfile.TemporaryDirectory() as name:
         ours = asyncio.run(catch_up_rate(Path(name), engine, events))
     BALANCES.drop(engine)
-    METADATA.drop_all(engine)
     engine.dispose()
     return {"catch_up_vs_bare_loop": ours / bare}, {"catch_up_per_s": ours, "bare_per_s": bare, "events": events}
 
 
 if __name__ == "__main__":
     given = (sys.argv[1], int(sys.argv[2])) if len(sys.argv) > 2 else (sys.argv[1], EVENTS)
-    print(json.dumps({name: found for name, found in zip(("ratios", "figures"), measure(*given), strict=True)}))
+    print(json.dumps(dict(zip(("ratios", "figures"), measure(*given), strict=True))))

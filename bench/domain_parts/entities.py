@@ -118,4 +118,4 @@ def measure() -> tuple[dict[str, float], dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: found for name, found in zip(("ratios", "figures"), measure(), strict=True)}))
+    print(json.dumps(dict(zip(("ratios", "figures"), measure(), strict=True))))
