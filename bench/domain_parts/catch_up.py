@@ -60,9 +60,8 @@ async def catch_up_rate(folder: Path, engine: Engine, events: int) -> float:
             await tick(book.log, book.store, ["accounts"])
             await replicate(book.log, book.store, "accounts")
         # A name of its own: the database may be shared, and an earlier run has left its offsets there.
-        projection = book.projection(f"bench-{uuid.uuid4().hex}", topics=["accounts"], into=engine, tables=[BALANCES])(
-            apply
-        )
+        name = f"bench-{uuid.uuid4().hex}"
+        projection = book.projection(name, topics=["accounts"], into=engine, tables=[BALANCES])(apply)
         with timed("catch-up") as watch:
             running = asyncio.create_task(projection.run())
             await projection.settle()
