@@ -17,11 +17,11 @@ from tidebook.core.payload import BYTES, JSON, decode_payload, encode_json, enco
 if TYPE_CHECKING:  # the default lets `Event` stand for `Event[Any]`
     from typing_extensions import TypeVar
 
-    P = TypeVar("P", default=Any)
+    P = TypeVar("P", default=Any, covariant=True)
 else:
     from typing import TypeVar
 
-    P = TypeVar("P")
+    P = TypeVar("P", covariant=True)
 
 TAG_BYTES_MAX = 200
 TAGS_BYTES_MAX = 16_384

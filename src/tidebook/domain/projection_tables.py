@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -82,7 +83,8 @@ PARKED: Final = Table(
     METADATA,
     Column("projection", String(NAME_CHARS_MAX), primary_key=True),
     Column("build", Integer, primary_key=True),
-    Column("event", String(700), primary_key=True),  # topic/id/seq_nr
+    Column("event_hash", String(32), primary_key=True),  # an index on the event itself would be too long for InnoDB
+    Column("event", Text, nullable=False),  # topic/id/seq_nr
     Column("slice", Integer, nullable=False),
     Column("position", Text, nullable=False),
     Column("error", Text, nullable=False),
@@ -323,8 +325,8 @@ class ProjectionTables:
         """Record an event that is passed over."""
         connection.execute(
             insert(PARKED).values(
-                projection=self.name, build=build, event=event[:700], slice=slice_, position=position,
-                error=error[:ERROR_CHARS_MAX], parked_at=self._now,
+                projection=self.name, build=build, event_hash=_hash(event), event=event, slice=slice_,
+                position=position, error=error[:ERROR_CHARS_MAX], parked_at=self._now,
             )
         )  # fmt: skip
 
@@ -389,6 +391,10 @@ class ProjectionTables:
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=None, lease_until=0.0))
         if before != build:
             self.remove_build(connection, before)
+
+
+def _hash(event: str) -> str:
+    return blake2b(event.encode(), digest_size=16).hexdigest()
 
 
 def create_tables(connection: Connection, tables: Iterable[Table]) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import create_engine
 from tidebook.core.errors import InvalidInput
 from tidebook.domain.event_source import EventSource, TagSource, TopicSource
 from tidebook.domain.event_type import EventTypes
+from tidebook.domain.log_topic_source import LogTopicSource
 from tidebook.domain.process import Process
 from tidebook.domain.projection import RETRIES, SLICES, Projection
 from tidebook.domain.sql_engine import SqlEngine
@@ -43,7 +44,9 @@ def make_source(
             return TagSource(store, Horizons(store), wanted, names)
     if not names:
         raise InvalidInput("a projection follows topics=[...] or tags=[...]")
-    return TopicSource(store, Horizons(store), names)
+    if store.orders_topics:
+        return TopicSource(store, Horizons(store), names)
+    return LogTopicSource(log, store, Horizons(store), names)
 
 
 def make_process(

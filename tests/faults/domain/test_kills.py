@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, inspect
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit
@@ -79,10 +80,8 @@ async def test_a_projection_whose_runners_are_killed_is_the_fold(tmp_path: Path,
             assert sum(expected.values()) == written + len(expected)
 
 
-def names(engine: object) -> list[str]:
-    from sqlalchemy import inspect
-
-    return list(inspect(engine).get_table_names())  # type: ignore[attr-defined]
+def names(engine: Engine) -> list[str]:
+    return list(inspect(engine).get_table_names())
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

@@ -155,3 +155,4 @@ async def test_an_async_engine_on_postgres(postgres_url: str, tmp_path: Path) ->
                 assert target.balances()[f"a-{n % 3}"] == done.state.balance
     await engine.dispose()
     target.table.drop(target.engine)
+    target.engine.dispose()

@@ -195,8 +195,7 @@ async def test_a_handler_that_always_fails_stops_its_slice_only_and_visibly(tmp_
 
         for n in range(20):
             await accounts.execute(f"a-{n}", Deposit(1))
-        for _ in range(3):
-            bad = await accounts.execute("bad", Deposit(1))
+        bad, *_ = [await accounts.execute("bad", Deposit(1)) for _ in range(3)][::-1]
         async with running(projection):
             with pytest.raises(ProjectionStopped, match="accounts/bad/2: ValueError: the handler is broken"):
                 await projection.wait_for(bad)
@@ -226,8 +225,7 @@ async def test_a_failing_event_can_be_skipped(tmp_path: Path) -> None:
             tx.execute(text("SELECT 1" if event.seq_nr != 2 else "SELECT nonsense FROM nothing"))
             add(tx, event)
 
-        for _ in range(3):
-            done = await accounts.execute("a-1", Deposit(1))
+        done, *_ = [await accounts.execute("a-1", Deposit(1)) for _ in range(3)][::-1]
         async with running(projection):
             with pytest.raises(ProjectionStopped, match="nothing"):
                 await projection.wait_for(done)
