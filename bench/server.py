@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ class Connection:
         """Read the head of an answer; return its status and its length, -1 if it is chunked."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         _, found, rest = head.lower().partition(b"content-length:")
-        return int(head[9:12]), int(rest.split(b"\r", 1)[0]) if found else -1
+        status = int(head[9:12])
+        return status, int(rest.split(b"\r", 1)[0]) if found else 0 if status == 204 else -1
 
     async def call(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Send a request and return the body of its answer."""
@@ -223,7 +224,7 @@ async def read(figures: dict[str, float], scale: int) -> None:
         async with open_book(Path(folder) / "book", create=True) as book:
             for _ in range(count // 100):
                 await book.journal("bench").append("long", [Event(PAYLOAD) for _ in range(100)])
-            firsts, seconds = [], []
+            firsts, seconds, events = [], [], 0
             for _ in range(rounds):
                 began = time.perf_counter()
                 events, first = 0, 0.0
@@ -240,7 +241,7 @@ async def read(figures: dict[str, float], scale: int) -> None:
 
 
 async def _read_over_http(figures: dict[str, float], port: int, count: int, rounds: int) -> None:
-    decode = msgspec.json.Decoder(EventLine).decode
+    decode_lines = msgspec.json.Decoder(EventLine).decode_lines
     connection = await Connection.open(port)
     firsts, seconds = [], []
     for _ in range(rounds + 1):
@@ -252,8 +253,9 @@ async def _read_over_http(figures: dict[str, float], port: int, count: int, roun
             part = rest + await connection.reader.readexactly(size)
             first = first or time.perf_counter() - began
             await connection.reader.readexactly(2)
-            *lines, rest = part.split(b"\n")
-            found += len([decode(line).event() for line in lines if not line.startswith(b'{"end"')])
+            whole = part.rfind(b"\n") + 1
+            lines, rest = part[:whole].removesuffix(b'{"end":true}\n'), part[whole:]
+            found += len([line.event() for line in decode_lines(lines)])
         await connection.reader.readexactly(2)
         assert found == count
         firsts.append(first)
@@ -333,7 +335,7 @@ async def queue(figures: dict[str, float], scale: int) -> None:
             figures["in_process_queue_jobs_per_s"] = watch.rate(total)
 
 
-_PARTS: dict[str, Callable[[dict[str, float], int], Awaitable[None]]] = {
+_PARTS: dict[str, Callable[[dict[str, float], int], Coroutine[Any, Any, None]]] = {
     "append": append,
     "batch": batch,
     "read": read,

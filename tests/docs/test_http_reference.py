@@ -22,14 +22,15 @@ def expected_page() -> str:
         for route in ROUTES
     ]
     errors = [
-        f"| `{kind.slug}` | {kind.status} | `{kind.error.__name__}` | {', '.join(f'`{each}`' for each in kind.fields)} |"
+        f"| `{kind.slug}` | {kind.status} | `{kind.error.__name__}` | "
+        f"{', '.join(f'`{each}`' for each in kind.fields)} |"
         for kind in KINDS
     ]
     return "\n".join(
         [
             "# HTTP",
             "",
-            "How to use it: [Serve a book over HTTP](../howto/server.md) and [Secure the server](../howto/securing.md).",
+            "How to use it: [Serve a book over HTTP](../howto/server.md), [Secure the server](../howto/securing.md).",
             "This page is generated from the tables of routes and errors in `tidebook.api`; the fields of each struct",
             "are in `/v1/openapi.json`.",
             "",

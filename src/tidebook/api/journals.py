@@ -105,7 +105,7 @@ class AppendBatchAnswer(msgspec.Struct, frozen=True):
     results: list[BatchAppendAnswer]
 
 
-class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class EventLine(msgspec.Struct, frozen=True, gc=False):
     """An event as it is read: one line of NDJSON, or the data of one server-sent event."""
 
     seq_nr: int

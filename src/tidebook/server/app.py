@@ -69,7 +69,7 @@ HANDLERS: Final[dict[str, Handler]] = {
 class Endpoint:
     """A route with its handler and its decoder."""
 
-    __slots__ = ("decode", "handler", "native_key", "route", "unmasks")
+    __slots__ = ("decode", "handler", "name_index", "native_key", "route", "unmasks")
 
     def __init__(self, route: Route, handler: Handler) -> None:
         self.route = route
@@ -77,6 +77,8 @@ class Endpoint:
         self.decode: Callable[[bytes], Any] | None = None
         if route.body is not None:
             self.decode = msgspec.json.Decoder(route.body).decode
+        #: The path parameter that a token's prefix must cover; None if there is none.
+        self.name_index = route.parameters.index(route.scope) if route.scope in route.parameters else None
         self.native_key = route.name in _NATIVE_KEYS
         self.unmasks = route.query is not None and "unmask" in route.query.__struct_fields__
 
@@ -129,7 +131,8 @@ class ServerApp:
     ) -> None:
         state, route = self.state, endpoint.route
         principal = state.gate.authenticate(route.method, headers)
-        state.gate.authorize(principal, route, parameters)
+        index = endpoint.name_index
+        state.gate.authorize(principal, route, None if index is None else parameters[index])
         client = scope.get("client")
         call = Call(state, route, parameters, headers, principal, client[0] if client else "", receive)
         if route.query is not None or scope["query_string"]:
@@ -248,7 +251,7 @@ class ServerApp:
         return b"".join(parts)
 
     async def _stream(self, call: Call, lines: Lines, receive: Receive, send: Send) -> None:
-        events = lines.events or "text/event-stream" in (call.headers.accept or "")
+        events = lines.events or call.wants_events
         state, token = self.state, call.principal.id
         try:
             state.slots.take(token)

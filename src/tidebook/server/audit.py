@@ -16,12 +16,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import apsw
-import msgspec
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.event import Event
 from tidebook.runtime.backoff import Backoff
-from tidebook.server.audit_entry import GENESIS, TARGET_CHARS_MAX, AuditEntry, chained
+from tidebook.server.audit_entry import FIELDS, GENESIS, TARGET_CHARS_MAX, hash_fields
 from tidebook.server.call import Call
 from tidebook.server.database import ServerDatabase
 from tidebook.server.gate import AUDIT_TOPIC
@@ -132,8 +131,8 @@ class Audit:
         for fields, _ in group:
             n += 1
             entry = _entry(n, fields, last)
-            last = entry.hash
-            events.append(Event(msgspec.to_builtins(entry)))
+            last = entry["hash"]
+            events.append(Event(entry))
         await self._append(events)
         self._n, self._hash = n, last
         for _, written in group:
@@ -173,21 +172,7 @@ class Audit:
             logger.warning("the end of the audit's chain is not written: %s", error)
 
 
-def _entry(n: int, fields: _Fields, prev: str) -> AuditEntry:
-    at_ms, who, token, role, client, action, target, status, unmask, detail = fields
-    return chained(
-        AuditEntry(
-            n=n,
-            at_ms=at_ms,
-            who=who,
-            token=token,
-            role=role,
-            client=client,
-            action=action,
-            target=target,
-            status=status,
-            unmask=unmask,
-            detail=detail,
-            prev=prev,
-        )
-    )
+def _entry(n: int, fields: _Fields, prev: str) -> dict[str, Any]:
+    """Return an entry with its hash, as the payload of its event."""
+    values = [n, *fields, prev]
+    return {**dict(zip(FIELDS, values, strict=True)), "hash": hash_fields(values)}

@@ -39,10 +39,18 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def hash_of(entry: AuditEntry) -> str:
     """Return the hash of all fields of an entry except its own hash."""
-    fields = [getattr(entry, name) for name in AuditEntry.__struct_fields__ if name != "hash"]
+    return hash_fields([getattr(entry, name) for name in FIELDS])
+
+
+def hash_fields(fields: list[Any]) -> str:
+    """Return the hash of the values of `FIELDS`."""
     return sha256(_encode(fields)).hexdigest()
 
 
 def chained(entry: AuditEntry) -> AuditEntry:
     """Return the entry with its hash."""
     return msgspec.structs.replace(entry, hash=hash_of(entry))
+
+
+#: The fields that are hashed, in this order.
+FIELDS: Final = tuple(name for name in AuditEntry.__struct_fields__ if name != "hash")

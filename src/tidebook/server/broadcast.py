@@ -64,7 +64,7 @@ class Broadcast(Generic[E]):
         await asyncio.shield(self._ready)
         while True:
             index = self._next
-            chunk: Chunk = []
+            chunk: list[tuple[str, bytes]] = []
             async with aclosing(catch_up(last)) as events:  # type: ignore[type-var]
                 async for event in events:
                     line = self._line(event)

@@ -75,6 +75,11 @@ class Call:
         """The book that is served."""
         return self.state.book
 
+    @property
+    def wants_events(self) -> bool:
+        """Whether the request asks for server-sent events."""
+        return self.headers.accept is not None and "text/event-stream" in self.headers.accept
+
     def number(self, index: int, name: str) -> int:
         """Return a path parameter as a whole number."""
         text = self.parameters[index]
@@ -93,7 +98,8 @@ class Call:
         return wanted
 
 
-Chunk = list[tuple[str, bytes]]
+#: Encoded values with the ids of their server-sent events, or lines of NDJSON.
+Chunk = list[tuple[str, bytes]] | bytes
 
 
 class Lines:

@@ -105,8 +105,8 @@ class Gate:
                 raise PermissionDenied("send the csrf_token of GET /v1/session as the header X-CSRF-Token")
         return principal
 
-    def authorize(self, principal: Principal, route: Route, parameters: list[str]) -> None:
-        """Check the role and the prefix of a token against a route; count the request."""
+    def authorize(self, principal: Principal, route: Route, name: str | None) -> None:
+        """Check the role and the prefix of a token against a route and the name in its path; count the request."""
         if principal.role < route.role:
             if principal.role is Role.PUBLIC:
                 raise SignInRequired("this needs a token: send it as 'Authorization: Bearer tb_…'")
@@ -114,14 +114,10 @@ class Gate:
                 f"{route.name} needs the role {route.role.label}, and this token is a {principal.role.label}",
                 required=route.role.label,
             )
-        match route.scope:
-            case "topic" | "queue" | "namespace":
-                self._check_name(principal, route, parameters[route.parameters.index(route.scope)])
-            case "book":
-                if principal.prefix:
-                    raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
-            case "items" | "none":
-                pass
+        if name is not None:
+            self._check_name(principal, route, name)
+        elif principal.prefix and route.scope == "book":
+            raise PermissionDenied(f"{route.name} concerns the whole book, and this token only a prefix of it")
         self._rate.take(principal.id)
 
     def _check_name(self, principal: Principal, route: Route, name: str) -> None:

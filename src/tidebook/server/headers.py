@@ -23,24 +23,20 @@ _READ = {
 class Headers:
     """Header values by name; a header that was not sent is None."""
 
-    __slots__ = tuple(_READ.values())
-
-    accept: str | None
-    authorization: str | None
-    content_length: str | None
-    content_type: str | None
-    cookie: str | None
-    host: str | None
-    idempotency_key: str | None
-    last_event_id: str | None
-    origin: str | None
-    request_timeout: str | None
-    sec_fetch_site: str | None
-    csrf_token: str | None
+    accept: str | None = None
+    authorization: str | None = None
+    content_length: str | None = None
+    content_type: str | None = None
+    cookie: str | None = None
+    host: str | None = None
+    idempotency_key: str | None = None
+    last_event_id: str | None = None
+    origin: str | None = None
+    request_timeout: str | None = None
+    sec_fetch_site: str | None = None
+    csrf_token: str | None = None
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
-        for name in self.__slots__:
-            setattr(self, name, None)
         for name_bytes, value in raw:
             if (known := _READ.get(name_bytes)) is not None:
                 setattr(self, known, value.decode("latin-1"))

@@ -29,7 +29,8 @@ CHUNK_EVENTS = 256
 #: How many appends of a batch are in flight at once.
 BATCH_IN_FLIGHT_MAX = 256
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
+_encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 
 
 async def append(call: Call) -> Appended:
@@ -115,7 +116,7 @@ async def ids(call: Call) -> Lines:
 
 
 async def _ids(journal: Journal, prefix: str, limit: int | None) -> AsyncGenerator[Chunk, None]:
-    chunk: Chunk = []
+    chunk: list[tuple[str, bytes]] = []
     count = 0
     async with aclosing(journal.ids()) as found:  # type: ignore[type-var]
         async for id in found:
@@ -163,7 +164,7 @@ async def read(call: Call) -> Lines:
             start = _after_event_id(call.headers.last_event_id)
         return Lines(lambda _: _follow(call, journal, id, start), live=True, events=True)
     events = journal.read(id, start=query.start, end=query.end, barrier=query.barrier)
-    return Lines(lambda lines: _chunks(lines, events, query.limit, call.mask(topic)))
+    return Lines(lambda lines: _chunks(lines, events, query.limit, call.mask(topic), with_ids=call.wants_events))
 
 
 def _follow(call: Call, journal: Journal, id: str, start: int) -> AsyncGenerator[Chunk, None]:
@@ -211,25 +212,33 @@ def _after_event_id(text: str) -> int:
 
 
 async def _chunks(
-    lines: Lines, events: AsyncIterator[ReadEvent], limit: int | None, mask: Mask | None
+    lines: Lines, events: AsyncIterator[ReadEvent], limit: int | None, mask: Mask | None, *, with_ids: bool
 ) -> AsyncGenerator[Chunk, None]:
     """Yield encoded events in chunks; after `limit` events, set the number that continues the read."""
-    line = EventLine.of
-    chunk: Chunk = []
+    chunk: list[ReadEvent | EventLine] = []
+    numbers: list[int] = []
     count = 0
+
+    def encode() -> Chunk:
+        if with_ids:
+            return [(str(number), _encode(each)) for number, each in zip(numbers, chunk, strict=True)]
+        return _encode_lines(chunk)
+
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
             if count == limit:
                 lines.next = event.seq_nr
                 break
             count += 1
-            encoded = _encode(line(event) if mask is None else _event_line(event, mask))
-            chunk.append((str(event.seq_nr), encoded))
+            # An event whose payload is a JSON value or text is its own line.
+            plain = mask is None and type(event.payload) is not bytes and len(event.tags) < 2
+            chunk.append(event if plain else _event_line(event, mask))
+            numbers.append(event.seq_nr)
             if len(chunk) >= CHUNK_EVENTS:
-                yield chunk
-                chunk = []
+                yield encode()
+                chunk, numbers = [], []
     if chunk:
-        yield chunk
+        yield encode()
 
 
 async def load_snapshot(call: Call) -> SnapshotAnswer:

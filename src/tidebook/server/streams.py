@@ -231,6 +231,8 @@ async def disconnected(receive: Receive) -> None:
 
 def format_chunk(chunk: Chunk, events: bool) -> bytes:
     """Return lines of NDJSON, or server-sent events."""
+    if isinstance(chunk, bytes):
+        return chunk
     if not events:
         return b"\n".join([line for _, line in chunk]) + b"\n"
     parts: list[bytes] = []

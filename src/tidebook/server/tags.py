@@ -81,7 +81,7 @@ async def _chunks(
     call: Call, lines: Lines, events: AsyncIterator[TaggedEvent], limit: int | None
 ) -> AsyncGenerator[Chunk, None]:
     prefix = call.principal.prefix
-    chunk: Chunk = []
+    chunk: list[tuple[str, bytes]] = []
     count, last = 0, ""
     async with aclosing(events):  # type: ignore[type-var]
         async for event in events:
@@ -107,7 +107,7 @@ async def list_tags(call: Call) -> Lines:
 
 
 async def _tags(call: Call) -> AsyncGenerator[Chunk, None]:
-    chunk: Chunk = []
+    chunk: list[tuple[str, bytes]] = []
     count = 0
     async with aclosing(call.book.tags.list()) as found:  # type: ignore[type-var]
         async for tag in found:

@@ -107,7 +107,7 @@ async def _chunks(
     lines: Lines, region: Region, table: int | None, start: int, from_offset: int, limit: int | None
 ) -> AsyncGenerator[Chunk, None]:
     entries = region.read(from_offset=from_offset) if table is None else region.read_table(table, start=start)
-    chunk: Chunk = []
+    chunk: list[tuple[str, bytes]] = []
     count = offset = 0
     async with aclosing(entries):
         async for entry in entries:

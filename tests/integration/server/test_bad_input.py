@@ -19,15 +19,24 @@ from hypothesis import strategies as st
 from tests.integration.server.running import served
 from tidebook.api.openapi import document
 from tidebook.api.routes import ROUTES
+from tidebook.runtime.clock import SystemClock
+from tidebook.server.database import ServerDatabase
+from tidebook.server.tokens import Tokens
 
 #: Jobs are child processes; the audit and rebuilds read everything; a stream of due dates never ends.
 LEFT_OUT = {"pipeline.start", "pipeline.cancel", "queues.listen"}
+
+
+#: The token of the server, which the tests of tokens may close to others.
+AUTHORIZATION: dict[str, str] = {}
+JSON_BODY = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server in a thread, for tests that are not async."""
     folder: Path = tmp_path_factory.mktemp("served") / "book"
+    AUTHORIZATION["authorization"] = f"Bearer {asyncio.run(_admin_token(folder))}"
     found: list[str] = []
     ready, stop = threading.Event(), threading.Event()
 
@@ -43,6 +52,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield found[0]
     stop.set()
     thread.join(60)
+
+
+async def _admin_token(folder: Path) -> str:
+    database = ServerDatabase(folder)
+    try:
+        return (await Tokens(database, SystemClock()).create("fuzz", "admin")).token
+    finally:
+        await database.close()
 
 
 def check(response: httpx.Response) -> None:
@@ -67,7 +84,7 @@ def test_what_the_document_allows_and_forbids_is_never_a_500(case: Any, url: str
         query["follow"] = "false"  # it never ends
     with httpx.Client(base_url=url, timeout=20) as http:
         headers = {name: value for name, value in (case.headers or {}).items() if _sendable(name, value)}
-        headers["request-timeout"] = "5"
+        headers |= {"request-timeout": "5", **AUTHORIZATION}
         body = None if case.body is schemathesis.core.NOT_SET else case.body
         path = case.formatted_path
         try:
@@ -79,7 +96,11 @@ def test_what_the_document_allows_and_forbids_is_never_a_500(case: Any, url: str
 
 def _sendable(name: str, value: object) -> bool:
     text = str(value)
-    return text.isascii() and text.isprintable() and name.lower() not in {"content-length", "host", "cookie"}
+    return (
+        text.isascii()
+        and text.isprintable()
+        and name.lower() not in {"authorization", "content-length", "cookie", "host"}
+    )
 
 
 PATHS = sorted({(route.method, route.path) for route in ROUTES if route.name not in LEFT_OUT})
@@ -106,7 +127,7 @@ def test_any_body_path_and_query_gets_an_answer(
     method, path = route
     parts = [quote(segment, safe="") if part.startswith("{") else part for part in path.split("/")]
     with httpx.Client(base_url=url, timeout=20) as http:
-        headers = {"content-type": kind, "request-timeout": "5"}
+        headers = {"content-type": kind, "request-timeout": "5", **AUTHORIZATION}
         check(http.request(method, "/".join(parts), content=body, params=query, headers=headers))
 
 
@@ -142,7 +163,9 @@ def test_deep_nesting_is_refused(url: str, depth: int) -> None:
     body = b'{"events":[{"payload":' + b"[" * depth + b"]" * depth + b"}]}"
     with httpx.Client(base_url=url, timeout=20) as http:
         response = http.post(
-            "/v1/journals/orders/deep/events", content=body, headers={"content-type": "application/json"}
+            "/v1/journals/orders/deep/events",
+            content=body,
+            headers=AUTHORIZATION | JSON_BODY,
         )
     assert response.status_code == 400
     check(response)
@@ -169,7 +192,9 @@ def test_deep_nesting_is_refused(url: str, depth: int) -> None:
 def test_an_answer_says_what_is_wrong(url: str, body: bytes, hint: str) -> None:
     with httpx.Client(base_url=url) as http:
         response = http.post(
-            "/v1/journals/orders/bad/events", content=body, headers={"content-type": "application/json"}
+            "/v1/journals/orders/bad/events",
+            content=body,
+            headers=AUTHORIZATION | JSON_BODY,
         )
     check(response)
     assert response.status_code == 400

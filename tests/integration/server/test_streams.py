@@ -33,9 +33,12 @@ class Follower:
         where = httpx.URL(url)
         reader, writer = await asyncio.open_connection(where.host, where.port, limit=2**22)
         writer.write(f"GET {path} HTTP/1.1\r\nhost: {where.host}\r\n\r\n".encode())
-        follower = cls(reader, writer)
-        assert b" 200 " in await reader.readline()
-        return follower
+        try:
+            assert b" 200 " in await reader.readline()
+        except AssertionError:
+            writer.close()
+            raise
+        return cls(reader, writer)
 
     async def next(self, name: str = "data") -> str:
         """Return the next field of this name."""
@@ -108,18 +111,20 @@ async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
         slow.writer.close()
 
 
+async def _connect_when_free(url: str) -> Follower:
+    while True:
+        try:
+            return await Follower.connect(url, f"{PATH}?follow=true")
+        except AssertionError:  # the server has not noticed yet that the last one is gone
+            await asyncio.sleep(0.01)
+
+
 async def test_a_client_that_disconnects_frees_its_stream(tmp_path: Path) -> None:
     file = tmp_path / "tidebook.toml"
     file.write_text('folder = "book"\n[server]\nstreams_max = 1\n')
     async with served(file) as (url, _):
         for _ in range(3):
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        follower = await Follower.connect(url, f"{PATH}?follow=true")
-                        break
-                    except AssertionError:  # the server has not noticed yet
-                        await asyncio.sleep(0.01)
+            follower = await asyncio.wait_for(_connect_when_free(url), 20)
             await follower.next("retry")
             follower.writer.transport.abort()
 

@@ -11,7 +11,7 @@ from tidebook.server.rate_limit import RateLimit
 
 def test_a_burst_passes_and_then_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tidebook.server.rate_limit.time.monotonic", lambda: now[0])
     limit = RateLimit(2.0, 3)
     for _ in range(3):
         limit.take("a")
