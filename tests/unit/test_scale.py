@@ -17,7 +17,7 @@ def test_the_catch_up_of_this_machine_is_within_thirty_percent() -> None:
 
 
 def test_more_load_than_cores_is_late_and_more_cores_help() -> None:
-    overloaded = Machine(cores=1, appends_per_s=6000)
+    overloaded = Machine(cores=1, appends_per_s=20_000)
     assert simulate_tail(MEASURED, overloaded, seconds=5).p50_s > 0.5
     assert simulate_tail(MEASURED, replace(overloaded, cores=8), seconds=5).p50_s < 0.2
 
