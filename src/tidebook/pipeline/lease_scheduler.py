@@ -21,7 +21,7 @@ from tidebook.replication.tail import Partition
 
 #: The next lease of a lane is submitted this long before the end of the current one.
 OVERLAP_S = 1.0
-#: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased anew.
+#: A lease that has not ended this long after its time is abandoned: its task is killed and its partitions leased again.
 OVERDUE_S = 5.0
 #: The duration of a lease with fixed stops, which ends by itself.
 ENDLESS_S = 1e9
@@ -48,7 +48,7 @@ def share_partitions(before: Sequence[Share], partitions: Sequence[Partition], l
 
 
 @dataclass(eq=False)
-class _Running:
+class _LeaseJob:
     """A lease whose job was submitted."""
 
     lane: int
@@ -58,8 +58,8 @@ class _Running:
 
 
 @dataclass
-class _Ended:
-    running: _Running
+class _LeaseEnd:
+    running: _LeaseJob
     results: Sequence[TaskResult] = ()
     error: TidebookError | None = None
 
@@ -68,7 +68,7 @@ class _Ended:
 class _Lane:
     share: Share
     #: The oldest first; at most the current lease and its successor.
-    running: list[_Running] = field(default_factory=list)
+    running: list[_LeaseJob] = field(default_factory=list)
 
 
 class LeaseScheduler:
@@ -101,11 +101,11 @@ class LeaseScheduler:
         self._number = 0
         self._lanes: list[_Lane] = []
         #: Leases that ended their time, or whose lane is gone, and whose jobs have not ended.
-        self._retired: set[_Running] = set()
-        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        self._retired: set[_LeaseJob] = set()
+        self._ended: queue.SimpleQueue[_LeaseEnd] = queue.SimpleQueue()
 
     def assign(self, configs: Mapping[str, TopicConfig], stops: Mapping[Partition, int] | None = None) -> None:
-        """Lease the partitions of these topics; what changed since the last call is leased anew, the rest goes on."""
+        """Lease the partitions of these topics; what changed since the last call is leased again, the rest goes on."""
         partitions = [(topic, number) for topic, each in configs.items() for number in range(each.partitions)]
         if stops is not None:
             partitions = [at for at in partitions if stops.get(at, 0) > 0]
@@ -174,11 +174,11 @@ class LeaseScheduler:
         topics = {topic for topic, _ in lane.share}
         configs = {topic: self._configs[topic] for topic in topics}
         lease = Lease(self._run, self._generation, lane.share, configs, seconds, stops)
-        running = _Running(number, lease, f"tidebook-{self._run}-{self._number}", time.monotonic())
+        running = _LeaseJob(number, lease, f"tidebook-{self._run}-{self._number}", time.monotonic())
         lane.running.append(running)
         InheritableThread(target=self._run_job, args=(running, self._number), daemon=True).start()
 
-    def _run_job(self, running: _Running, number: int) -> None:
+    def _run_job(self, running: _LeaseJob, number: int) -> None:
         """Run a lease as a Spark job; in a thread of its own, which waits for it."""
         context, lease = self._context, running.lease
         try:
@@ -187,11 +187,11 @@ class LeaseScheduler:
             context.setJobGroup(running.group, f"replicate {partitions}{more}, lease {number}", interruptOnCancel=True)
             task: Callable[[Iterable[int]], Iterable[bytes]] = self._new_task(msgspec.json.encode(lease))
             rows = context.parallelize([0], 1).mapPartitions(task).collect()
-            self._ended.put(_Ended(running, [msgspec.json.decode(row, type=TaskResult) for row in rows]))
+            self._ended.put(_LeaseEnd(running, [msgspec.json.decode(row, type=TaskResult) for row in rows]))
         except Exception as error:
-            self._ended.put(_Ended(running, error=failure_of(error)))
+            self._ended.put(_LeaseEnd(running, error=failure_of(error)))
 
-    def _handle(self, ended: _Ended) -> None:
+    def _handle(self, ended: _LeaseEnd) -> None:
         running = ended.running
         if running in self._retired:
             self._retired.discard(running)
@@ -205,13 +205,13 @@ class LeaseScheduler:
             raise ended.error
         self._on_end(ended.results)
 
-    def _abandon(self, lane: _Lane, running: _Running) -> None:
+    def _abandon(self, lane: _Lane, running: _LeaseJob) -> None:
         """Kill a task that does not end; its successor serves the partitions already, or is submitted now."""
         lane.running.remove(running)
         self._retired.add(running)
         self._cancel(running)
 
-    def _cancel(self, running: _Running) -> None:
+    def _cancel(self, running: _LeaseJob) -> None:
         with unless_spark_is_gone():
             self._context.cancelJobGroup(running.group)
 

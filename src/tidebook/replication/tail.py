@@ -1,4 +1,4 @@
-"""Tail log partitions: replicate each new record as soon as the log has it, slice after slice, until told to stop."""
+"""Tail log partitions: replicate each new record as soon as the log has it, slice after slice, until `stop`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ReplicationTail:
         return await read(replicator.topic, replicator.partition, start=start, stop=stop, limit=PAGE_RECORDS)
 
     async def _wait(self, replicator: PartitionReplicator, offset: int) -> bool:
-        """Wait until the log has a record at `offset` or after it; return False if told to stop, or after a while."""
+        """Wait until the log has a record at `offset` or after it; return False after `stop`, or after a while."""
         log = await self._parts.log()
         topic, partition = replicator.topic, replicator.partition
         news = asyncio.ensure_future(log.wait(topic, partition, offset=offset, timeout_s=CHECK_EVERY_S))
@@ -108,7 +108,7 @@ class ReplicationTail:
             stopping.cancel()
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry a call for `wait_s` while the log or the store is unavailable, unless told to stop."""
+        """Retry a call for `wait_s` while the log or the store is unavailable, unless it was stopped."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         deadline_s = asyncio.get_running_loop().time() + self._wait_s
         while True:
