@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -243,6 +244,7 @@ def test_a_folded_head_of_which_the_store_has_not_all_is_found(monkeypatch: pyte
 def test_rows_that_are_kept_from_a_head_of_another_life_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(self: RowPrefetcher, head: Head, *, after: int, to: int) -> bool:
         self._head, self._to = head, to
+        self._events = partial(self._store.events, self._key, head)
         self._end = self._end if self._requested else after
         return True
 

@@ -269,7 +269,7 @@ def test_records_that_retention_took_before_they_were_replicated_stop_it(
 
     settings = PipelineSettings(lease_s=2.0, look_every_s=0.2, wait_s=0.1)
     job = replication(
-        spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 10_000), tell=tell, settings=settings
+        spark, embedded, portal, topic, opening=AwayAtFirst(str(away), 10_000), report=tell, settings=settings
     )
     with pytest.raises(LogLost) as caught:
         job.run()
@@ -298,7 +298,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(
             if progress.waiting is not None:
                 waiting.set()
 
-        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, tell=tell)):
+        with opened(portal, gated) as through, running(replication(spark, through, portal, topic, report=tell)):
             await_replicated(book, portal, topic)
             gate.shut()
             portal.run(write_history(book, topic, steps=30, seed=2))

@@ -104,7 +104,7 @@ async def prepare(book: Book) -> dict[str, str]:
     jobs = await queue.claim(2, 600, together=False)
     leases = [encode_lease(job.held, job.id, job.key) for job in jobs]
     await queue.fail(await queue.claim(2, 600, together=False))
-    flags = [str(letter.id) for letter in await queue.flags()]
+    flags = [str(letter.id) for letter in await queue.dead_letters()]
     return {"lease": leases[0], "other_lease": leases[1], "flag": flags[0], "other_flag": flags[1]}
 
 
