@@ -15,12 +15,11 @@ from tidebook.core.errors import Corrupt, LogLost, UnknownVersion
 from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.record import read_record
-from tidebook.core.replication_plan import EventRow, advance_time
+from tidebook.core.replication_plan import EventRow, advance_time, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.domain.event_source import At, SourcePage, SourcePosition, SourceRow, merged_pages
 from tidebook.log.port import Log, Record, read_page
 from tidebook.replication.event_numbers import number_events
-from tidebook.replication.slice import first_unreplicated_offset
 from tidebook.store.port import StoreWriter
 from tidebook.tags.horizon import Horizons
 

@@ -178,7 +178,7 @@ async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:
         wal = book.wal("metrics")
         region = await wal.open_region(7, create=True)
         assert (await region.write(1, [b"a", b"b"])).last == 2
-        await region.write_many({1: [b"c"], 2: ["text", {"n": 1}]})
+        await region.write_many([(1, [b"c"]), (2, ["text", {"n": 1}])])
         assert [(x.table, x.seq, x.payload) async for x in region.read()] == [
             (1, 1, b"a"), (1, 2, b"b"), (1, 3, b"c"), (2, 1, "text"), (2, 2, {"n": 1}),
         ]  # fmt: skip

@@ -175,7 +175,7 @@ async def test_a_feed_names_what_it_waits_for_until_it_is_replicated(
     tags, logged = streams(book, clock), asyncio.Queue[str]()
     monkeypatch.setattr(horizon.LOGGER, "warning", lambda text, *config: logged.put_nowait(text % config))
     feed = Feed(tags, "paid", book.queue("mail"))
-    assert feed.waiting is None
+    assert not is_waiting(feed)
     running = asyncio.ensure_future(feed.run())
     await passes(clock, tags, 7_000)
     async with asyncio.timeout(30):
