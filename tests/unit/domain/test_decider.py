@@ -319,7 +319,7 @@ async def test_events_may_carry_tags(tmp_path: Path) -> None:
         assert (event.tags, event.metadata) == (frozenset({"money"}), {"by": "x", "command_id": "c"})
 
 
-@pytest.mark.parametrize("bad", [object(), 5, type("Empty", (), {})], ids=repr)
+@pytest.mark.parametrize("bad", [object(), 5, type("Empty", (), {})], ids=lambda bad: type(bad).__name__)
 def test_what_is_no_decider_is_refused(bad: Any) -> None:
     with tidebook.open_sync(Path("unused")) as book, pytest.raises(InvalidInput, match="no decider"):
         book.decider("accounts", bad, events=EVENTS)
