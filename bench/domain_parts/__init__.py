@@ -1,0 +1,1 @@
+"""The parts of the benchmark of the domain layer, one module each."""
