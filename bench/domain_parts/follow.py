@@ -1,0 +1,43 @@
+"""How long an event takes from its append to a follower of its tag, replicated by the same process, with fsync."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import tidebook
+from bench.timing import percentile, timed
+from tidebook.core.event import Event
+
+EVENTS, WARM_UP, EVERY_S = 200, 20, 0.02
+TARGETS = {"follow_p50_ms": 20.0}
+
+
+def run(folder: Path, *, quick: bool) -> dict[str, float]:
+    """Milliseconds from the call of `append` to the delivery of the event."""
+    return asyncio.run(_measure(folder / "follow", EVENTS // 4 if quick else EVENTS))
+
+
+async def _measure(folder: Path, events: int) -> dict[str, float]:
+    appended: list[float] = []
+    followed: list[float] = []
+    async with tidebook.open(folder, replicate=True) as book:
+        journal = book.journal("orders")
+        stream = book.tags.read("paid", follow=True)
+        with timed(f"{events} events, each followed before the next"):
+            for number in range(WARM_UP + events):
+                began = time.perf_counter()
+                await journal.append(f"o-{number % 50}", [Event(number, tags={"paid"})])
+                at = time.perf_counter()
+                await anext(stream)
+                if number >= WARM_UP:
+                    appended.append((at - began) * 1000)
+                    followed.append((time.perf_counter() - began) * 1000)
+                await asyncio.sleep(EVERY_S)
+        await stream.aclose()  # type: ignore[attr-defined]
+    return {
+        "follow_p50_ms": percentile(followed, 0.5),
+        "follow_p95_ms": percentile(followed, 0.95),
+        "follow_append_p50_ms": percentile(appended, 0.5),
+    }
