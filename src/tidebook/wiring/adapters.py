@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from tidebook.core.errors import InvalidInput
 from tidebook.log.port import Log
@@ -59,13 +60,11 @@ async def open_log(settings: Settings, *, clock: Clock, metrics: Metrics) -> Log
 
 
 async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
-    """Open the configured store; a missing embedded store is created by the first write."""
+    """Open the configured store; a missing one is created by the first write."""
     if not settings.section("store").embedded:
         module = "tidebook.store.cassandra.settings"
         cassandra = server_settings(settings, "store", "cassandra", module, "CassandraSettings")
-        adapter = extra("tidebook.store.cassandra.store", "cassandra")
-        store: StoreWriter = await adapter.open_cassandra_store(cassandra, metrics=metrics)
-        return store
+        return await _open_keyspace(extra("tidebook.store.cassandra.store", "cassandra"), cassandra, metrics)
     from tidebook.store.sqlite.store import SqliteStore
     from tidebook.store.sqlite.tables import FILE
     from tidebook.wiring.lazy_folder import LazyStore
@@ -74,3 +73,22 @@ async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
     embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
     embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
     return embedded
+
+
+async def _open_keyspace(adapter: ModuleType, settings: Any, metrics: Metrics) -> StoreWriter:
+    from tidebook.wiring.lazy_keyspace import LazyKeyspace
+
+    session = await adapter.connect(settings, metrics)
+    try:
+        store: StoreWriter | None = await adapter.find_store(session, settings, metrics)
+    except BaseException:
+        await session.close()
+        raise
+    if store is not None:
+        return store
+    lazy: Any = LazyKeyspace(
+        partial(adapter.find_store, session, settings, metrics),
+        partial(adapter.create_store, session, settings, metrics),
+        session.close,
+    )
+    return cast(StoreWriter, lazy)

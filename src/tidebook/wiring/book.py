@@ -402,12 +402,15 @@ class Book:
             await journal.close()
 
     async def create(self) -> None:
-        """Create the missing folder and files of an embedded log and store now, instead of at the first write."""
+        """Create a missing folder with its files, or a missing keyspace, now instead of at the first write."""
         from tidebook.wiring.lazy_folder import LazyLog, LazyStore
+        from tidebook.wiring.lazy_keyspace import LazyKeyspace
 
         for part in (self.log, self.store):
             if isinstance(part, LazyLog | LazyStore):
                 part.open_or_create()
+            elif isinstance(part, LazyKeyspace):
+                await part.open_or_create()
 
     def _start_replication(self) -> None:
         from tidebook.wiring.replication import inline_replication

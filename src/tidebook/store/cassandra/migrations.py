@@ -79,6 +79,8 @@ MIGRATIONS: Final = (
 
 SCHEMA: Final = "schema"
 VERSION: Final = "version"
+#: The tables that are created before all others.
+MARKERS: Final = frozenset({"setting", "locks"})
 #: A dead holder blocks the lock for this long. A live one renews it before each statement, and no statement may take
 #: longer than the lease.
 LOCK_S: Final = SCHEMA_TIMEOUT_S + 30
@@ -134,6 +136,18 @@ async def _create_keyspace(session: CassandraSession, settings: CassandraSetting
     )
 
 
+async def is_created(session: CassandraSession, keyspace: str) -> bool:
+    """Return whether the schema exists in some version. One whose creation was interrupted counts as missing."""
+    version = f"SELECT value FROM {keyspace}.setting WHERE section = '{SCHEMA}' AND name = '{VERSION}'"
+    listed = await _tables(session, keyspace) >= MARKERS
+    return listed and bool(await _retry_until_visible(lambda: session.query(version)))
+
+
+async def _tables(session: CassandraSession, keyspace: str) -> set[str]:
+    listed = f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
+    return {name for (name,) in await session.query(listed)}
+
+
 async def migrate(session: CassandraSession, keyspace: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Migrate the tables to the version that this Tidebook knows. A failed migration leaves the version as it was.
 
@@ -141,12 +155,8 @@ async def migrate(session: CassandraSession, keyspace: str, migrations: Sequence
     what was written to one of them. So all DDL runs under the lock, except for the table of the lock itself, which the
     same node creates for all processes. The lock is only taken after the nodes agree on that table.
     """
-    names = {name for (name,) in await session.query(
-        f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
-    )}  # fmt: skip
-    if {"setting", "locks"} <= names and (
-        await _retry_until_visible(lambda: _version(session, migrations)) == len(migrations)
-    ):
+    names = await _tables(session, keyspace)
+    if names >= MARKERS and (await _retry_until_visible(lambda: _version(session, migrations)) == len(migrations)):
         return
     if "locks" not in names:
         await session.define(_LOCKS, address=await _first_address(session))

@@ -30,7 +30,7 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.migrations import migrate, use_keyspace
+from tidebook.store.cassandra.migrations import is_created, migrate, use_keyspace
 from tidebook.store.cassandra.mutations import (
     Batch,
     CqlStatement,
@@ -75,12 +75,24 @@ async def open_cassandra_store(settings: CassandraSettings, *, metrics: Metrics)
     """Connect, create or migrate the schema if necessary, and return the store."""
     session = await connect(settings, metrics)
     try:
-        await use_keyspace(session, settings)
-        await migrate(session, settings.keyspace)
+        return await create_store(session, settings, metrics)
     except BaseException:
         await session.close()
         raise
+
+
+async def create_store(session: CassandraSession, settings: CassandraSettings, metrics: Metrics) -> CassandraStore:
+    """Create or migrate the schema if necessary, and return the store."""
+    await use_keyspace(session, settings)
+    await migrate(session, settings.keyspace)
     return CassandraStore(session, settings, metrics)
+
+
+async def find_store(session: CassandraSession, settings: CassandraSettings, metrics: Metrics) -> CassandraStore | None:
+    """Return the store, migrated if necessary, or None if its schema was never created."""
+    if not await is_created(session, settings.keyspace):
+        return None
+    return await create_store(session, settings, metrics)
 
 
 class CassandraStore:
