@@ -219,15 +219,15 @@ class ProduceBatch:
         offset: int | None = None
         timestamp_ms = 0
         try:
-            offset, (_, timestamp_ms) = message.offset(), message.timestamp()
-            is_regular = error is None and offset is not None and message.value() == self._values[len(offsets)]
+            if error is None and not irregular and message.value() == self._values[len(offsets)]:
+                offset, timestamp_ms = message.offset(), message.timestamp()[1]
         except Exception:
-            is_regular = False  # whoever resolves the batch meets the same error
-        if is_regular and not irregular:
-            offsets.append(offset)  # type: ignore[arg-type]
-            self._timestamps_ms.append(timestamp_ms)
-        else:
+            offset = None  # `resolve` meets the same error, and reports it
+        if offset is None:
             irregular.append(message)
+        else:
+            offsets.append(offset)
+            self._timestamps_ms.append(timestamp_ms)
         if len(offsets) + len(irregular) == self.awaited:
             self._done.append(self)
 
