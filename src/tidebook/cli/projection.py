@@ -19,7 +19,7 @@ from tidebook.wiring.book import Book
 if TYPE_CHECKING:  # SQLAlchemy is an extra, and slow to import: only an application that declares projections loads it
     from tidebook.domain.projection import Projection, StoredProjection
 
-app = Group(help="Look at projections and processes, rebuild, pause, resume and skip.", no_args_is_help=True)
+app = Group(help="Show, rebuild, pause and resume projections.", no_args_is_help=True)
 
 AppOption = Annotated[
     str, option("MODULE:APP", "A function of the book that returns its projections, as for 'tidebook run'.", ...)
@@ -102,7 +102,7 @@ async def list_(book: Book, app: AppOption) -> None:
 
 @app.command()
 async def status(book: Book, name: NameArgument, app: AppOption) -> None:
-    """Print how far a projection and each of its slices are, what failed, and what is parked."""
+    """Print how far a projection is, and what failed."""
     async with _projection(app, name, book) as projection:
         found = await projection.stored()
     row = _row(found)
@@ -117,7 +117,7 @@ async def status(book: Book, name: NameArgument, app: AppOption) -> None:
 
 @app.command()
 async def rebuild(book: Book, name: NameArgument, app: AppOption) -> None:
-    """Build a projection again beside the live one, then swap the tables."""
+    """Build a projection again, then swap its tables."""
     async with _projection(app, name, book) as projection:
         build = await projection.rebuild()
     output.emit({"projection": name, "build": build}, f"{name}: build {build} is live")

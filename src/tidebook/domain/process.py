@@ -194,7 +194,7 @@ class _Publication(msgspec.Struct, frozen=True):
         return self.event.seq_nr
 
 
-class Process(Projection):
+class ProcessManager(Projection):
     """A process manager: its handler takes `(effects, event)` and says what the event causes.
 
     >>> def declare(book, mail_later):

@@ -24,7 +24,7 @@ from tidebook.domain.event_source import (
     slice_of,
 )
 from tidebook.domain.event_type import EventTypes, declared_type
-from tidebook.domain.projection_runner import Build, OnFailure, Progress, ProjectionSettings, SliceRunner
+from tidebook.domain.projection_runner import Build, OnFailure, ProjectionSettings, RunnerProgress, SliceRunner
 from tidebook.domain.projection_tables import (
     RACES,
     SWAP_OWNER,
@@ -143,7 +143,7 @@ class Projection:
         self._handlers: dict[str, Handler] = {}
         self._horizons = Horizons(store)
         self._wait = StreamWait(store, clock, Horizons(store), source.topics, f"projection {name!r}")
-        self._progress = Progress()
+        self._progress = RunnerProgress()
         self._news: asyncio.Event = asyncio.Event()
         self._running = False
         self._active: SliceRunner | None = None
@@ -228,7 +228,7 @@ class Projection:
         return state
 
     def _runner(self, build: Build, member: str, check: Callable[[ProjectionTx], None]) -> SliceRunner:
-        progress = self._progress if not build.suffix else Progress()
+        progress = self._progress if not build.suffix else RunnerProgress()
         return SliceRunner(
             self._rows, self._engine, self._source, self._wait, self._prepare, self._settings, build, member,
             self._clock, progress, self._publish, check,

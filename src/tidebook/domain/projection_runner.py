@@ -77,7 +77,7 @@ class Build(msgspec.Struct, frozen=True):
 Prepare = Callable[[SourceRow], tuple[Handler, TypedEvent[Any]] | None]
 
 
-class Progress(msgspec.Struct):
+class RunnerProgress(msgspec.Struct):
     """What a runner has done, for `status` and `wait_for`."""
 
     events: int = 0
@@ -103,7 +103,7 @@ class SliceRunner:
         build: Build,
         member: str,
         clock: Clock,
-        progress: Progress,
+        progress: RunnerProgress,
         on_progress: Callable[[], None],
         check: Callable[[ProjectionTx], None],
     ) -> None:

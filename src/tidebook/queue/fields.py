@@ -1,4 +1,4 @@
-"""A queue's declared user fields, from a dataclass, a msgspec Struct, a mapping, TOML or XML."""
+"""A queue's declared user fields, from a dataclass, a msgspec Struct, a pydantic model, a mapping, TOML or XML."""
 
 from __future__ import annotations
 
@@ -65,12 +65,42 @@ class Fields:
             return data
 
 
+class ModelFields(Fields):
+    """The fields of a pydantic model, which validates and converts by its own rules; pydantic is not imported here."""
+
+    def __init__(self, model: type[Any]) -> None:
+        self._model: Any = model
+        self.schema = msgspec.json.encode(self._model.model_json_schema(), order="sorted")
+
+    def check(self, data: Any) -> Any:
+        """Return the data as plain JSON values; raise InvalidInput if it does not match the declaration."""
+        try:
+            model = data if isinstance(data, self._model) else self._model.model_validate(data)
+            # A model of wrong values can be constructed: what is put must be read back.
+            value = model.model_dump(mode="json")
+            self._model.model_validate(value)
+            return value
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidInput(f"the data is not as declared: {error}") from error
+
+    def read(self, data: Any) -> Any:
+        """Return stored data as the model, or unchanged if it was put under an incompatible declaration."""
+        try:
+            return self._model.model_validate(data)
+        except ValueError:
+            return data
+
+
 def fields_of(declared: object) -> Fields:
     """Return the fields that a class, a `.toml` or `.xml` file, or a mapping of names to types declares."""
     if isinstance(declared, type):
         if is_dataclass(declared) or issubclass(declared, msgspec.Struct):
             return Fields(declared, as_type=True)
-        raise InvalidInput(f"{declared.__name__} declares no fields: give a dataclass or a msgspec Struct")
+        if callable(getattr(declared, "model_json_schema", None)):
+            return ModelFields(declared)
+        raise InvalidInput(
+            f"{declared.__name__} declares no fields: give a dataclass, a msgspec Struct or a pydantic model"
+        )
     if isinstance(declared, str | Path):
         path = Path(declared)
         match path.suffix:

@@ -24,7 +24,7 @@ from tidebook.wiring.settings import Settings, read_settings
 
 if TYPE_CHECKING:  # each part is imported at its first use: a command needs one or two of them and starts often
     from tidebook.domain.decider import Decider
-    from tidebook.domain.process import Process
+    from tidebook.domain.process import ProcessManager
     from tidebook.domain.projection import Projection
     from tidebook.domain.typed_journal import TypedJournal
     from tidebook.outbox.log_topic import LogTopic
@@ -211,7 +211,7 @@ class Book:
         events: Iterable[type[Any]] | None = None,
         retries: int | None = None,
         on_failure: Literal["stop", "park"] = "stop",
-    ) -> Process:
+    ) -> ProcessManager:
         """Return a process manager: decorate its handler `(effects, event)` with it, or use `on` for one type.
 
         The handler says what an event causes: commands of deciders, queue entries, outbox messages. `into` is the
@@ -221,9 +221,14 @@ class Book:
         from tidebook.wiring.projection import make_process
 
         self._refuse_fork()
+
+        def publish(connection: Any, **fields: Any) -> None:
+            self.outbox.blocking.publish(connection, **fields)
+
         return make_process(
-            name, self, self._event_types, into=into, topics=topics, tags=tags, events=events, retries=retries,
-            on_failure=on_failure,
+            name, self.log, self.store, self.clock, self.ids, self._event_types, self.settings, into=into,
+            topics=topics, tags=tags, events=events, retries=retries, on_failure=on_failure,
+            queue_of=self.queue, publish=publish,
         )  # fmt: skip
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import create_engine
 
@@ -11,7 +11,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.domain.event_source import EventSource, TagSource, TopicSource
 from tidebook.domain.event_type import EventTypes
 from tidebook.domain.log_topic_source import LogTopicSource
-from tidebook.domain.process import Process
+from tidebook.domain.process import ProcessManager, Publish, QueueOf
 from tidebook.domain.projection import RETRIES, SLICES, Projection
 from tidebook.domain.sql_engine import SqlEngine
 from tidebook.domain.topic_types import TopicTypes
@@ -21,9 +21,6 @@ from tidebook.store.port import StoreWriter
 from tidebook.tags.event import check_tag, check_topics
 from tidebook.tags.horizon import Horizons
 from tidebook.wiring.settings import Settings
-
-if TYPE_CHECKING:
-    from tidebook.wiring.book import Book
 
 #: How long SQLite waits for another writer.
 BUSY_S: Final = 30.0
@@ -51,8 +48,12 @@ def make_source(
 
 def make_process(
     name: str,
-    book: Book,
+    log: Log,
+    store: StoreWriter,
+    clock: Clock,
+    ids: Ids,
     declared: TopicTypes,
+    settings: Settings,
     *,
     into: Any,
     topics: Iterable[str] | None,
@@ -60,24 +61,22 @@ def make_process(
     events: Iterable[type[Any]] | None,
     retries: int | None,
     on_failure: Literal["stop", "park"],
-) -> Process:
+    queue_of: QueueOf,
+    publish: Publish,
+) -> ProcessManager:
     """Return a process manager; the arguments are those of `Book.process`."""
     types = None if events is None else EventTypes(events)
-
-    def publish(connection: Any, **fields: Any) -> None:
-        book.outbox.blocking.publish(connection, **fields)
-
-    return Process(
+    return ProcessManager(
         name,
-        source=make_source(book.log, book.store, topics=topics, tags=tags),
-        engine=SqlEngine(_process_engine(book.settings) if into is None else into),
-        store=book.store,
-        clock=book.clock,
-        ids=book.ids,
+        source=make_source(log, store, topics=topics, tags=tags),
+        engine=SqlEngine(_process_engine(settings) if into is None else into),
+        store=store,
+        clock=clock,
+        ids=ids,
         types_of=declared.of if types is None else lambda _: types,
         retries=RETRIES if retries is None else retries,
         on_failure=on_failure,
-        queue_of=book.queue,
+        queue_of=queue_of,
         publish=publish,
     )
 

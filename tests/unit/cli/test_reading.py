@@ -67,6 +67,9 @@ READING = [
 WRITING = {
     "up", "journal append", "wal write", "outbox publish", "outbox migrate", "queue put",
     "bench", "outbox schema", "pipeline script", "pipeline jars",
+    # What these read and write is in the database of an application, which --app names.
+    "projection list", "projection status", "projection rebuild", "projection pause", "projection resume",
+    "projection skip",
 }  # fmt: skip
 
 
