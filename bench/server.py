@@ -322,7 +322,16 @@ async def queue(figures: dict[str, float], scale: int) -> None:
                 await connection.call("POST", "/v1/queues/bench/done", body)
 
             with timed("claim and done over HTTP"):
-                figures["queue_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total, call)
+                figures["queue_two_calls_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total // 2, call)
+            held: dict[Connection, list[str]] = {}
+
+            async def claim_and_finish(connection: Connection, number: int) -> None:
+                body = msgspec.json.encode({"together": False, "done": held.get(connection, [])})
+                answer = json.loads(await connection.call("POST", "/v1/queues/bench/claims", body))
+                held[connection] = [job["lease"] for job in answer["jobs"]]
+
+            with timed("claims that finish the job before"):
+                figures["queue_jobs_per_s"] = await clients(port, QUEUE_CLIENTS, total // 2, claim_and_finish)
         async with open_book(Path(folder) / "other") as book:
             jobs, numbers = book.queue("bench"), iter(range(total))
 

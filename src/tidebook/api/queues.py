@@ -61,12 +61,16 @@ class PutAnswer(msgspec.Struct, frozen=True):
 
 
 class ClaimBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A claim of due entries; with `wait_s` it waits that long for the first one."""
+    """A claim of due entries; with `wait_s` it waits that long for the first one.
+
+    `done` has the leases of finished jobs: they are finished first, which saves a worker every other request.
+    """
 
     limit: Annotated[int, Meta(ge=1, le=CLAIM_MAX)] = 1
     lease_s: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
     wait_s: Annotated[float, Meta(ge=0, le=CLAIM_WAIT_S_MAX)] = 0.0
     together: bool = True
+    done: Annotated[tuple[str, ...], Meta(max_length=CLAIM_MAX)] = ()
 
 
 class JobAnswer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

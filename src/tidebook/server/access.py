@@ -6,9 +6,10 @@ import msgspec
 
 from tidebook.api.access import AuditVerifyAnswer, NewTokenAnswer, SessionAnswer, TokensAnswer
 from tidebook.api.errors import SignInRequired
+from tidebook.server.answers import Reply
 from tidebook.server.audit_check import check_audit
 from tidebook.server.browser_sessions import COOKIE
-from tidebook.server.call import Call, Handler, Reply
+from tidebook.server.call import Call, Handler
 from tidebook.server.principal import Principal
 from tidebook.server.tokens import role_name
 

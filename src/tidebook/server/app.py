@@ -29,7 +29,8 @@ from tidebook.api.route import Route
 from tidebook.api.routes import ROUTES
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.server import access, health, journals, outbox, pipeline, queues, tags, topics, wal
-from tidebook.server.call import Call, Handler, Lines, Message, Receive, Reply, Send
+from tidebook.server.answers import Lines, Message, Receive, Reply, Send
+from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
 from tidebook.server.idempotency import EncodedAnswer, check_key
 from tidebook.server.router import Router
@@ -192,9 +193,9 @@ class ServerApp:
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("latin-1")
         if route.destructive or call.unmask:
-            await audit.record_durably(call, target, status, unmask=call.unmask)
+            await audit.record_durably(call.principal, call.client, route.name, target, status, unmask=call.unmask)
         else:
-            audit.record(call, target, status)
+            audit.record(call.principal, call.client, route.name, target, status)
 
     async def _run_keyed(self, endpoint: Endpoint, call: Call, scope: dict[str, Any], raw: bytes) -> Any:
         """Run a request that has an Idempotency-Key, or return the answer of an earlier one."""

@@ -21,9 +21,9 @@ from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.event import Event
 from tidebook.runtime.backoff import Backoff
 from tidebook.server.audit_entry import FIELDS, GENESIS, TARGET_CHARS_MAX, hash_fields
-from tidebook.server.call import Call
 from tidebook.server.database import ServerDatabase
 from tidebook.server.gate import AUDIT_TOPIC
+from tidebook.server.principal import Principal
 from tidebook.wiring.book import Book
 
 logger = logging.getLogger("tidebook.server.audit")
@@ -61,22 +61,23 @@ class Audit:
         if len(self._waiting) >= WAITING_MAX:
             raise Unavailable(f"{WAITING_MAX:,} entries of the audit wait to be written: changes are refused meanwhile")
 
-    def record(self, call: Call, target: str, status: int, *, unmask: bool = False) -> None:
+    def record(self, who: Principal, client: str, action: str, target: str, status: int) -> None:
         """Record a call; its entry becomes durable soon."""
-        self._put(self._fields(call, target, status, unmask), None)
+        self._put(self._fields(who, client, action, target, status, False), None)
 
-    async def record_durably(self, call: Call, target: str, status: int, *, unmask: bool = False) -> None:
+    async def record_durably(
+        self, who: Principal, client: str, action: str, target: str, status: int, *, unmask: bool = False
+    ) -> None:
         """Record a call, and return when its entry is durable."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._put(self._fields(call, target, status, unmask), written)
+        self._put(self._fields(who, client, action, target, status, unmask), written)
         self._urgent.set()
         await asyncio.shield(written)
 
-    def _fields(self, call: Call, target: str, status: int, unmask: bool) -> _Fields:
-        who = call.principal
+    def _fields(self, who: Principal, client: str, action: str, target: str, status: int, unmask: bool) -> _Fields:
         now_ms = self._book.clock.now_ms()
         target = target[:TARGET_CHARS_MAX]
-        return now_ms, who.name, who.id, who.role.label, call.client, call.route.name, target, status, unmask, None
+        return now_ms, who.name, who.id, who.role.label, client, action, target, status, unmask, None
 
     def _put(self, fields: _Fields, written: asyncio.Future[None] | None) -> None:
         if self._task is None:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, Final, Generic, TypeVar
 
 from tidebook.runtime.futures import cancel_quietly
-from tidebook.server.call import Chunk
+from tidebook.server.answers import Chunk
 
 E = TypeVar("E")
 #: A place in the stream that grows from event to event.

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
 from tidebook.api.route import Route
 from tidebook.core.errors import InvalidInput
+from tidebook.server.answers import Receive
 from tidebook.server.headers import Headers
 from tidebook.server.masking import Mask
 from tidebook.server.principal import Principal
+from tidebook.server.state import ServerState
 from tidebook.wiring.book import Book
-
-if TYPE_CHECKING:
-    from tidebook.server.state import ServerState
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class Call:
@@ -96,39 +89,6 @@ class Call:
         if wanted and self.principal.role < Role.ADMIN:
             raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
         return wanted
-
-
-#: Encoded values with the ids of their server-sent events, or lines of NDJSON.
-Chunk = list[tuple[str, bytes]] | bytes
-
-
-class Lines:
-    """A streamed answer: encoded JSON values, each with the id of its server-sent event.
-
-    `read` yields lists of them, so that what is read together is sent together. It gets this object, and sets `next` if
-    it ends before everything was read.
-    """
-
-    __slots__ = ("events", "live", "next", "source")
-
-    def __init__(
-        self, read: Callable[[Lines], AsyncGenerator[Chunk, None]], *, live: bool = False, events: bool = False
-    ) -> None:
-        #: Whether it never ends by itself.
-        self.live = live
-        #: Whether it is sent as server-sent events, also if the request does not ask for them.
-        self.events = events
-        #: Where the read continues.
-        self.next: int | str | None = None
-        self.source = read(self)
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """An answer with another status or further headers than its route says."""
-
-    body: Any
-    status: int = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 Handler = Callable[[Call], Awaitable[Any]]

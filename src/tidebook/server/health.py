@@ -8,7 +8,8 @@ import time
 import tidebook
 from tidebook.api.health import CheckAnswer, LiveAnswer, ReadyAnswer
 from tidebook.core.errors import TidebookError
-from tidebook.server.call import Call, Handler, Reply
+from tidebook.server.answers import Reply
+from tidebook.server.call import Call, Handler
 
 CHECK_S = 5.0
 

@@ -20,8 +20,9 @@ from tidebook.core.event import ReadEvent
 from tidebook.core.key import Key, journal_id
 from tidebook.journal.journal import Journal
 from tidebook.journal.outcome import Appended
+from tidebook.server.answers import Chunk, Lines
 from tidebook.server.broadcast import Line, Place
-from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.server.call import Call, Handler
 from tidebook.server.masking import Mask
 
 #: How many events are encoded and sent together.

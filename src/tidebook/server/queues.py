@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -29,7 +29,8 @@ from tidebook.api.queues import (
 from tidebook.queue.job import Job, utc_datetime
 from tidebook.queue.queue import Queue
 from tidebook.queue.views import QueueStatus
-from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.server.answers import Chunk, Lines
+from tidebook.server.call import Call, Handler
 from tidebook.server.streams import disconnected
 
 _encode = msgspec.json.Encoder().encode
@@ -40,9 +41,9 @@ def _queue(call: Call) -> Queue:
     return call.book.queue(call.parameters[0])
 
 
-def _jobs(call: Call) -> list[Job]:
+def _jobs(call: Call, leases: Sequence[str]) -> list[Job]:
     """Return the jobs of the leases; a queue uses only what a lease holds of them."""
-    return cast(list[Job], [HeldJob(call.parameters[0], lease) for lease in call.body.leases])
+    return cast(list[Job], [HeldJob(call.parameters[0], lease) for lease in leases])
 
 
 async def put(call: Call) -> PutAnswer:
@@ -54,10 +55,12 @@ async def put(call: Call) -> PutAnswer:
 async def claim(call: Call) -> ClaimAnswer:
     """Claim due entries; with `wait_s`, wait for the first one."""
     body, queue = call.body or _CLAIM, _queue(call)
+    if body.done:
+        await queue.done(_jobs(call, body.done))
     jobs = await queue.claim(body.limit, body.lease_s, together=body.together)
     if not jobs and body.wait_s:
         jobs = await _claim_when_due(call, queue, body)
-    call.changed = bool(jobs)
+    call.changed = bool(jobs or body.done)
     return ClaimAnswer([JobAnswer.of(job) for job in jobs])
 
 
@@ -86,19 +89,19 @@ async def _claim_first(queue: Queue, body: ClaimBody) -> list[Job]:
 
 async def heartbeat(call: Call) -> HeartbeatAnswer:
     """Extend leases."""
-    jobs = _jobs(call)
+    jobs = _jobs(call, call.body.leases)
     await _queue(call).heartbeat(jobs, call.body.lease_s)
     return HeartbeatAnswer([utc_datetime(cast(Any, job).lease_until_ms) for job in jobs])
 
 
 async def done(call: Call) -> None:
     """Finish jobs."""
-    await _queue(call).done(_jobs(call))
+    await _queue(call).done(_jobs(call, call.body.leases))
 
 
 async def fail(call: Call) -> FailAnswer:
     """Return the entries of failed jobs."""
-    outcomes = await _queue(call).fail(_jobs(call), delay=call.body.delay_s, reason=call.body.reason)
+    outcomes = await _queue(call).fail(_jobs(call, call.body.leases), delay=call.body.delay_s, reason=call.body.reason)
     return FailAnswer(list(outcomes))
 
 

@@ -16,7 +16,7 @@ from tidebook.api.errors import DeadlineExceeded, TooManyRequests
 from tidebook.api.journals import EndLine
 from tidebook.api.problem import internal_problem, problem_of
 from tidebook.core.errors import TidebookError
-from tidebook.server.call import Chunk, Lines, Receive, Send
+from tidebook.server.answers import Chunk, Lines, Receive, Send
 
 NDJSON: Final = b"application/x-ndjson"
 EVENT_STREAM: Final = b"text/event-stream"

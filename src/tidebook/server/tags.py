@@ -11,8 +11,9 @@ import msgspec
 from tidebook.api.payload import payload_to
 from tidebook.api.tags import HorizonAnswer, TaggedEventLine, TagLine, TagRebuildAnswer
 from tidebook.core.errors import InvalidInput
+from tidebook.server.answers import Chunk, Lines
 from tidebook.server.broadcast import Line, Place
-from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.server.call import Call, Handler
 from tidebook.tags.event import TaggedEvent, encode_offset, position_before
 
 CHUNK_EVENTS = 256

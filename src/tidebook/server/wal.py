@@ -20,7 +20,8 @@ from tidebook.api.wal import (
     WriteAnswer,
 )
 from tidebook.core.errors import InvalidInput
-from tidebook.server.call import Call, Chunk, Handler, Lines
+from tidebook.server.answers import Chunk, Lines
+from tidebook.server.call import Call, Handler
 from tidebook.wal.region import Region
 
 CHUNK_ENTRIES = 256

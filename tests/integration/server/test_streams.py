@@ -167,6 +167,10 @@ async def test_a_claim_waits_for_work(tmp_path: Path) -> None:
         heartbeat = await http.post("/v1/queues/mail/heartbeats", json={"leases": [job["lease"]], "lease_s": 600})
         assert heartbeat.json()["lease_until"][0] > job["lease_until"]
         assert (await http.post("/v1/queues/mail/done", json={"leases": [job["lease"]]})).status_code == 204
+        await http.post("/v1/queues/mail/entries", json={"entries": [{"data": 1}, {"data": 2}]})
+        [job] = (await http.post("/v1/queues/mail/claims", json={"limit": 1})).json()["jobs"]
+        [last] = (await http.post("/v1/queues/mail/claims", json={"done": [job["lease"]]})).json()["jobs"]
+        assert last["data"] == 2
         lost = await http.post("/v1/queues/mail/done", json={"leases": [job["lease"]]})
         assert (lost.status_code, lost.json()["type"]) == (409, "urn:tidebook:error:lease-lost")
 
