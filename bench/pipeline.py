@@ -50,6 +50,7 @@ TARGETS = {
     "steady_p50_s": 0.1,
     "steady_p99_s": 0.4,
     "steady_follower_p50_s": 0.2,
+    "steady_stop_s": 2.0,
     "source_embedded_vs_kafka": 0.5,
     "source_cassandra_vs_kafka": 0.5,
     "start_beyond_spark_s": 3.0,
@@ -175,7 +176,7 @@ class Bench:
         ):
             if above in f and below in f:
                 found[name] = f[above] / f[below]
-        for name in ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s"):
+        for name in ("steady_p50_s", "steady_p99_s", "steady_follower_p50_s", "steady_stop_s"):
             if name in f:
                 found[name] = f[name]
         found |= {name: f[name] for name in ("idle_cores", "idle_mb", "up_first_event_s") if name in f}
@@ -300,8 +301,10 @@ class Bench:
                     self.figures[f"steady_cores_{name}"] = used
                 self.figures |= measuring.result()
         finally:
-            job.stop()
-            thread.join()
+            with timed("until it has stopped") as watch:
+                job.stop()
+                thread.join()
+            self.figures["steady_stop_s"] = watch.seconds
 
     def _processor_s(self) -> dict[str, float]:
         """The processor time of each party so far: Spark with its workers, this process, and the servers."""
