@@ -221,6 +221,10 @@ class ProcessManager(Projection):
             name=self.name, queue_of=self._queue_of, publish=self._publish_message,
         )  # fmt: skip
 
+    def dispose(self) -> None:
+        """Close the connections of an engine that the book made for the process."""
+        self._engine.dispose()
+
     async def rebuild(self) -> int:
         """Raise InvalidInput: what a process has caused cannot be caused again."""
         raise InvalidInput(f"process {self.name!r} cannot be rebuilt: its effects have happened")

@@ -54,6 +54,11 @@ class SqlEngine:
         self._engine = engine
         self.dialect = engine.dialect.name
 
+    def dispose(self) -> None:
+        """Close the connections of the pool."""
+        engine = self._engine.sync_engine if isinstance(self._engine, AsyncEngine) else self._engine
+        engine.dispose()
+
     async def run(self, work: Callable[[Connection], T]) -> T:
         """Run a function with a connection in one transaction, off the event loop."""
         engine = self._engine

@@ -225,11 +225,14 @@ class Book:
         def publish(connection: Any, **fields: Any) -> None:
             self.outbox.blocking.publish(connection, **fields)
 
-        return make_process(
+        made = make_process(
             name, self.log, self.store, self.clock, self.ids, self._event_types, self.settings, into=into,
             topics=topics, tags=tags, events=events, retries=retries, on_failure=on_failure,
             queue_of=self.queue, publish=publish,
         )  # fmt: skip
+        if into is None:
+            self._stack.callback(made.dispose)
+        return made
 
     @property
     def tags(self) -> Tags:
