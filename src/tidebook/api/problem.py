@@ -32,11 +32,14 @@ from tidebook.core.errors import (
     MissingTaggedEvent,
     NotFound,
     OutcomeUnknown,
+    ProjectionStopped,
     TidebookError,
     TooLarge,
     Truncated,
     Unavailable,
+    UnknownEventType,
     UnknownVersion,
+    UnreadableEvent,
 )
 from tidebook.core.key import Key
 
@@ -77,6 +80,21 @@ KINDS: Final = (
     ErrorKind(Conflict, 409, "conflict", "The append was rejected", ("key", "expected", "at", "found")),
     ErrorKind(Fenced, 409, "fenced", "A newer owner has taken over"),
     ErrorKind(LeaseLost, 409, "lease-lost", "The lease is no longer held"),
+    ErrorKind(
+        UnknownEventType,
+        409,
+        "unknown-event-type",
+        "An event has a type that is not declared",
+        ("topic", "id", "seq_nr", "type", "version", "reason", "known"),
+    ),
+    ErrorKind(
+        UnreadableEvent,
+        409,
+        "unreadable-event",
+        "An event does not fit its class",
+        ("topic", "id", "seq_nr", "type", "version", "reason"),
+    ),
+    ErrorKind(ProjectionStopped, 409, "projection-stopped", "A projection is stopped", ("name", "slice", "reason")),
     ErrorKind(Truncated, 410, "truncated", "Events were deleted during the read"),
     ErrorKind(TooManyRequests, 429, "too-many-requests", "A limit was reached", ("retry_after_s",)),
     ErrorKind(UnknownVersion, 500, "unknown-version", "The data is of a newer version", ("version", "known")),
@@ -128,7 +146,7 @@ def problem_of(error: TidebookError) -> dict[str, Any]:
         "detail": str(error).encode(errors="replace").decode(),
     }
     for name in kind.fields:
-        found[name] = _to_json(getattr(error, name, None))
+        found[_member(name)] = _to_json(getattr(error, name, None))
     return found
 
 
@@ -151,8 +169,13 @@ def error_of(problem: Mapping[str, Any]) -> TidebookError:
     error = kind.error.__new__(kind.error)
     Exception.__init__(error, detail)
     for name in kind.fields:
-        setattr(error, name, _FROM_JSON.get(name, _unchanged)(problem.get(name)))
+        setattr(error, name, _FROM_JSON.get(name, _unchanged)(problem.get(_member(name))))
     return error
+
+
+def _member(name: str) -> str:
+    """Return the member of a problem that holds a field: `type` is the problem's own."""
+    return "event_type" if name == "type" else name
 
 
 def _to_json(value: Any) -> Any:

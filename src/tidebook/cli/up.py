@@ -44,7 +44,7 @@ async def up(
     serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
     port: int = number("The port of the server; a free one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
 ) -> None:
-    """Run a book: replicate it, serve it over HTTP and show its status, until Ctrl-C.
+    """Replicate and serve a book, and show its status, until Ctrl-C.
 
     An embedded book is replicated in this process. With servers, or [pipeline] engine = "spark", it is on local Spark.
     """

@@ -71,6 +71,8 @@ class Connection:
         self._tls_ca = tls_ca
         self._retry_s = retry_s
         self._client: httpx.AsyncClient | None = None
+        #: Whether the server has answered: one that never did is not waited for.
+        self._answered = False
         self._generation = generation()
 
     async def open(self) -> None:
@@ -191,6 +193,7 @@ class Connection:
             response = await self._opened().send(request)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
+        self._answered = True
         if response.is_success:
             return response.content
         raise self._refusal(response, response.content)
@@ -200,6 +203,8 @@ class Connection:
         text = f"{self.url} does not answer: {str(error) or type(error).__name__}"
         if isinstance(error, httpx.ConnectError) and isinstance(_root_cause(error), ssl.SSLCertVerificationError):
             return Unavailable(f"{text}: its certificate is not trusted; give the file of its authority as tls_ca=")
+        if isinstance(error, httpx.ConnectError) and not self._answered:
+            return Unavailable(f"{text}: check the address, and that 'tidebook serve' runs there")
         never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         return RetryLater(text) if never_sent or not route.mutates else NoAnswer(text)
 
@@ -223,6 +228,7 @@ class Connection:
             response = await self._opened().send(request, stream=True)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
+        self._answered = True
         try:
             if not response.is_success:
                 raise self._refusal(response, await response.aread())

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -194,24 +194,23 @@ async def test_a_write_ahead_log_works_through_a_server(tmp_path: Path) -> None:
 
 
 async def test_the_client_goes_on_when_the_server_restarts(tmp_path: Path) -> None:
-    async with Book(Settings(tmp_path)) as local:
+    async with Book(Settings(tmp_path)) as local, AsyncExitStack() as stack:
         async with served_book(local) as url:
-            pass
+            book = await stack.enter_async_context(RemoteBook(url))
+            assert await book.topics() == []
         port = int(url.rpartition(":")[2])
-        async with RemoteBook(url) as book:
-            appending = asyncio.create_task(book.journal("orders").append("o-1", [Event(1)]))
-            reading = asyncio.create_task(book.topics())
-            async with served_book(local, port=port):
-                assert (await appending).first == 1
-                await reading
-                assert [event.payload async for event in book.journal("orders").read("o-1")] == [1]
+        appending = asyncio.create_task(book.journal("orders").append("o-1", [Event(1)]))
+        reading = asyncio.create_task(book.topics())
+        async with served_book(local, port=port):
+            assert (await appending).first == 1
+            await reading
+            assert [event.payload async for event in book.journal("orders").read("o-1")] == [1]
 
 
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     async with Book(Settings(tmp_path)) as local, served_book(local) as url:
         pass
     async with RemoteBook(url) as book:
-        book._connection._retry_s = 0.2
         with pytest.raises(Unavailable, match="does not answer"):
             await book.topics()
 

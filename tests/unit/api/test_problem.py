@@ -25,6 +25,9 @@ EXAMPLES: list[TidebookError] = [
     errors.Fenced("late"),
     errors.LeaseLost("lost"),
     errors.LogLost(topic="t", partition=1, first=2, last=3, remedy="restore"),
+    errors.UnknownEventType(topic="t", id="x", seq_nr=3, type="paid", version=2, known=1),
+    errors.UnreadableEvent(topic="t", id="x", seq_nr=3, type="paid", version=2, reason="no amount"),
+    errors.ProjectionStopped(name="sales", slice=3, reason="t/x 3"),
     errors.MissingTaggedEvent(tag="t", topic="x", id="y", missing=(1, 2), last_known_offset="abc"),
     api_errors.SignInRequired("who?"),
     api_errors.PermissionDenied("no", required="admin"),
@@ -54,6 +57,9 @@ PINNED = {
     "deadline-exceeded": 503,
     "unavailable": 503,
     "outcome-unknown": 504,
+    "unknown-event-type": 409,
+    "unreadable-event": 409,
+    "projection-stopped": 409,
 }
 
 

@@ -147,7 +147,7 @@ def test_a_folder_of_a_newer_schema_is_refused_and_left_as_it_is(cli: Cli, book:
     refused(cli("journal", "append", "orders", "o-1", "2"), 5, "upgrade")
 
 
-@pytest.mark.parametrize("where", ["", "http://localhost:1"], ids=repr)
+@pytest.mark.parametrize("where", ["", "ftp://localhost:1", "http://"], ids=repr)
 def test_a_book_that_cannot_be_one_is_refused(cli: Cli, where: str) -> None:
     refused(cli("journal", "ids", "orders", "--book", where), 2, "")
 

@@ -70,6 +70,8 @@ WRITING = {
     # What these read and write is in the database of an application, which --app names.
     "projection list", "projection status", "projection rebuild", "projection pause", "projection resume",
     "projection skip",
+    # These serve or run a book, which they create, or keep the tokens of a server.
+    "serve", "run", "token create", "token list", "token revoke", "audit verify",
 }  # fmt: skip
 
 
