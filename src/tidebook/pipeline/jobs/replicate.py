@@ -359,7 +359,7 @@ class Replication:
             self.metrics.time("pipeline_lease", seconds)
             with self._lock:
                 self._progress = msgspec.structs.replace(self._progress, batch_s=seconds)
-            self._count(self._progress.batches, results)
+            self._count_batch(self._progress.batches, results)
 
     def _run_query(self, configs: Mapping[str, TopicConfig], starts: Offsets, *, until_end: bool) -> bool:
         """Run one query; with `until_end`, until the log's end at the start. Return False if it must be restarted."""
@@ -383,7 +383,7 @@ class Replication:
         def each(batch: DataFrame, number: int) -> None:
             with gate.entered() as entered:
                 if entered:
-                    self._count(number, [TaskResult(**row.asDict()) for row in batch.collect()])
+                    self._count_batch(number, [TaskResult(**row.asDict()) for row in batch.collect()])
 
         # The task is part of the streaming query, so that it is planned and sent once and each batch only collects.
         done = coalesce_to_cores(self._spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
@@ -394,7 +394,7 @@ class Replication:
             writer = writer.option(name, value)
         return writer.trigger(processingTime=f"{self._settings.trigger_s} seconds").start()
 
-    def _count(self, number: int, done: Sequence[TaskResult]) -> None:
+    def _count_batch(self, number: int, done: Sequence[TaskResult]) -> None:
         self._add(
             batches=1,
             records=sum(each.records for each in done) if self._leased_from is None else 0,
