@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
-from bench.domain_parts import follow
+from bench.domain_parts import catch_up, entities, follow
+from bench.servers import database, running
 from bench.timing import report
 
-#: A part has `run(folder, quick=…)`, which returns its figures, and `TARGETS` for some of them.
-PARTS: Mapping[str, ModuleType] = {"follow": follow}
+#: Ratios by name, and the figures that they were made from.
+Measured = tuple[dict[str, float], dict[str, Any]]
+
+
+def _catch_up(quick: bool) -> Measured:
+    with database(running()["postgres"]["url"], "domain") as url:
+        where = url.replace("postgresql://", "postgresql+psycopg://", 1)
+        return catch_up.measure(where, catch_up.EVENTS // 10 if quick else catch_up.EVENTS)
+
+
+PARTS: dict[str, Callable[[bool], Measured]] = {
+    "follow": follow.measure,
+    "entities": lambda quick: entities.measure(),
+    "catch-up": _catch_up,
+}
+TARGETS = {**follow.TARGETS, **entities.TARGETS, **catch_up.TARGETS}
 
 
 def main(argv: list[str]) -> None:
@@ -21,10 +34,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a fraction of the work")
     options = parser.parse_args(argv)
-    figures: dict[str, float] = {}
-    targets: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.part or PARTS:
-            figures |= PARTS[name].run(Path(folder), quick=options.quick)
-            targets |= PARTS[name].TARGETS
-    report("domain", {name: figures[name] for name in targets}, figures, targets)
+    ratios: dict[str, float] = {}
+    figures: dict[str, Any] = {}
+    for name in options.part or PARTS:
+        found, made_from = PARTS[name](options.quick)
+        ratios |= found
+        figures |= made_from
+    report("domain", ratios, figures, {name: target for name, target in TARGETS.items() if name in ratios})

@@ -24,6 +24,7 @@ SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
 #: The servers of each benchmark; benchmarks that are not listed need none, or start their own.
 BENCH_SERVERS = {
     "cassandra": ("cassandra",),
+    "domain": ("postgres",),
     "kafka": ("kafka", "cassandra"),
     "outbox": ("kafka", "postgres"),
     "pipeline": ("kafka", "cassandra"),
