@@ -106,7 +106,7 @@ def _sendable(name: str, value: object) -> bool:
 PATHS = sorted({(route.method, route.path) for route in ROUTES if route.name not in LEFT_OUT})
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
