@@ -15,6 +15,8 @@ from tidebook.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+#: Pages that need `book.running`.
+RUNNING = ("tutorial/domain.md", "howto/projections.md", "howto/process-managers.md")
 #: Pages whose Python stands alone: it is run as it is printed.
 RUN = [
     page
@@ -28,6 +30,7 @@ RUN = [
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",
         ROOT / "docs/howto/server.md",
+        *(ROOT / "docs" / each for each in RUNNING if hasattr(tidebook.Book, "running")),
     )
     if page.exists()
 ]

@@ -77,7 +77,7 @@ class ModelFields(Fields):
         try:
             model = data if isinstance(data, self._model) else self._model.model_validate(data)
             # A model of wrong values can be constructed: what is put must be read back.
-            value = model.model_dump(mode="json")
+            value = model.model_dump(mode="json", warnings=False)
             self._model.model_validate(value)
             return value
         except (ValueError, TypeError, RecursionError) as error:
