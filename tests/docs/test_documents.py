@@ -30,7 +30,7 @@ RUN = [
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",
         ROOT / "docs/howto/server.md",
-        *(ROOT / "docs" / each for each in RUNNING if hasattr(tidebook.Book, "running")),
+        *(ROOT / "docs" / each for each in RUNNING),
     )
     if page.exists()
 ]
