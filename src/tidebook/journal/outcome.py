@@ -22,8 +22,11 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 
 
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """The events are in the journal as numbers `first` to `last`; both are None if the outcome was not awaited."""
+class Appended(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """The events are in the journal as numbers `first` to `last`; both are None if the outcome was not awaited.
+
+    The result of a repeated append equals that of the first attempt.
+    """
 
     first: int | None
     last: int | None
@@ -31,6 +34,16 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     offset: int
     #: Whether an earlier attempt, or another process, had appended them under the same append id.
     repeated: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Appended) and self._place == other._place
+
+    def __hash__(self) -> int:
+        return hash(self._place)
+
+    @property
+    def _place(self) -> tuple[int | None, int | None, int, int]:
+        return self.first, self.last, self.partition, self.offset
 
 
 def outcome_of(
