@@ -292,7 +292,7 @@ class Connection:
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         failing_since_s: float | None = None
         while True:
-            request = self._request(route, path, {**query, "follow": True}, None, 0.0)
+            request = self._request(route, path, query, None, 0.0)
             request.headers["accept"] = "text/event-stream"
             request.extensions["timeout"] = httpx.Timeout(SILENCE_S, connect=CONNECT_S).as_dict()
             if after is not None:

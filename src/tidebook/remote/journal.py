@@ -248,7 +248,7 @@ class RemoteJournal(Journal):
     async def _follow(self, id: str, decode: DecodeRows[E], start: int) -> AsyncIterator[E]:
         last = start - 1
         while True:
-            query: dict[str, object] = {"start": last + 1}
+            query: dict[str, object] = {"start": last + 1, "follow": True}
             opened = self._connection.events("journals.read", self.topic, id, query=query)
             async with aclosing(opened) as events:
                 async for event in events:

@@ -69,7 +69,9 @@ class RemoteTags(Tags):
                     yield _tagged_event(tag, line)
 
     async def _follow(self, tag: str, query: dict[str, object], after: str | None) -> AsyncIterator[TaggedEvent]:
-        async with aclosing(self._connection.events("tags.read", tag, query=query, after=after)) as events:
+        async with aclosing(
+            self._connection.events("tags.read", tag, query={**query, "follow": True}, after=after)
+        ) as events:
             async for event in events:
                 if event is not None:
                     yield _tagged_event(tag, _decode_line(event.data))
