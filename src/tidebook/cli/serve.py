@@ -6,9 +6,10 @@ import asyncio
 
 from tidebook.cli import output
 from tidebook.cli.command import run, stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, number, open_book, option
+from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, book_settings, number, option
 from tidebook.core.errors import InvalidInput
 from tidebook.wiring.adapters import extra
+from tidebook.wiring.book import Book
 
 
 def serve(
@@ -35,7 +36,7 @@ def serve(
     async def go() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        async with open_book(book, create=True) as opened:
+        async with Book(book_settings(book, create=True)) as opened:
             with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
                 await server.serve(
                     opened,

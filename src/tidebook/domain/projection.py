@@ -255,6 +255,15 @@ class Projection:
             waiting=self._wait.waiting,
         )
 
+    @property
+    def problem(self) -> str | None:
+        """What keeps the projection from applying all events in this process; None if nothing does."""
+        stopped = self._progress.stopped
+        if stopped:
+            number, reason = next(iter(stopped.items()))
+            return f"slice {number} is stopped at {reason}"
+        return self._progress.error
+
     async def stored(self) -> StoredProjection:
         """Return the state of all slices from the target database; raise NotFound if it was never started."""
 

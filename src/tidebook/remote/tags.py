@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -106,8 +106,14 @@ class RemoteTags(Tags):
     async def status(self, topics: Iterable[str] | None = None) -> HorizonStatus:
         """Return the horizon, its age, what holds it back, and how many records are not replicated yet."""
         answer = await self._horizon(topics)
-        names = HorizonStatus.__struct_fields__
-        return HorizonStatus(**{name: value for name, value in msgspec.structs.asdict(answer).items() if name in names})
+        return HorizonStatus(
+            horizon=None if answer.time_ms < 0 else datetime.fromtimestamp(answer.time_ms / 1000, UTC),
+            age_s=answer.age_s,
+            topic=answer.topic,
+            partition=answer.partition,
+            lag=answer.lag,
+            remedy=answer.remedy,
+        )
 
     async def _horizon(self, topics: Iterable[str] | None) -> Any:
         return await self._connection.call("tags.horizon", query={"topics": _names(check_topics(topics))})

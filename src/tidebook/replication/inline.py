@@ -352,11 +352,12 @@ class ReplicatedToEnd(msgspec.Struct, frozen=True):
 
 
 async def replicate_to_end(
-    log: Log, store: StoreWriter, topics: Iterable[str] = (), *, clear_tags: bool = True
+    log: Log, store: StoreWriter, topics: Iterable[str] = (), *, clear_tags: bool = True, tick: bool = False
 ) -> ReplicatedToEnd:
     """Replicate what the log has now, then ticks, so that the horizon passes all of it; any replicator may run beside.
 
-    A stopped partition is reported and holds the horizon back.
+    Without tags and followers ticks are useless, and are only written with `tick`. A stopped partition is reported and
+    holds the horizon back.
     """
     configs = await topic_configs(store, tuple(topics))
     for topic, config in configs.items():
@@ -366,7 +367,7 @@ async def replicate_to_end(
     stops = {at: await log.end(*at) for at in partitions}
     replicators = await partition_replicators(log, store, stops, clear_tags=clear_tags)
     await asyncio.gather(*(each.catch_up(stops[at]) for at, each in replicators.items()))
-    ticks = await append_ticks(log, store, tuple(configs)) if await needs_ticks(store) else {}
+    ticks = await append_ticks(log, store, tuple(configs)) if tick or await needs_ticks(store) else {}
     await asyncio.gather(*(replicators[at].catch_up(offset + 1) for at, offset in ticks.items()))
     done = replicators.values()
     return ReplicatedToEnd(

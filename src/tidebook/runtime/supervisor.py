@@ -1,10 +1,11 @@
 """Run several long-running parts of a program side by side: restart what fails, report it, and drain at the end.
 
-A part is anything with `async def run()`, or a coroutine function without arguments. Three more names are optional:
+A part is anything with `async def run()`, or a coroutine function without arguments. Four more names are optional:
 
 - `name`: how the status calls it.
 - `def stop()`: asks a running `run` to finish what it has begun and return; without it, `run` is cancelled.
 - `async def settle()`: returns once everything that the part could process when it was called has been processed.
+- `problem`: a text if the part runs and cannot do all of its work, such as a projection with a stopped slice, else None.
 """
 
 from __future__ import annotations
@@ -82,11 +83,13 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: How often it has failed, and its last error.
     failures: int = 0
     last_error: str | None = None
+    #: Why it cannot do its work; None if it can.
+    problem: str | None = None
 
     @property
     def healthy(self) -> bool:
-        """Whether it runs, or has ended without an error."""
-        return self.state != "restarting"
+        """Whether it runs and can do its work, or has ended without an error."""
+        return self.problem is None
 
 
 class Supervisor:
@@ -212,8 +215,10 @@ class _Part:
             self.enter("stopped")
 
     def status(self) -> RunStatus:
+        problem = self._last_error if self._state == "restarting" else getattr(self.target, "problem", None)
         return RunStatus(
             name=self.name,
+            problem=problem,
             state=self._state,
             since=datetime.fromtimestamp(self._since_ms / 1000, UTC),
             failures=self._failures,

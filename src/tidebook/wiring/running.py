@@ -83,7 +83,7 @@ class BookState:
                 problems.append(f"replication: {replication.last_error}")
             problems += (f"replication: {at} is stopped: {reason}" for at, reason in replication.stopped.items())
         running = tuple(each for supervisor in self._supervisors for each in supervisor.status())
-        problems += (f"{each.name} is {each.state}: {each.last_error}" for each in running if not each.healthy)
+        problems += (f"{each.name} is {each.state}: {each.problem}" for each in running if not each.healthy)
         return Health(problems=tuple(problems), replication=replication, running=running)
 
     async def settle(self, *, clear_tags: bool, timeout_s: float) -> None:
@@ -100,7 +100,8 @@ class BookState:
 
     async def _settle_once(self, *, clear_tags: bool) -> bool:
         """Return whether something was appended meanwhile."""
-        done = await replicate_to_end(self._log, self._store, clear_tags=clear_tags)
+        # Projections over whole topics wait for the horizon too, also if no event has a tag.
+        done = await replicate_to_end(self._log, self._store, clear_tags=clear_tags, tick=True)
         for at, reason in done.stopped.items():
             raise Unavailable(f"the book cannot settle: {at} is stopped: {reason}")
         ends = await _ends(self._log, self._store)
