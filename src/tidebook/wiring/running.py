@@ -105,8 +105,11 @@ class BookState:
         for at, reason in done.stopped.items():
             raise Unavailable(f"the book cannot settle: {at} is stopped: {reason}")
         ends = await _ends(self._log, self._store)
-        for supervisor in self._supervisors:
-            await supervisor.settle()
+        # A part may give work to any other, a process manager to a queue's worker for example, in whatever order they
+        # were given: one pass for each of them.
+        for _ in range(sum(len(supervisor.status()) for supervisor in self._supervisors)):
+            for supervisor in self._supervisors:
+                await supervisor.settle()
         return await _is_appended_to(self._log, ends, await _ends(self._log, self._store))
 
 
