@@ -5,7 +5,7 @@ A part is anything with `async def run()`, or a coroutine function without argum
 - `name`: how the status calls it.
 - `def stop()`: asks a running `run` to finish what it has begun and return; without it, `run` is cancelled.
 - `async def settle()`: returns once everything that the part could process when it was called has been processed.
-- `problem`: why the part cannot do all of its work although it runs, such as a stopped slice of a projection; else None.
+- `problem`: why the part cannot do all of its work although it runs, such as a stopped slice; None if it can.
 """
 
 from __future__ import annotations
