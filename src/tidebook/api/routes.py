@@ -33,6 +33,9 @@ ROUTES: Final[tuple[Route, ...]] = (
           role=Role.PUBLIC, scope="none", answer=health.ReadyAnswer),
     _read("openapi.document", "/v1/openapi.json", "This API as an OpenAPI 3.1 document.", role=Role.PUBLIC,
           scope="none"),
+    # ---- monitoring
+    _read("monitoring.metrics", "/metrics", "The metrics of the server's process, for Prometheus.", scope="book",
+          form="text"),
     # ---- topics
     _read("topics.list", "/v1/topics", "List the topics that hold journals.", scope="items",
           answer=journals.TopicsAnswer),

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, Example] = {
     "health.live": Example(),
     "health.ready": Example(),
     "openapi.document": Example(),
+    "monitoring.metrics": Example(),
     "topics.list": Example(),
     "topics.describe": Example(("orders",)),
     "journals.ids": Example(("orders",), {"prefix": "o"}),

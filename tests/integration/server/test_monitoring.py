@@ -1,0 +1,40 @@
+"""What a server reports about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.server.conftest import CreateToken
+from tests.integration.server.running import client, served
+
+
+async def test_metrics_count_requests_by_route_and_status(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        body = {"events": [{"payload": 1}]}
+        assert (await http.post("/v1/journals/orders/o-1/events", json=body)).status_code == 200
+        assert (await http.post("/v1/journals/orders/o-1/events", json={"events": 1})).status_code == 400
+        assert (await http.get("/v1/nothing")).status_code == 404
+        found = await http.get("/metrics")
+        counted = book.metrics.counted
+        assert counted("server_requests", route="journals.append", status=200) == 1
+        assert counted("server_requests", route="journals.append", status=400) == 1
+        assert counted("server_requests", route="none", status=404) == 1
+        assert book.metrics.timing("server_request", route="journals.append").count == 2
+    assert found.headers["content-type"].startswith("text/plain; version=")
+    assert 'tidebook_server_requests_total{route="journals.append",status="200"} 1.0' in found.text
+    assert 'tidebook_server_request_seconds_count{route="journals.append"} 2.0' in found.text
+
+
+async def test_metrics_count_open_streams(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        follow = {"accept": "text/event-stream"}
+        async with http.stream("GET", "/v1/queues/mail/due", headers=follow) as response:
+            assert response.status_code == 200
+            assert "tidebook_server_open_streams 1.0" in (await http.get("/metrics")).text
+
+
+async def test_metrics_need_the_role_viewer(tmp_path: Path, create_token: CreateToken) -> None:
+    token = (await create_token("viewer")).token
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        assert (await http.get("/metrics")).status_code == 401
+        assert (await http.get("/metrics", headers={"authorization": f"Bearer {token}"})).status_code == 200
