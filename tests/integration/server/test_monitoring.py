@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.integration.server.conftest import CreateToken
@@ -38,3 +41,12 @@ async def test_metrics_need_the_role_viewer(tmp_path: Path, create_token: Create
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         assert (await http.get("/metrics")).status_code == 401
         assert (await http.get("/metrics", headers={"authorization": f"Bearer {token}"})).status_code == 200
+
+
+def test_logs_are_json_lines(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidebook.cli", "serve", "--log-json", "--host", "192.0.2.1", "--port", "1"]
+    ended = subprocess.run([*command, "--book", str(tmp_path / "book")], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    [line] = [json.loads(each) for each in ended.stderr.splitlines()]
+    assert (line["level"], line["logger"]) == ("error", "tidebook.cli")
+    assert "192.0.2.1 is reached by others" in line["message"]
