@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tidebook
 from tests.integration.server.conftest import CreateToken
-from tests.integration.server.running import client, served
+from tests.integration.server.running import client, served, served_book
+from tidebook.runtime.metrics import COUNTERS, DURATIONS, GAUGES
+from tidebook.server.database import ServerDatabase
+from tidebook.server.history import SERIES, History
 
 
 async def test_metrics_count_requests_by_route_and_status(tmp_path: Path) -> None:
@@ -50,3 +54,31 @@ def test_logs_are_json_lines(tmp_path: Path) -> None:
     [line] = [json.loads(each) for each in ended.stderr.splitlines()]
     assert (line["level"], line["logger"]) == ("error", "tidebook.cli")
     assert "192.0.2.1 is reached by others" in line["message"]
+
+
+async def test_the_history_is_a_ring_of_samples_that_survives_a_restart(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path / "book", create=True) as book:
+        await book.journal("orders").append("o-1", [tidebook.Event(1)])
+        database = ServerDatabase(book.settings.folder)
+        history = History(book, database)
+        assert history.read(0) == []
+        await history.sample()
+        await history.sample()
+        await database.close()
+        async with served_book(book) as url, client(url) as http:
+            found = (await http.get("/v1/history")).json()
+            newest_ms = found["samples"][-1]["at_ms"]
+            later = (await http.get("/v1/history", params={"since_ms": newest_ms})).json()
+    assert 1 <= len(found["samples"]) <= 2  # those of one interval share a slot
+    values = dict(zip(found["names"], found["samples"][-1]["values"], strict=True))
+    assert values["pipeline_lag_records"] == 1
+    assert values["sqlite_operations_total"] >= 1
+    assert values["queue_put_total"] is None
+    assert found["every_s"] == 10
+    assert later["samples"] == []
+
+
+def test_every_series_of_the_history_is_exported() -> None:
+    exported = {f"{name}_total" for name in COUNTERS} | set(GAUGES)
+    exported |= {f"{name}_seconds_{suffix}" for name in DURATIONS for suffix in ("count", "sum")}
+    assert set(SERIES) <= exported
