@@ -28,6 +28,7 @@ RUN = [
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",
         ROOT / "docs/howto/server.md",
+        ROOT / "docs/howto/monitoring.md",
     )
     if page.exists()
 ]

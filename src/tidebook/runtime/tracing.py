@@ -26,7 +26,7 @@ def is_on() -> bool:
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
 
-class Span:
+class TraceSpan:
     """A span that the caller ends; it is not the current one, so that it may be open across an `await`."""
 
     __slots__ = ("_span", "carried")
@@ -45,7 +45,7 @@ class Span:
         self._span.end()
 
 
-def begin(name: str, *, carried: Iterable[object] = (), **attributes: str | int) -> Span | None:
+def begin(name: str, *, carried: Iterable[object] = (), **attributes: str | int) -> TraceSpan | None:
     """Begin a span below the current one; return None if the program does not trace.
 
     It links to the trace contexts that `carried` holds, as text or bytes; what is none is left out.
@@ -60,11 +60,11 @@ def begin(name: str, *, carried: Iterable[object] = (), **attributes: str | int)
         if (context := _parse(each)) is not None:
             links.append(api.Link(context))
     named = {f"tidebook.{key}": value for key, value in attributes.items()}
-    return Span(api.get_tracer("tidebook").start_span(name, links=links, attributes=named))
+    return TraceSpan(api.get_tracer("tidebook").start_span(name, links=links, attributes=named))
 
 
 @contextmanager
-def span(name: str, **attributes: Any) -> Iterator[Span | None]:
+def span(name: str, **attributes: Any) -> Iterator[TraceSpan | None]:
     """Trace the block as a span; see `begin`."""
     begun = begin(name, **attributes)
     try:
@@ -88,7 +88,7 @@ def delivered(name: str, metadata: Mapping[str, Any] | None, **attributes: str |
     api.get_tracer("tidebook").start_span(name, context=parent, attributes=named).end()
 
 
-def with_context(events: Sequence[Event[Any]], begun: Span | None) -> Sequence[Event[Any]]:
+def with_context(events: Sequence[Event[Any]], begun: TraceSpan | None) -> Sequence[Event[Any]]:
     """Return the events with the trace context of a span in their metadata; a context that one has is kept."""
     if begun is None or begun.carried is None or type(events) is not list:
         return events
