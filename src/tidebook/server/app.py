@@ -40,6 +40,7 @@ from tidebook.server.streams import StreamSender
 
 logger = logging.getLogger("tidebook.server")
 
+_JSON: Final = b"application/json"
 METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
 #: The label of requests that have no route.
 NO_ROUTE: Final = "none"
@@ -319,9 +320,9 @@ async def _send(
     body: bytes,
     more: Iterable[tuple[bytes, bytes]] = (),
     *,
-    kind: bytes = b"application/json",
+    kind: bytes = _JSON,
 ) -> None:
-    if body:
+    if body or kind != _JSON:  # there are no metrics before the first answer
         headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]

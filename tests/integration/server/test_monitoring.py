@@ -32,6 +32,11 @@ async def test_metrics_count_requests_by_route_and_status(tmp_path: Path) -> Non
     assert 'tidebook_server_request_seconds_count{route="journals.append"} 2.0' in found.text
 
 
+async def test_metrics_have_their_content_type_before_there_are_any(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        assert (await http.get("/metrics")).headers["content-type"].startswith("text/plain; version=")
+
+
 async def test_metrics_count_open_streams(tmp_path: Path) -> None:
     async with served(tmp_path / "book") as (url, _), client(url) as http:
         follow = {"accept": "text/event-stream"}
