@@ -31,6 +31,7 @@ RUN = [
         ROOT / "docs/howto/deciders.md",
         ROOT / "docs/howto/server.md",
         *(ROOT / "docs" / each for each in RUNNING),
+        ROOT / "docs/howto/monitoring.md",
     )
     if page.exists()
 ]

@@ -10,7 +10,7 @@ from tidebook.server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/http.md"
-NOTES = {"json": "JSON", "lines": "NDJSON", "events": "NDJSON or SSE", "none": "nothing"}
+NOTES = {"json": "JSON", "text": "text", "lines": "NDJSON", "events": "NDJSON or SSE", "none": "nothing"}
 
 
 def expected_page() -> str:

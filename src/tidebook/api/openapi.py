@@ -127,6 +127,8 @@ def _answer(route: Route) -> dict[str, Any]:
     description = " ".join((inspect.getdoc(route.answer) or route.summary).split()) if route.answer else route.summary
     if route.form == "none":
         return {"description": description}
+    if route.form == "text":
+        return {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}
     schema = {"$ref": _REFERENCE.format(name=route.answer.__name__)} if route.answer else {"type": "object"}
     if route.form == "json":
         return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -13,8 +13,8 @@ Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 #: The object that a token's prefix must match: the path parameter of this name, the items of the answer (each is
 #: checked or left out), or the book as a whole, for which a token with a prefix is refused.
 Scope = Literal["topic", "queue", "namespace", "items", "book", "none"]
-#: How the answer is sent: as one JSON document, or as NDJSON lines, which are server-sent events if asked for.
-Form = Literal["json", "lines", "events", "none"]
+#: How the answer is sent: as one JSON document, as text, or as NDJSON lines, which are server-sent events if asked for.
+Form = Literal["json", "text", "lines", "events", "none"]
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tidebook.api import access, health, journals, outbox, pipeline, queues, tags, wal
+from tidebook.api import access, health, journals, monitoring, outbox, pipeline, queues, tags, wal
 from tidebook.api.access import Role
 from tidebook.api.route import Route
 
@@ -33,6 +33,11 @@ ROUTES: Final[tuple[Route, ...]] = (
           role=Role.PUBLIC, scope="none", answer=health.ReadyAnswer),
     _read("openapi.document", "/v1/openapi.json", "This API as an OpenAPI 3.1 document.", role=Role.PUBLIC,
           scope="none"),
+    # ---- monitoring
+    _read("monitoring.metrics", "/metrics", "The metrics of the server's process, for Prometheus.", scope="book",
+          form="text"),
+    _read("monitoring.history", "/v1/history", "The last hours of some metrics, for charts.", scope="book",
+          query=monitoring.HistoryQuery, answer=monitoring.HistoryAnswer),
     # ---- topics
     _read("topics.list", "/v1/topics", "List the topics that hold journals.", scope="items",
           answer=journals.TopicsAnswer),

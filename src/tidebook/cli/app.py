@@ -5,6 +5,7 @@ Each group of commands is a module of this package: it parses arguments, calls t
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from functools import cache
@@ -34,6 +35,7 @@ from tidebook.cli import (
 from tidebook.cli.command import INTERRUPTED, Group
 from tidebook.cli.options import argument
 from tidebook.core.errors import Conflict, Fenced, InvalidInput, LeaseLost, NotFound, TidebookError
+from tidebook.runtime.json_log import is_json
 
 #: If this environment variable is set, an unexpected error prints its traceback.
 TRACEBACK_VARIABLE = "TIDEBOOK_TRACEBACK"
@@ -166,6 +168,9 @@ def _output_failed(error: OSError, code: int) -> int:
 
 
 def _report(text: str) -> None:
+    if is_json():
+        logging.getLogger("tidebook.cli").error("%s", text)
+        return
     try:
         sys.stderr.write(f"tidebook: {' '.join(text.split())}\n")
         sys.stderr.flush()

@@ -95,6 +95,9 @@ StartOption = Annotated[int, number("Start at this sequence number.", default=..
 MetricsOption = Annotated[
     str | None, option("HOST:PORT", "Serve /metrics for Prometheus at this address.", ..., callback=_address)
 ]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", help="Write logs as JSON lines on standard error, without secrets and payloads.")
+]
 TopicsOption = Annotated[
     list[str] | None, option("TOPIC", "Use only this topic; may be repeated.", ..., callback=_topics)
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,8 @@ from typing import Any, TextIO, cast
 
 import msgspec
 from rich.console import Console
+
+from tidebook.runtime.json_log import is_json
 
 _human = True
 _is_check = False
@@ -79,6 +82,14 @@ def human() -> bool:
 console = Console(highlight=False)
 #: For progress and warnings, which must not be mixed with the results on standard output.
 stderr = Console(stderr=True, highlight=False)
+
+
+def note(text: str) -> None:
+    """Tell a person something on standard error; with --log-json it is a line of the log."""
+    if is_json():
+        logging.getLogger("tidebook.cli").info("%s", text)
+    else:
+        stderr.print(text, markup=False, soft_wrap=True)
 
 
 def emit(found: Mapping[str, Any] | msgspec.Struct, text: str | None = None, **more: Any) -> None:

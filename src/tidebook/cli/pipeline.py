@@ -19,6 +19,7 @@ from tidebook.cli import output
 from tidebook.cli.command import Group, run, stop_on_signals
 from tidebook.cli.options import (
     BookOption,
+    LogJsonOption,
     MetricsOption,
     OnceOption,
     TopicArgument,
@@ -51,6 +52,7 @@ from tidebook.replication.status import (
 )
 from tidebook.replication.ticks import has_tags
 from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.runtime.json_log import log_as_json
 from tidebook.runtime.metrics import serve_metrics
 from tidebook.wal.record import ID_MAX
 from tidebook.wiring.book import Book
@@ -272,11 +274,14 @@ def replicate(
         "inline|spark", "inline: in this process, for an embedded book; spark: the default if it is installed."
     ),
     until_input_ends: bool = typer.Option(False, "--until-input-ends", hidden=True),
+    log_json: LogJsonOption = False,
 ) -> None:
     """Replicate the log to the store, until Ctrl-C or SIGTERM.
 
     The first signal lets it finish the current batch; a second one exits immediately.
     """
+    if log_json:
+        log_as_json()
     if _engine_of(book_settings(book), engine) == "inline":
         run(_replicate_inline(book, topic or (), once=once, metrics=metrics, accept_loss=accept_loss))
         return
@@ -415,7 +420,7 @@ class ProgressReporter:
     def _warn_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            output.stderr.print(f"tidebook: {text}", markup=False, soft_wrap=True)
+            output.note(f"tidebook: {text}")
 
 
 @app.command()

@@ -13,8 +13,17 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import BookOption, MetricsOption, argument, book_settings, load_callable, seconds
+from tidebook.cli.options import (
+    BookOption,
+    LogJsonOption,
+    MetricsOption,
+    argument,
+    book_settings,
+    load_callable,
+    seconds,
+)
 from tidebook.core.errors import InvalidInput
+from tidebook.runtime.json_log import log_as_json
 from tidebook.runtime.metrics import serve_metrics
 from tidebook.runtime.supervisor import GRACE_S, RunStatus, Supervisor
 from tidebook.wiring.book import Book
@@ -30,12 +39,15 @@ async def run_app(
     replicate: bool = typer.Option(True, help="Replicate an embedded book in this process."),
     grace_s: float = seconds("Give running jobs this long to finish after a signal.", default=GRACE_S),
     metrics: MetricsOption = None,
+    log_json: LogJsonOption = False,
 ) -> None:
     """Run an application's feeds, workers, relays and projections.
 
     APP receives the book and returns a part or a list of them; it may be async, or an async context manager. What
     fails is started again. The first SIGINT or SIGTERM lets running jobs finish; a second one exits immediately.
     """
+    if log_json:
+        log_as_json()
     make = load_callable(app)
     settings = book_settings(book, create=True)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -45,7 +57,7 @@ async def run_app(
             stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)),
         ):
             async with _parts_of(app, make, opened) as parts, opened.running(*parts, grace_s=grace_s) as running:
-                output.stderr.print(f"running {app}; press Ctrl-C to stop", markup=False)
+                output.note(f"running {app}; press Ctrl-C to stop")
                 await _report_until(stop, running)
 
 

@@ -6,8 +6,9 @@ import asyncio
 
 from tidebook.cli import output
 from tidebook.cli.command import run, stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, book_settings, number, option
+from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, LogJsonOption, book_settings, number, option
 from tidebook.core.errors import InvalidInput
+from tidebook.runtime.json_log import log_as_json
 from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
 
@@ -18,12 +19,15 @@ def serve(
     port: int = number("The port; 0 chooses a free one.", 0, PORT_MAX, 8470, metavar="PORT"),
     tls_cert: str | None = option("FILE", "The TLS certificate, with its chain; needs --tls-key."),
     tls_key: str | None = option("FILE", "The key of the certificate."),
+    log_json: LogJsonOption = False,
 ) -> None:
     """Serve a book over HTTP, until Ctrl-C or SIGTERM.
 
     A loopback address needs no token as long as there is none; any other address needs TLS and a token.
     The first signal drains: requests in flight finish and streams end. A second one exits immediately.
     """
+    if log_json:
+        log_as_json()
     server = extra("tidebook.server.serve", "server")
 
     if (tls_cert is None) != (tls_key is None):

@@ -19,13 +19,14 @@ from rich.text import Text
 
 from tidebook.cli import output
 from tidebook.cli.command import stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, book_settings, flag, number, option
+from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, LogJsonOption, book_settings, flag, number, option
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import InvalidInput, TidebookError, Unavailable
 from tidebook.pipeline.jars import missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.session import choose_engine, pipeline_settings
 from tidebook.runtime.backoff import Backoff
+from tidebook.runtime.json_log import log_as_json
 from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
 from tidebook.wiring.topics import TopicDescription
@@ -43,11 +44,14 @@ async def up(
     replicate: bool = typer.Option(True, help="Replicate the log to the store, and purge expired journals."),
     serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
     port: int = number("The port of the server; a free one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
+    log_json: LogJsonOption = False,
 ) -> None:
     """Replicate and serve a book, and show its status, until Ctrl-C.
 
     An embedded book is replicated in this process. With servers, or [pipeline] engine = "spark", it is on local Spark.
     """
+    if log_json:
+        log_as_json()
     settings = book_settings(book, create=True)
     runs_jobs = replicate and not once
     engine = choose_engine(settings) if runs_jobs else None
@@ -85,7 +89,7 @@ async def _serve(book: Book, stop: asyncio.Event, where: str, port: int) -> None
     try:
         server = extra("tidebook.server.serve", "server")
     except InvalidInput as error:
-        output.stderr.print(f"tidebook: not served over HTTP: {error}", markup=False, soft_wrap=True)
+        output.note(f"tidebook: not served over HTTP: {error}")
         return
 
     def ready(url: str) -> None:

@@ -30,6 +30,7 @@ from tidebook.journal.settings import BarrierKind, JournalSettings
 from tidebook.journal.topic import OpenTopic, adopt_topic, open_topic
 from tidebook.journal.view import ReadView, read_events
 from tidebook.log.port import Log, Outgoing, RecordColumns, read_page
+from tidebook.runtime import tracing
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
@@ -174,7 +175,17 @@ class Journal:
         `incarnation`, which requires `expected`, is that of the `head` that the caller has seen.
         With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        given = (events, expected, at, expire_after, append_id, retry, incarnation)
+        if tracing.is_on():
+            with tracing.span("journal.append", topic=self.topic) as span:
+                events = tracing.with_context(events, span)
+                return await self._append(
+                    id, (events, expected, at, expire_after, append_id, retry, incarnation), confirm=confirm
+                )
+        return await self._append(
+            id, (events, expected, at, expire_after, append_id, retry, incarnation), confirm=confirm
+        )
+
+    async def _append(self, id: str, given: tuple[Any, ...], *, confirm: bool) -> Appended:
         topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
         partition, record_key = topic.address(id)
         action, value = encode_append(topic.config, self._ids, *given)
@@ -203,6 +214,15 @@ class Journal:
                 appends.append(events)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"append_many takes pairs of an id and its events: {error}") from error
+        if not tracing.is_on():
+            return await self._append_many(ids, appends, confirm=confirm)
+        with tracing.span("journal.append_many", topic=self.topic, appends=len(ids)) as span:
+            appends = [tracing.with_context(events, span) for events in appends]
+            return await self._append_many(ids, appends, confirm=confirm)
+
+    async def _append_many(
+        self, ids: list[str], appends: list[Sequence[Event]], *, confirm: bool
+    ) -> list[Appended | TidebookError]:
         topic = self._open or await self._open_or_create(partial(self._validate, zip(ids, appends, strict=True)))
         addresses = topic.addresses(ids)
         encoded = EncodedAppends(appends, topic.config, self._ids)
@@ -213,8 +233,10 @@ class Journal:
         if confirm:
             caches = {id: partition.cache for id, (partition, _) in zip(ids, addresses, strict=True)}
             if unresolved := await self._resolve_heads(caches):
-                others = [(id, events) for id, events in zip(ids, appends, strict=True) if id not in unresolved]
-                answers = iter(await self.append_many(others))
+                others = [index for index, id in enumerate(ids) if id not in unresolved]
+                answers = iter(
+                    await self._append_many([ids[i] for i in others], [appends[i] for i in others], confirm=True)
+                )
                 return [unresolved[id] if id in unresolved else next(answers) for id in ids]
         outcomes: list[Appended | TidebookError] = []
         sent: deque[AppendBatch] = deque()

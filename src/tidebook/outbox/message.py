@@ -95,6 +95,13 @@ def message(
     )
 
 
+def with_header(given: Message, name: str, value: bytes) -> Message:
+    """Return the message with a header, unless it has one of this name or as many as it may have."""
+    if len(given.headers) >= HEADERS_MAX or any(each == name for each, _ in given.headers):
+        return given
+    return msgspec.structs.replace(given, headers=(*given.headers, (name, value)))
+
+
 def validate_messages(given: Iterable[object]) -> list[Message]:
     """Return validated copies of `Message` objects, which may have been constructed with any values."""
     try:

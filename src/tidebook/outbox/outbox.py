@@ -16,7 +16,7 @@ from tidebook.core.errors import InvalidInput
 from tidebook.core.event import Event
 from tidebook.outbox.message import Message, MessageFields, journal_message, message, validate_messages
 from tidebook.outbox.port import OutboxTopicStatus, ParkedMessage, RelayTargets
-from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, of_block, use
+from tidebook.outbox.publish import Backend, KafkaBackend, Sender, backend, of_block, publish_through, use
 from tidebook.outbox.relay import Relay
 from tidebook.outbox.settings import BackendName, OutboxSettings
 from tidebook.outbox.store import OutboxDatabase, OutboxStore
@@ -82,11 +82,11 @@ class Outbox:
 
     def publish(self, target: Any, *, ordered: bool = False, **fields: Unpack[MessageFields]) -> Any:
         """Publish as `tidebook.outbox.publish`, through the backend of the `use` block or of the book's settings."""
-        return self.backend().publish(target, [message(**fields)], ordered=ordered)
+        return publish_through(self.backend(), target, [message(**fields)], ordered=ordered)
 
     def publish_list(self, target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
         """Publish as `tidebook.outbox.publish_list`, through the backend of the `use` block or of the settings."""
-        return self.backend().publish(target, validate_messages(messages), ordered=ordered)
+        return publish_through(self.backend(), target, validate_messages(messages), ordered=ordered)
 
     def publish_alone(self, messages: Iterable[Message], *, ordered: bool = False) -> None:
         """Publish the messages in a separate transaction, for callers that have none."""

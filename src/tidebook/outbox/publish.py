@@ -12,12 +12,13 @@ from contextvars import ContextVar
 from typing import Any, Protocol, Unpack, overload
 
 from tidebook.core.errors import InvalidInput
-from tidebook.outbox.message import Message, MessageFields, message, validate_messages
+from tidebook.outbox.message import Message, MessageFields, message, validate_messages, with_header
 from tidebook.outbox.migrations.tables import create_statements
 from tidebook.outbox.relay import nudge
 from tidebook.outbox.settings import BackendName
 from tidebook.outbox.sql import SqlStatement, publish_statements
 from tidebook.outbox.transaction_adapter import adapt_transaction, is_async_driver, is_async_sqlalchemy, session_of
+from tidebook.runtime import tracing
 
 
 class Backend(Protocol):
@@ -157,7 +158,7 @@ def publish(target: Any, *, ordered: bool = False, **fields: Unpack[MessageField
     >>> sent.messages[0].headers
     (('kind', b'paid'),)
     """
-    return (of_block() or _default).publish(target, [message(**fields)], ordered=ordered)
+    return publish_through(of_block() or _default, target, [message(**fields)], ordered=ordered)
 
 
 def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = False) -> Any:
@@ -166,7 +167,17 @@ def publish_list(target: Any, messages: Iterable[Message], *, ordered: bool = Fa
     With `ordered=True`, messages of the same topic and key are relayed in the order of their commits: a second
     transaction that publishes for the same key waits until the first one ends.
     """
-    return (of_block() or _default).publish(target, validate_messages(messages), ordered=ordered)
+    return publish_through(of_block() or _default, target, validate_messages(messages), ordered=ordered)
+
+
+def publish_through(backend: Backend, target: Any, messages: list[Message], *, ordered: bool) -> Any:
+    """Publish validated messages; in a program that traces, they carry the trace context as a header."""
+    if not tracing.is_on():
+        return backend.publish(target, messages, ordered=ordered)
+    with tracing.span("outbox.publish", messages=len(messages)) as span:
+        if span is not None and span.carried is not None:
+            messages = [with_header(each, tracing.KEY, span.carried.encode()) for each in messages]
+        return backend.publish(target, messages, ordered=ordered)
 
 
 def create_tables(target: Any) -> Any:

@@ -16,6 +16,7 @@ from tidebook.core.errors import Fenced, TidebookError
 from tidebook.outbox import batch_selection, port
 from tidebook.outbox.settings import OutboxSettings
 from tidebook.outbox.store import OutboxStore
+from tidebook.runtime import tracing
 from tidebook.runtime.clock import Ids, RandomIds
 from tidebook.runtime.metrics import Metrics
 
@@ -228,15 +229,19 @@ class TopicRelay:
     def _send(self, topic: port.TargetTopic, batch: port.MessageBatch) -> port.Outcome:
         channel = self._target.channel(topic, fresh=False, singly=topic.topic in self._state.suspect_topics)
         started = time.monotonic()
+        relayed = batch_selection.to_relayed(batch.messages, session=batch.session, outbox=self._state.outbox)
+        carried = (value for each in relayed for name, value in each.headers if name == tracing.KEY)
+        span = tracing.begin("outbox.relay", carried=carried, topic=topic.topic, messages=len(relayed))
         try:
-            channel.start(
-                batch_selection.to_relayed(batch.messages, session=batch.session, outbox=self._state.outbox),
-                timestamp_ms=batch.opened_ms,
-            )
+            channel.start(relayed, timestamp_ms=batch.opened_ms)
             outcome = self._await_outcome(channel, started + self._settings.fence_ms / 1000 * FENCE_USABLE_SHARE)
-        except BaseException:
+        except BaseException as error:
+            if span is not None:
+                span.end(error)
             channel.drop()
             raise
+        if span is not None:
+            span.end(None if isinstance(outcome, port.BatchSent) else outcome)
         if not isinstance(outcome, port.BatchSent):
             channel.drop()
         self._metrics.time("outbox_send", time.monotonic() - started)

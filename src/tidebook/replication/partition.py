@@ -13,6 +13,7 @@ from tidebook.core.replication_plan import Pointer, first_unreplicated_offset
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Log, Record, read_page
 from tidebook.replication.slice import plan_slice
+from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.store.port import StoreWriter
 
@@ -154,13 +155,14 @@ class PartitionReplicator:
 
     async def _apply(self, records: Sequence[Record], start: int, stop: int) -> None:
         store = await self._parts.store()
-        plan = await plan_slice(
-            store, self.topic, self.partition, records, self._config,
-            start=start, stop=stop, clear_tags=self._clear_tags,
-        )  # fmt: skip
-        if plan.writes is not None:
-            await store.apply(plan.writes)
-            self.parked += len(plan.writes.parked)
+        with tracing.span("replicate.slice", topic=self.topic, partition=self.partition, records=len(records)):
+            plan = await plan_slice(
+                store, self.topic, self.partition, records, self._config,
+                start=start, stop=stop, clear_tags=self._clear_tags,
+            )  # fmt: skip
+            if plan.writes is not None:
+                await store.apply(plan.writes)
+                self.parked += len(plan.writes.parked)
         self.pointer = plan.pointer
         if plan.stopped_by is not None:
             raise plan.stopped_by

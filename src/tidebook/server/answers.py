@@ -41,3 +41,10 @@ class Reply(msgspec.Struct, frozen=True):
     body: Any
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Text(msgspec.Struct, frozen=True):
+    """An answer that is not JSON."""
+
+    body: bytes
+    content_type: bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -26,10 +27,10 @@ from tidebook.api.errors import (
 from tidebook.api.openapi import document
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.api.route import Route
-from tidebook.api.routes import ROUTES
+from tidebook.api.routes import BY_NAME, ROUTES
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
-from tidebook.server import access, health, journals, outbox, pipeline, queues, tags, topics, wal
-from tidebook.server.answers import Lines, Message, Receive, Reply, Send
+from tidebook.server import access, health, journals, monitoring, outbox, pipeline, queues, tags, topics, wal
+from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
 from tidebook.server.headers import Headers
 from tidebook.server.idempotency import EncodedAnswer, check_key
@@ -39,7 +40,10 @@ from tidebook.server.streams import StreamSender
 
 logger = logging.getLogger("tidebook.server")
 
-_JSON: Final = (b"content-type", b"application/json")
+_JSON: Final = b"application/json"
+METRICS_PATH: Final = BY_NAME["monitoring.metrics"].path
+#: The label of requests that have no route.
+NO_ROUTE: Final = "none"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
@@ -56,6 +60,7 @@ async def _openapi(call: Call) -> dict[str, Any]:
 HANDLERS: Final[dict[str, Handler]] = {
     "openapi.document": _openapi,
     **health.HANDLERS,
+    **monitoring.HANDLERS,
     **topics.HANDLERS,
     **journals.HANDLERS,
     **tags.HANDLERS,
@@ -95,31 +100,37 @@ class ServerApp:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started = False
+        metrics = self.state.book.metrics
+        received_s = time.perf_counter()
+        route, started = NO_ROUTE, False
 
         async def track(message: Message) -> None:
             nonlocal started
-            started = True
+            if not started:
+                started = True
+                metrics.count("server_requests", route=route, status=message["status"])
+                metrics.time("server_request", time.perf_counter() - received_s, route=route)
             await send(message)
 
         try:
             headers = Headers(scope["headers"])
             self.state.gate.check_host(headers)
             self.state.gate.check_origin(scope["method"], headers)
-            if not scope["path"].startswith("/v1/"):
+            if not scope["path"].startswith("/v1/") and scope["path"] != METRICS_PATH:
                 await self._pages(scope, receive, track)
                 return
             endpoint, parameters = self._router.find(scope["method"], scope["raw_path"].partition(b"?")[0])
+            route = endpoint.route.name
             await self._serve(scope, headers, endpoint, parameters, receive, track)
         except TidebookError as error:
             if not started:
-                await _send_problem(send, problem_of(error), _problem_headers(error))
+                await _send_problem(track, problem_of(error), _problem_headers(error))
         except (TimeoutError, ConnectionError):
             pass  # the client reads too slowly, or not any more: its connection is closed
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"][:200])
             if not started:
-                await _send_problem(send, internal_problem(), [])
+                await _send_problem(track, internal_problem(), [])
 
     async def _serve(
         self,
@@ -175,6 +186,8 @@ class ServerApp:
         elif isinstance(answer, Lines):
             await self._record(call, scope, 200)
             await self._stream(call, answer, receive, send)
+        elif isinstance(answer, Text):
+            await _send(send, 200, answer.body, kind=answer.content_type)
         elif isinstance(answer, Reply):
             await self._record(call, scope, answer.status)
             await _send(send, answer.status, b"" if answer.body is None else _encode(answer.body), answer.headers)
@@ -259,11 +272,13 @@ class ServerApp:
         except TooManyRequests:
             await lines.source.aclose()
             raise
+        state.book.metrics.gauge("server_open_streams", state.slots.open)
         try:
             sender = StreamSender(receive, send, state.live, send_s=state.settings.send_s, deadline_s=call.deadline_s)
             await sender.run(lines, events=events, headers=[_NO_SNIFF])
         finally:
             state.slots.release(token)
+            state.book.metrics.gauge("server_open_streams", state.slots.open)
 
 
 def _decode_body(endpoint: Endpoint, headers: Headers, raw: bytes) -> Any:
@@ -299,9 +314,16 @@ def _decode_query(route: Route, raw: bytes) -> Any:
         raise InvalidInput(f"the query string is not valid: {error}") from error
 
 
-async def _send(send: Send, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    if body:
-        headers = [_JSON, _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
+async def _send(
+    send: Send,
+    status: int,
+    body: bytes,
+    more: Iterable[tuple[bytes, bytes]] = (),
+    *,
+    kind: bytes = _JSON,
+) -> None:
+    if body or kind != _JSON:  # there are no metrics before the first answer
+        headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,4 +1,4 @@
-"""`server.db` in the book's folder: tokens, answered idempotency keys, and the ends of audit chains."""
+"""`server.db` in the book's folder: tokens, answered idempotency keys, the ends of audit chains, and the history."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ SCHEMA: Final = Schema(
             entries INTEGER NOT NULL,
             hash TEXT NOT NULL
         ) WITHOUT ROWID;
+        """,
+        """
+        -- A ring: a sample replaces the one that had its slot hours ago.
+        CREATE TABLE history (
+            slot INTEGER NOT NULL PRIMARY KEY,
+            at INTEGER NOT NULL,
+            sample BLOB NOT NULL
+        );
         """,
     ),
 )

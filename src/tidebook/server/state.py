@@ -12,6 +12,7 @@ from tidebook.server.broadcast import Broadcasts
 from tidebook.server.browser_sessions import BrowserSessions
 from tidebook.server.database import ServerDatabase
 from tidebook.server.gate import Gate
+from tidebook.server.history import History
 from tidebook.server.idempotency import IdempotencyKeys
 from tidebook.server.masking import Masks
 from tidebook.server.pipeline_jobs import PipelineJobs
@@ -68,11 +69,12 @@ class ServerState:
         self.broadcasts = Broadcasts()
         self.jobs = PipelineJobs(where or str(book.settings.folder), jobs_max=settings.jobs_max)
         self.regions = RegionSessions(book, idle_s=settings.region_idle_s, sessions_max=settings.region_sessions_max)
-        self._maintenance: asyncio.Task[None] | None = None
+        self.history = History(book, self.database)
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the maintenance."""
-        self._maintenance = asyncio.create_task(self._maintain())
+        """Start the maintenance and the history."""
+        self._tasks = [asyncio.create_task(self._maintain()), asyncio.create_task(self.history.run())]
 
     async def _maintain(self) -> None:
         uses_written_s = time.monotonic()
@@ -94,9 +96,9 @@ class ServerState:
 
     async def close(self) -> None:
         """Close what the requests have opened."""
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            await asyncio.gather(self._maintenance, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.jobs.close()
         await self.regions.close()
         await self.audit.close()

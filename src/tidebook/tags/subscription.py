@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, Unavailable
 from tidebook.core.payload import encode_text
 from tidebook.core.replication_plan import TagPosition, TagRow
+from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
@@ -227,7 +228,10 @@ class Subscription:
                         (delivered := self._delivered.get(share)) is None or position > delivered
                     ):
                         delivered_any, self._delivered[share] = True, position
-                        yield TaggedEvent(row)
+                        event = TaggedEvent(row)
+                        if tracing.is_on():
+                            tracing.delivered("tags.deliver", event.metadata, tag=event.tag, topic=event.topic)
+                        yield event
                 else:
                     self._position = page.position
                     if not await self._renew_if_due():

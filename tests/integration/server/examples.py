@@ -28,6 +28,8 @@ EXAMPLES: dict[str, Example] = {
     "health.live": Example(),
     "health.ready": Example(),
     "openapi.document": Example(),
+    "monitoring.metrics": Example(),
+    "monitoring.history": Example((), {"since_ms": 0}),
     "topics.list": Example(),
     "topics.describe": Example(("orders",)),
     "journals.ids": Example(("orders",), {"prefix": "o"}),

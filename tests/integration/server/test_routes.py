@@ -42,6 +42,8 @@ async def test_every_route_answers(tmp_path: Path) -> None:
             assert response.status_code == route.status, (name, response.text)
             if route.form == "none":
                 assert response.content == b""
+            elif route.form == "text":
+                assert response.headers["content-type"].startswith("text/plain")
             elif route.form in ("lines", "events"):
                 *found, last = lines(response)
                 assert last == {"end": True}

@@ -1,0 +1,29 @@
+"""The query and the answer of the history."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which samples are returned: those after a time."""
+
+    since_ms: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class HistorySample(msgspec.Struct, frozen=True):
+    """The values at a time, in the order of the answer's names; null if there was none."""
+
+    at_ms: int
+    values: list[float | None]
+
+
+class HistoryAnswer(msgspec.Struct, frozen=True):
+    """The samples of the last hours, oldest first. Counters start again at 0 with each process of the server."""
+
+    every_s: float
+    names: list[str]
+    samples: list[HistorySample]

@@ -1,0 +1,112 @@
+"""The last hours of a few metrics, for charts: a ring of samples in `server.db`, so that nothing else must run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from tidebook.api.monitoring import HistorySample
+from tidebook.core.errors import TidebookError
+from tidebook.replication.status import partition_statuses, topic_configs
+from tidebook.server.database import ServerDatabase
+from tidebook.wiring.book import Book
+
+logger = logging.getLogger("tidebook.server")
+
+SAMPLE_EVERY_S: Final = 10.0
+#: Six hours.
+SAMPLES_MAX: Final = 2_160
+#: How long the log, the store and the outbox may take to report their lag.
+REPORT_S_MAX: Final = 5.0
+#: The series by name, as exported without the prefix, and how the values of all labels become one.
+SERIES: Final[dict[str, Callable[[list[float]], float]]] = {
+    "outbox_oldest_seconds": max,
+    "outbox_parked": sum,
+    "outbox_sent_total": sum,
+    "outbox_waiting": sum,
+    "pipeline_lag_records": sum,
+    "pipeline_lag_seconds": max,
+    "pipeline_parked_total": sum,
+    "pipeline_records_total": sum,
+    "pipeline_stopped_partitions": max,
+    "queue_claimed_total": sum,
+    "queue_dead_letters_announced_total": sum,
+    "queue_done_total": sum,
+    "queue_failed_total": sum,
+    "queue_put_total": sum,
+    "running_failures_total": sum,
+    "server_open_streams": sum,
+    "server_request_seconds_count": sum,
+    "server_request_seconds_sum": sum,
+    "sqlite_operations_total": sum,
+    "tags_horizon_behind_seconds": max,
+    "wal_held_bytes": sum,
+    "wal_records_total": sum,
+}
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, float]).decode
+
+
+class History:
+    """Samples the metrics of this process every ten seconds; the ring is bounded by its slots."""
+
+    def __init__(self, book: Book, database: ServerDatabase) -> None:
+        self._book = book
+        self._database = database
+
+    async def run(self) -> None:
+        """Take samples until the task is cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            try:
+                await self.sample()
+            except TidebookError as error:
+                logger.warning("a sample of the history is not written: %s", error)
+
+    async def sample(self) -> None:
+        """Write one sample in place of the oldest one."""
+        await self._report_lag()
+        values: dict[str, list[float]] = {}
+        for sample in self._book.metrics.samples():
+            if sample.name in SERIES:
+                values.setdefault(sample.name, []).append(sample.value)
+        row = _encode({name: SERIES[name](found) for name, found in values.items()})
+        at_ms = self._book.clock.now_ms()
+        slot = at_ms // int(SAMPLE_EVERY_S * 1000) % SAMPLES_MAX
+
+        def write(connection: apsw.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO history (slot, at, sample) VALUES (?, ?, ?)", (slot, at_ms, row))
+
+        await self._database.change(write, synced=False)
+
+    def read(self, since_ms: int) -> list[HistorySample]:
+        """Return the samples after a time, oldest first; what is older than the ring is left out."""
+        now_ms = self._book.clock.now_ms()
+        oldest_ms = max(since_ms, now_ms - int(SAMPLE_EVERY_S * 1000) * SAMPLES_MAX)
+        rows: list[Any] = self._database.select("SELECT at, sample FROM history WHERE at > ? ORDER BY at", (oldest_ms,))
+        return [HistorySample(at, [found.get(name) for name in SERIES]) for at, found in _decoded(rows)]
+
+    async def _report_lag(self) -> None:
+        """Set the gauges of replication and outbox, which other processes may run; leave them if a part is down."""
+        book = self._book
+        try:
+            async with asyncio.timeout(REPORT_S_MAX):
+                configs = await topic_configs(book.store, ())
+                for each in await partition_statuses(book.log, book.store, configs, now_ms=book.clock.now_ms()):
+                    labels = {"topic": each.topic, "partition": each.partition}
+                    book.metrics.gauge("pipeline_lag_records", each.lag, **labels)
+                    book.metrics.gauge("pipeline_lag_seconds", each.lag_s, **labels)
+                await book.outbox.status()
+        except TimeoutError:
+            logger.warning("the lag is not known: the log, the store or the outbox does not answer")
+        except TidebookError as error:
+            logger.warning("the lag is not known: %s", error)
+
+
+def _decoded(rows: list[Any]) -> list[tuple[int, dict[str, float]]]:
+    return [(at, _decode(sample)) for at, sample in rows]
