@@ -52,9 +52,11 @@ class _Command(msgspec.Struct, frozen=True):
 class Effects:
     """What an event causes: the handler of a process calls these methods, and nothing happens before it returns."""
 
-    def __init__(self, process: str, event: TypedEvent[Any]) -> None:
-        # The offset separates the incarnations of a purged journal.
-        self._event_id = f"{process}/{event.topic}/{event.id}/{event.seq_nr}/{event.offset}"
+    def __init__(self, process: str, event: TypedEvent[Any], epoch: int) -> None:
+        # The position separates the incarnations of a purged journal. The time separates those of a topic that was
+        # deleted and created again, whose epochs and offsets begin again.
+        place = f"{event.seq_nr}/{epoch}/{event.offset}/{event.timestamp_ms}"
+        self._event_id = f"{process}/{event.topic}/{event.id}/{place}"
         self.commands: list[_Command] = []
         self.entities: Counter[_EntityKey] = Counter()
         self.entries: list[tuple[str, Entry]] = []
@@ -146,7 +148,7 @@ class ProcessRunner(SliceRunner):
         await self._engine.run(lambda connection: self._tables.check_owner(connection, build, member, slices, before))
 
     async def _decide(self, handler: Handler, placed: _Placed) -> Effects:
-        effects = Effects(self._name, placed.event)
+        effects = Effects(self._name, placed.event, placed.epoch)
         try:
             result = handler(effects, placed.event)
             if result is not None and inspect.isawaitable(result):
@@ -194,6 +196,7 @@ class _Placed(msgspec.Struct, frozen=True):
 
     event: TypedEvent[Any]
     at: tuple[Any, ...]
+    epoch: int
 
     @property
     def topic(self) -> str:
@@ -261,7 +264,7 @@ class ProcessManager(Projection):
 
     def _prepare(self, row: SourceRow) -> Any:
         found = super()._prepare(row)
-        return None if found is None else (found[0], _Placed(found[1], row.at))
+        return None if found is None else (found[0], _Placed(found[1], row.at, row.row.position.epoch))
 
     def _runner(self, *args: Any) -> SliceRunner:
         build, member, check = args

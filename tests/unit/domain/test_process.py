@@ -18,6 +18,7 @@ from tidebook.core.event import Event
 from tidebook.domain import projection_runner
 from tidebook.domain.decider import COMMANDS_MAX
 from tidebook.domain.process import ENTITY_COMMANDS_MAX
+from tidebook.wiring.topics import delete_topic
 
 
 @tidebook.event_type("transfer-started")
@@ -180,3 +181,20 @@ async def test_an_event_causes_a_bounded_number_of_commands_of_an_entity(tmp_pat
             with pytest.raises(ProjectionStopped, match="make them one command"):
                 await pay.settle()
         assert (await accounts.load("total")).state.balance == ENTITY_COMMANDS_MAX
+
+
+async def test_events_of_a_topic_that_was_created_again_are_other_events(tmp_path: Path) -> None:
+    for balance in (1, 2, 3):  # the second and the third have the same number and offset
+        async with tidebook.open(tmp_path) as book:
+            accounts = book.decider("accounts", Account, events=EVENTS)
+
+            @book.process("pay", topics=["orders"])
+            def pay(effects: Any, event: Any, accounts: Any = accounts) -> None:
+                effects.execute(accounts, "total", Deposit(1))
+
+            await book.journal("orders").append("o-1", [Event({})])
+            await bring(book, "orders")
+            async with running(pay):
+                await pay.settle()
+            assert (await accounts.load("total")).state.balance == balance
+            await delete_topic(book.log, book.store, "orders")
