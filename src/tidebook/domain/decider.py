@@ -187,31 +187,41 @@ def _state_type(decider: Any, has_methods: bool) -> Any:
 
 
 class StateSnapshots(Generic[S]):
-    """Encodes states as snapshots, with a schema that is derived from the state's class.
+    """Encodes states as snapshots, with a schema that is derived from the decider's name and the state's class.
 
     A snapshot of another schema is ignored: the events are replayed instead.
     """
 
-    def __init__(self, state_type: Any, version: int = 1) -> None:
+    def __init__(self, name: str, state_type: Any, version: int = 1) -> None:
         if state_type is None or state_type is Any:
             raise InvalidInput("snapshot_every needs the type of the state: set State on the decider")
         self._encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+        self._plain: Callable[[Any], Any] = msgspec.to_builtins
         try:
             if callable(getattr(state_type, "model_validate_json", None)):
                 schema = state_type.model_json_schema()
                 self._encode = lambda state: state.model_dump_json().encode()
+                self._plain = state_type.model_dump
                 self._decode: Callable[[bytes], Any] = state_type.model_validate_json
             else:
                 schema = msgspec.json.schema(state_type)
                 self._decode = msgspec.json.Decoder(state_type).decode
         except (TypeError, NameError, msgspec.MsgspecError) as error:
             raise InvalidInput(f"snapshots need a state that can be encoded as JSON: {error}") from error
-        text = msgspec.json.encode([version, schema], order="sorted")
+        text = msgspec.json.encode([version, name, schema], order="sorted")
         self.schema = blake2b(text, digest_size=8).hexdigest()
 
     def encode(self, entity: _Entity[S]) -> EncodedJson:
-        """Return the payload of a snapshot."""
-        content = _SnapshotContent(self.schema, msgspec.Raw(self._encode(entity.state)), dict(entity.commands))
+        """Return the payload of a snapshot; raise InvalidInput for a state that could not be read back."""
+        state = self._encode(entity.state)
+        read = self._decode(state)
+        # Classes without a comparison of their own are compared by their fields.
+        if read != entity.state and self._plain(read) != self._plain(entity.state):
+            raise InvalidInput(
+                "the state would not be the same when read back: declare what it contains, "
+                "such as dict[int, str] and not dict"
+            )
+        content = _SnapshotContent(self.schema, msgspec.Raw(state), dict(entity.commands))
         return EncodedJson(msgspec.json.encode(content))
 
     def decode(self, stored: StoredSnapshot, incarnation: Position) -> _Entity[S] | None:
@@ -260,7 +270,9 @@ class Decider(Generic[S]):
         self.journal = journal
         self.rules = rules
         self._every = snapshot_every
-        self._snapshots = None if snapshot_every is None else StateSnapshots[S](rules.state_type, snapshot_version)
+        self._snapshots = (
+            None if snapshot_every is None else StateSnapshots[S](rules.name, rules.state_type, snapshot_version)
+        )
         self._conflicts_max = conflicts_max
         self._cached_max = cached_max
         self._cached: OrderedDict[str, _Entity[S]] = OrderedDict()

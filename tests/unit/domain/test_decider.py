@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,76 @@ async def test_a_changed_state_class_replays_instead_of_misreading(tmp_path: Pat
         other_rules = book.decider("accounts", Counting, snapshot_every=5, snapshot_version=2)
         assert (await other_rules.load("a-1")).state.balance == 24
         assert Counting.evolved == 12
+
+
+class Total:
+    """A decider whose state is a number."""
+
+    State = int
+
+    @staticmethod
+    def initial() -> int:
+        return 0
+
+    @staticmethod
+    def decide(command: Deposit, state: int) -> list[Deposited]:
+        return [Deposited(command.amount)]
+
+    @staticmethod
+    def evolve(state: int, event: Deposited) -> int:
+        return state + event.amount
+
+
+async def test_the_snapshots_of_another_decider_are_ignored(tmp_path: Path) -> None:
+    class Count(Total):
+        @staticmethod
+        def evolve(state: int, event: Deposited) -> int:
+            return state + 1
+
+    async with tidebook.open(tmp_path) as book:
+        await book.decider("accounts", Total, events=EVENTS, snapshot_every=1).execute("a-1", Deposit(50))
+        assert (await book.decider("accounts", Count, events=EVENTS, snapshot_every=9).load("a-1")).state == 1
+
+
+async def test_a_state_that_could_not_be_read_back_is_not_saved(tmp_path: Path) -> None:
+    class Seen:
+        State = dict
+
+        @staticmethod
+        def initial() -> dict[Any, Any]:
+            return {}
+
+        @staticmethod
+        def decide(command: Deposit, state: dict[Any, Any]) -> list[Deposited]:
+            return [] if command.amount in state else [Deposited(command.amount)]
+
+        @staticmethod
+        def evolve(state: dict[Any, Any], event: Deposited) -> dict[Any, Any]:
+            return state | {event.amount: True}
+
+    async with tidebook.open(tmp_path) as book:
+        await book.decider("accounts", Seen, events=EVENTS, snapshot_every=1).execute("a-1", Deposit(1))
+        again = await book.decider("accounts", Seen, events=EVENTS, snapshot_every=1).execute("a-1", Deposit(1))
+        assert again.events == []
+
+
+async def test_a_state_without_a_comparison_is_saved(tmp_path: Path) -> None:
+    @dataclass(eq=False)
+    class Plain:
+        balance: int = 0
+
+        def deposit(self, amount: int) -> Deposited:
+            return Deposited(amount)
+
+        def evolve(self, event: Deposited) -> None:
+            self.balance += event.amount
+
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Plain, events=EVENTS, snapshot_every=1)
+        await accounts.execute("a-1", Plain.deposit, 5)
+        await book.journal("accounts").delete("a-1", to=1)
+        again = book.decider("accounts", Plain, events=EVENTS, snapshot_every=1)
+        assert (await again.load("a-1")).state.balance == 5
 
 
 async def test_a_snapshot_of_an_earlier_incarnation_is_never_loaded(tmp_path: Path) -> None:
