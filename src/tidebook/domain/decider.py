@@ -103,6 +103,14 @@ def _remember(
     return known
 
 
+class _Decision(msgspec.Struct, Generic[S], frozen=True):
+    """The events of a command, as they are for the application and for the log, and the state after them."""
+
+    events: list[Any]
+    encoded: list[Event]
+    state: S
+
+
 class Rules(Generic[S]):
     """The three functions of a decider, taken from whatever form the application wrote them in.
 
@@ -144,17 +152,22 @@ class Rules(Generic[S]):
         return [decided]
 
     def evolve_all(self, state: S, events: Iterable[Any]) -> S:
-        """Return the state after events. A method may change its object and return None: it works on a copy."""
+        """Return the state after events. `evolve` works on a copy; a method may change its object and return None."""
         evolve = self.decider.evolve
-        if not self._has_methods:
-            for event in events:
-                state = evolve(state, event)
-            return state
-        state = deepcopy(state)
+        state = self.copy(state)
         for event in events:
             evolved = evolve(state, event)
-            state = state if evolved is None else evolved
+            state = state if evolved is None and self._has_methods else evolved
         return state
+
+    def copy(self, state: S) -> S:
+        """Return a state that shares nothing with the given one that could be changed."""
+        try:
+            return deepcopy(state)
+        except TypeError:
+            if self._has_methods:
+                raise
+            return state  # such as a read-only view: functions have no need to change it
 
 
 def _event_classes(decider: Any, events: Iterable[type[Any]] | None, name: str) -> list[type[Any]]:
@@ -288,8 +301,8 @@ class Decider(Generic[S]):
         """Decide a command on the entity's state and append its events; return the new state and the events.
 
         `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. What it
-        raises is raised here, and nothing is appended. With `command_id`, a command that was executed before, among the
-        last 128 of the entity, is not executed again: its result is returned.
+        or `evolve` raises is raised here, and nothing is appended. With `command_id`, a command that was executed
+        before, among the last 128 of the entity, is not executed again: its result is returned.
         """
         if command_id is not None and (type(command_id) is not str or not command_id):
             raise InvalidInput(f"a command id is a text that is not empty, not {command_id!r}")
@@ -316,7 +329,7 @@ class Decider(Generic[S]):
                 self._remember(id, entity)
                 return await self._repeated(id, *known)
             try:
-                decided = decide(entity.state)
+                decided = self._evolved(entity.state, decide(entity.state), command_id)
             except Exception:
                 self._remember(id, entity)
                 if is_fresh:
@@ -327,14 +340,14 @@ class Decider(Generic[S]):
                 self._cached.pop(id, None)
                 entity, is_fresh = loaded, True  # the refused state was outdated
                 continue
-            if not decided:
+            if not decided.events:
                 if not is_fresh:
                     entity, is_fresh = await self._load(id, entity), True
                     continue
                 self._remember(id, entity)
-                return Done(entity.state, [], self.topic, id, entity.seq_nr, None, None, None, None)
+                return Done(decided.state, [], self.topic, id, entity.seq_nr, None, None, None, None)
             try:
-                appended = await self._append(id, entity, decided, command_id, append_id)
+                appended = await self._append(id, entity, decided.encoded, append_id)
             except Conflict:
                 conflicts += 1
                 if conflicts > self._conflicts_max:
@@ -352,14 +365,17 @@ class Decider(Generic[S]):
         # The same command on two entities is two appends.
         return blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()
 
-    async def _append(
-        self, id: str, entity: _Entity[S], decided: Sequence[Any], command_id: str | None, append_id: bytes | None
-    ) -> Appended:
-        """Append the events after the entity's state; an unknown outcome is retried, which never appends twice."""
-        events = self.rules.types.encode_all(decided)
+    def _evolved(self, state: S, decided: Sequence[Any], command_id: str | None) -> _Decision[S]:
+        """Return the state after events, before they are appended: what `evolve` refuses could never be loaded."""
+        encoded = self.rules.types.encode_all(decided)
         if command_id is not None:
-            for event in events:
+            for event in encoded:
                 event.metadata = {**(event.metadata or {}), COMMAND_ID: command_id}
+        events = [event.payload if isinstance(event, Event) else event for event in decided]
+        return _Decision(events, encoded, self.rules.evolve_all(state, events))
+
+    async def _append(self, id: str, entity: _Entity[S], events: Sequence[Event], append_id: bytes | None) -> Appended:
+        """Append the events after the entity's state; an unknown outcome is retried, which never appends twice."""
         expected, incarnation = entity.seq_nr, entity.incarnation
         unknown: OutcomeUnknown | None = None
         for _ in range(UNKNOWN_MAX):
@@ -377,22 +393,22 @@ class Decider(Generic[S]):
         raise unknown
 
     async def _done(
-        self, id: str, entity: _Entity[S], decided: Sequence[Any], appended: Appended, command_id: str | None
+        self, id: str, entity: _Entity[S], decided: _Decision[S], appended: Appended, command_id: str | None
     ) -> Done[S]:
         first, last = appended.first, appended.last
         assert first is not None
         assert last is not None
-        events = [event.payload if isinstance(event, Event) else event for event in decided]
-        state = self.rules.evolve_all(entity.state, events)
         incarnation = entity.incarnation
         if incarnation is None:
             incarnation = Position((await self.journal.topic_config()).epoch, appended.offset)
         commands = entity.commands if command_id is None else _remember(entity.commands, command_id, first, last)
-        after = _Entity(state, last, incarnation, commands)
+        # The caller may change the state and the events that it receives, and not the cached state.
+        after = _Entity(self.rules.copy(decided.state), last, incarnation, commands)
         self._remember(id, after)
         if self._every is not None and last // self._every > (first - 1) // self._every:
             await self._save(id, after)
-        return Done(state, events, self.topic, id, last, first, last, appended.partition, appended.offset)
+        place = (last, first, last, appended.partition, appended.offset)
+        return Done(decided.state, decided.events, self.topic, id, *place)
 
     def _remember(self, id: str, entity: _Entity[S]) -> None:
         self._cached[id] = entity
@@ -414,7 +430,7 @@ class Decider(Generic[S]):
             entity = await self._load(id, self._cached.get(id))
             if id not in self._locks:  # otherwise a command in progress knows better
                 self._remember(id, entity)
-            return Loaded(entity.state, entity.seq_nr)
+            return Loaded(self.rules.copy(entity.state), entity.seq_nr)
         if isinstance(at, datetime):
             if at.tzinfo is None:
                 raise InvalidInput("a moment needs a time zone: datetime.now(UTC)")

@@ -424,3 +424,55 @@ def test_a_scenario_fails_where_it_should() -> None:
         given.when(Deposit(1)).refused()
     with pytest.raises(AssertionError, match="call when"):
         scenario(Account).then([])
+
+
+async def test_events_that_evolve_refuses_are_not_appended(tmp_path: Path) -> None:
+    class Superstitious(Total):
+        @staticmethod
+        def evolve(state: int, event: Deposited) -> int:
+            if event.amount == 13:
+                raise KeyError("no 13")
+            return state + event.amount
+
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Superstitious, events=EVENTS)
+        for _ in range(2):  # on a state that is not cached, and on one that is
+            with pytest.raises(KeyError, match="no 13"):
+                await accounts.execute("a-1", Deposit(13))
+            await accounts.execute("a-1", Deposit(1))
+        assert (await book.decider("accounts", Superstitious, events=EVENTS).load("a-1")).state == 2
+
+
+async def test_a_caller_that_changes_a_result_changes_only_that(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", MethodAccount, snapshot_every=2)
+        (await accounts.execute("a-1", MethodAccount.deposit, 5)).state.history.append(1000)
+        (await accounts.load("a-1")).state.balance = 1000
+        done = await accounts.execute("a-1", MethodAccount.deposit, 5)
+        assert done.state == MethodAccount(10, [5, 5])
+        fresh = book.decider("accounts", MethodAccount, snapshot_every=2)
+        assert (await fresh.load("a-1")).state == MethodAccount(10, [5, 5])
+
+
+async def test_a_function_that_changes_the_state_does_so_only_for_what_is_appended(tmp_path: Path) -> None:
+    class Changing:
+        State = list[int]
+
+        @staticmethod
+        def initial() -> list[int]:
+            return []
+
+        @staticmethod
+        def decide(command: Deposit, state: list[int]) -> list[Deposited]:
+            return [Deposited(command.amount)]
+
+        @staticmethod
+        def evolve(state: list[int], event: Deposited) -> list[int]:
+            state.append(event.amount)
+            return state
+
+    async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two:
+        first, second = (book.decider("accounts", Changing, events=EVENTS) for book in (one, two))
+        await first.execute("a-1", Deposit(1))
+        await second.execute("a-1", Deposit(2))
+        assert (await first.execute("a-1", Deposit(3))).state == [1, 2, 3]  # after a conflict
