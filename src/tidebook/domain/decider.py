@@ -302,7 +302,8 @@ class Decider(Generic[S]):
 
         `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. What it
         or `evolve` raises is raised here, and nothing is appended. With `command_id`, a command that was executed
-        before, among the last 128 of the entity, is not executed again: its result is returned.
+        before, among the last 128 of the entity, is not executed again: its result is returned,
+        with the state of now and no events if those were deleted or purged since.
         """
         if command_id is not None and (type(command_id) is not str or not command_id):
             raise InvalidInput(f"a command id is a text that is not empty, not {command_id!r}")
@@ -327,7 +328,7 @@ class Decider(Generic[S]):
         while True:
             if command_id is not None and (known := entity.commands.get(command_id)) is not None:
                 self._remember(id, entity)
-                return await self._repeated(id, *known)
+                return await self._repeated(id, entity, command_id, *known)
             try:
                 decided = self._evolved(entity.state, decide(entity.state), command_id)
             except Exception:
@@ -358,7 +359,7 @@ class Decider(Generic[S]):
             if appended.repeated and command_id is not None:
                 assert appended.first is not None
                 assert appended.last is not None
-                return await self._repeated(id, appended.first, appended.last)
+                return await self._repeated(id, entity, command_id, appended.first, appended.last)
             return await self._done(id, entity, decided, appended, command_id)
 
     def _append_id(self, id: str, command_id: str) -> bytes:
@@ -512,15 +513,22 @@ class Decider(Generic[S]):
                 commands = _remember(commands, command_id, seq_nr, seq_nr)
         return _Entity(self.rules.evolve_all(state, page), seq_nr, base.incarnation, commands)
 
-    async def _repeated(self, id: str, first: int, last: int) -> Done[S]:
-        """Return the result of a command that was executed before."""
-        entity = await self._load(id, None, to=last)
+    async def _repeated(self, id: str, known: _Entity[S], command_id: str, first: int, last: int) -> Done[S]:
+        """Return the result of a command that was executed before, as far as the journal still has it."""
         decode = row_decoder(self.rules.types, self.topic, id)
         events, partition, offset = list[Any](), None, None
         async for event in self.journal.read_decoded(id, decode, start=first, end=last):
-            events.append(event.data)
-            partition, offset = event.partition, event.offset
-        return Done(entity.state, events, self.topic, id, last, first, last, partition, offset, repeated=True)
+            # After a purge, other events have the same numbers.
+            if event.metadata is not None and event.metadata.get(COMMAND_ID) == command_id:
+                events.append(event.data)
+                partition, offset = event.partition, event.offset
+        try:
+            entity = await self._load(id, None, to=last if events else LAST)
+        except Truncated:  # the events before are deleted, and no snapshot is as old
+            entity = await self._load(id, known)
+        state = self.rules.copy(entity.state)
+        place = (entity.seq_nr, first, last, partition, offset) if events else (entity.seq_nr, None, None, None, None)
+        return Done(state, events, self.topic, id, *place, repeated=True)
 
 
 class SyncDecider(BlockingFacade[Decider[Any]]):

@@ -476,3 +476,43 @@ async def test_a_function_that_changes_the_state_does_so_only_for_what_is_append
         await first.execute("a-1", Deposit(1))
         await second.execute("a-1", Deposit(2))
         assert (await first.execute("a-1", Deposit(3))).state == [1, 2, 3]  # after a conflict
+
+
+async def test_a_command_of_a_purged_journal_has_no_other_command_s_result(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        await accounts.execute("a-1", Deposit(5), command_id="c1")
+        await book.journal("accounts").purge("a-1")
+        fresh = book.decider("accounts", Account, events=EVENTS)
+        for decider in (accounts, fresh):
+            gone = await decider.execute("a-1", Deposit(5), command_id="c1")
+            assert (gone.repeated, gone.events, gone.first, gone.seq_nr) == (True, [], None, 0)
+        await fresh.execute("a-1", Deposit(777), command_id="other")
+        for decider in (accounts, fresh):
+            gone = await decider.execute("a-1", Deposit(5), command_id="c1")
+            assert (gone.repeated, gone.events, gone.first, gone.seq_nr) == (True, [], None, 1)
+            assert gone.state.balance == 777
+
+
+async def test_a_repeated_command_whose_events_are_deleted_has_the_state_of_now(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=4)
+        for n in range(4):
+            await accounts.execute("a-1", Deposit(1), command_id=f"c{n}")
+        await book.journal("accounts").delete("a-1", to=2)
+        left = await accounts.execute("a-1", Deposit(1), command_id="c2")
+        assert (left.repeated, left.events, left.first, left.last) == (True, [Deposited(1)], 3, 3)
+        assert (left.state.balance, left.seq_nr) == (4, 4)
+        await book.journal("accounts").delete("a-1", to=4)
+        gone = await accounts.execute("a-1", Deposit(1), command_id="c1")
+        assert (gone.repeated, gone.events, gone.first, gone.seq_nr, gone.state.balance) == (True, [], None, 4, 4)
+
+
+async def test_a_repeated_command_needs_no_snapshot_while_its_entity_is_cached(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        for n in range(2):
+            await accounts.execute("a-1", Deposit(1), command_id=f"c{n}")
+        await book.journal("accounts").delete("a-1", to=2)
+        gone = await accounts.execute("a-1", Deposit(1), command_id="c0")
+        assert (gone.repeated, gone.state.balance) == (True, 2)
