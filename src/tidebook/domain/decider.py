@@ -103,6 +103,14 @@ def _remember(
     return known
 
 
+class _Decision(msgspec.Struct, Generic[S], frozen=True):
+    """The events of a command, as they are for the application and for the log, and the state after them."""
+
+    events: list[Any]
+    encoded: list[Event]
+    state: S
+
+
 class Rules(Generic[S]):
     """The three functions of a decider, taken from whatever form the application wrote them in.
 
@@ -144,17 +152,22 @@ class Rules(Generic[S]):
         return [decided]
 
     def evolve_all(self, state: S, events: Iterable[Any]) -> S:
-        """Return the state after events. A method may change its object and return None: it works on a copy."""
+        """Return the state after events. `evolve` works on a copy; a method may change its object and return None."""
         evolve = self.decider.evolve
-        if not self._has_methods:
-            for event in events:
-                state = evolve(state, event)
-            return state
-        state = deepcopy(state)
+        state = self.copy(state)
         for event in events:
             evolved = evolve(state, event)
-            state = state if evolved is None else evolved
+            state = state if evolved is None and self._has_methods else evolved
         return state
+
+    def copy(self, state: S) -> S:
+        """Return a state that shares nothing with the given one that could be changed."""
+        try:
+            return deepcopy(state)
+        except TypeError:
+            if self._has_methods:
+                raise
+            return state  # such as a read-only view: functions have no need to change it
 
 
 def _event_classes(decider: Any, events: Iterable[type[Any]] | None, name: str) -> list[type[Any]]:
@@ -187,31 +200,41 @@ def _state_type(decider: Any, has_methods: bool) -> Any:
 
 
 class StateSnapshots(Generic[S]):
-    """Encodes states as snapshots, with a schema that is derived from the state's class.
+    """Encodes states as snapshots, with a schema that is derived from the decider's name and the state's class.
 
     A snapshot of another schema is ignored: the events are replayed instead.
     """
 
-    def __init__(self, state_type: Any, version: int = 1) -> None:
+    def __init__(self, name: str, state_type: Any, version: int = 1) -> None:
         if state_type is None or state_type is Any:
             raise InvalidInput("snapshot_every needs the type of the state: set State on the decider")
         self._encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+        self._plain: Callable[[Any], Any] = msgspec.to_builtins
         try:
             if callable(getattr(state_type, "model_validate_json", None)):
                 schema = state_type.model_json_schema()
                 self._encode = lambda state: state.model_dump_json().encode()
+                self._plain = state_type.model_dump
                 self._decode: Callable[[bytes], Any] = state_type.model_validate_json
             else:
                 schema = msgspec.json.schema(state_type)
                 self._decode = msgspec.json.Decoder(state_type).decode
         except (TypeError, NameError, msgspec.MsgspecError) as error:
             raise InvalidInput(f"snapshots need a state that can be encoded as JSON: {error}") from error
-        text = msgspec.json.encode([version, schema], order="sorted")
+        text = msgspec.json.encode([version, name, schema], order="sorted")
         self.schema = blake2b(text, digest_size=8).hexdigest()
 
     def encode(self, entity: _Entity[S]) -> EncodedJson:
-        """Return the payload of a snapshot."""
-        content = _SnapshotContent(self.schema, msgspec.Raw(self._encode(entity.state)), dict(entity.commands))
+        """Return the payload of a snapshot; raise InvalidInput for a state that could not be read back."""
+        state = self._encode(entity.state)
+        read = self._decode(state)
+        # Classes without a comparison of their own are compared by their fields.
+        if read != entity.state and self._plain(read) != self._plain(entity.state):
+            raise InvalidInput(
+                "the state would not be the same when read back: declare what it contains, "
+                "such as dict[int, str] and not dict"
+            )
+        content = _SnapshotContent(self.schema, msgspec.Raw(state), dict(entity.commands))
         return EncodedJson(msgspec.json.encode(content))
 
     def decode(self, stored: StoredSnapshot, incarnation: Position) -> _Entity[S] | None:
@@ -260,7 +283,9 @@ class Decider(Generic[S]):
         self.journal = journal
         self.rules = rules
         self._every = snapshot_every
-        self._snapshots = None if snapshot_every is None else StateSnapshots[S](rules.state_type, snapshot_version)
+        self._snapshots = (
+            None if snapshot_every is None else StateSnapshots[S](rules.name, rules.state_type, snapshot_version)
+        )
         self._conflicts_max = conflicts_max
         self._cached_max = cached_max
         self._cached: OrderedDict[str, _Entity[S]] = OrderedDict()
@@ -276,8 +301,9 @@ class Decider(Generic[S]):
         """Decide a command on the entity's state and append its events; return the new state and the events.
 
         `decide` is called again if another process wrote meanwhile, so it must not have effects of its own. What it
-        raises is raised here, and nothing is appended. With `command_id`, a command that was executed before, among the
-        last 128 of the entity, is not executed again: its result is returned.
+        or `evolve` raises is raised here, and nothing is appended. With `command_id`, a command that was executed
+        before, among the last 128 of the entity, is not executed again: its result is returned,
+        with the state of now and no events if those were deleted or purged since.
         """
         if command_id is not None and (type(command_id) is not str or not command_id):
             raise InvalidInput(f"a command id is a text that is not empty, not {command_id!r}")
@@ -302,9 +328,9 @@ class Decider(Generic[S]):
         while True:
             if command_id is not None and (known := entity.commands.get(command_id)) is not None:
                 self._remember(id, entity)
-                return await self._repeated(id, *known)
+                return await self._repeated(id, entity, command_id, *known)
             try:
-                decided = decide(entity.state)
+                decided = self._evolved(entity.state, decide(entity.state), command_id)
             except Exception:
                 self._remember(id, entity)
                 if is_fresh:
@@ -315,14 +341,14 @@ class Decider(Generic[S]):
                 self._cached.pop(id, None)
                 entity, is_fresh = loaded, True  # the refused state was outdated
                 continue
-            if not decided:
+            if not decided.events:
                 if not is_fresh:
                     entity, is_fresh = await self._load(id, entity), True
                     continue
                 self._remember(id, entity)
-                return Done(entity.state, [], self.topic, id, entity.seq_nr, None, None, None, None)
+                return Done(decided.state, [], self.topic, id, entity.seq_nr, None, None, None, None)
             try:
-                appended = await self._append(id, entity, decided, command_id, append_id)
+                appended = await self._append(id, entity, decided.encoded, append_id)
             except Conflict:
                 conflicts += 1
                 if conflicts > self._conflicts_max:
@@ -333,21 +359,24 @@ class Decider(Generic[S]):
             if appended.repeated and command_id is not None:
                 assert appended.first is not None
                 assert appended.last is not None
-                return await self._repeated(id, appended.first, appended.last)
+                return await self._repeated(id, entity, command_id, appended.first, appended.last)
             return await self._done(id, entity, decided, appended, command_id)
 
     def _append_id(self, id: str, command_id: str) -> bytes:
         # The same command on two entities is two appends.
         return blake2b(msgspec.json.encode([self.topic, id, command_id]), digest_size=16).digest()
 
-    async def _append(
-        self, id: str, entity: _Entity[S], decided: Sequence[Any], command_id: str | None, append_id: bytes | None
-    ) -> Appended:
-        """Append the events after the entity's state; an unknown outcome is retried, which never appends twice."""
-        events = self.rules.types.encode_all(decided)
+    def _evolved(self, state: S, decided: Sequence[Any], command_id: str | None) -> _Decision[S]:
+        """Return the state after events, before they are appended: what `evolve` refuses could never be loaded."""
+        encoded = self.rules.types.encode_all(decided)
         if command_id is not None:
-            for event in events:
+            for event in encoded:
                 event.metadata = {**(event.metadata or {}), COMMAND_ID: command_id}
+        events = [event.payload if isinstance(event, Event) else event for event in decided]
+        return _Decision(events, encoded, self.rules.evolve_all(state, events))
+
+    async def _append(self, id: str, entity: _Entity[S], events: Sequence[Event], append_id: bytes | None) -> Appended:
+        """Append the events after the entity's state; an unknown outcome is retried, which never appends twice."""
         expected, incarnation = entity.seq_nr, entity.incarnation
         unknown: OutcomeUnknown | None = None
         for _ in range(UNKNOWN_MAX):
@@ -365,22 +394,22 @@ class Decider(Generic[S]):
         raise unknown
 
     async def _done(
-        self, id: str, entity: _Entity[S], decided: Sequence[Any], appended: Appended, command_id: str | None
+        self, id: str, entity: _Entity[S], decided: _Decision[S], appended: Appended, command_id: str | None
     ) -> Done[S]:
         first, last = appended.first, appended.last
         assert first is not None
         assert last is not None
-        events = [event.payload if isinstance(event, Event) else event for event in decided]
-        state = self.rules.evolve_all(entity.state, events)
         incarnation = entity.incarnation
         if incarnation is None:
             incarnation = Position((await self.journal.topic_config()).epoch, appended.offset)
         commands = entity.commands if command_id is None else _remember(entity.commands, command_id, first, last)
-        after = _Entity(state, last, incarnation, commands)
+        # The caller may change the state and the events that it receives, and not the cached state.
+        after = _Entity(self.rules.copy(decided.state), last, incarnation, commands)
         self._remember(id, after)
         if self._every is not None and last // self._every > (first - 1) // self._every:
             await self._save(id, after)
-        return Done(state, events, self.topic, id, last, first, last, appended.partition, appended.offset)
+        place = (last, first, last, appended.partition, appended.offset)
+        return Done(decided.state, decided.events, self.topic, id, *place)
 
     def _remember(self, id: str, entity: _Entity[S]) -> None:
         self._cached[id] = entity
@@ -402,7 +431,7 @@ class Decider(Generic[S]):
             entity = await self._load(id, self._cached.get(id))
             if id not in self._locks:  # otherwise a command in progress knows better
                 self._remember(id, entity)
-            return Loaded(entity.state, entity.seq_nr)
+            return Loaded(self.rules.copy(entity.state), entity.seq_nr)
         if isinstance(at, datetime):
             if at.tzinfo is None:
                 raise InvalidInput("a moment needs a time zone: datetime.now(UTC)")
@@ -484,15 +513,22 @@ class Decider(Generic[S]):
                 commands = _remember(commands, command_id, seq_nr, seq_nr)
         return _Entity(self.rules.evolve_all(state, page), seq_nr, base.incarnation, commands)
 
-    async def _repeated(self, id: str, first: int, last: int) -> Done[S]:
-        """Return the result of a command that was executed before."""
-        entity = await self._load(id, None, to=last)
+    async def _repeated(self, id: str, known: _Entity[S], command_id: str, first: int, last: int) -> Done[S]:
+        """Return the result of a command that was executed before, as far as the journal still has it."""
         decode = row_decoder(self.rules.types, self.topic, id)
         events, partition, offset = list[Any](), None, None
         async for event in self.journal.read_decoded(id, decode, start=first, end=last):
-            events.append(event.data)
-            partition, offset = event.partition, event.offset
-        return Done(entity.state, events, self.topic, id, last, first, last, partition, offset, repeated=True)
+            # After a purge, other events have the same numbers.
+            if event.metadata is not None and event.metadata.get(COMMAND_ID) == command_id:
+                events.append(event.data)
+                partition, offset = event.partition, event.offset
+        try:
+            entity = await self._load(id, None, to=last if events else LAST)
+        except Truncated:  # the events before are deleted, and no snapshot is as old
+            entity = await self._load(id, known)
+        state = self.rules.copy(entity.state)
+        place = (entity.seq_nr, first, last, partition, offset) if events else (entity.seq_nr, None, None, None, None)
+        return Done(state, events, self.topic, id, *place, repeated=True)
 
 
 class SyncDecider(BlockingFacade[Decider[Any]]):

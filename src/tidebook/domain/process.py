@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from tidebook.core.errors import InvalidInput
-from tidebook.domain.decider import Decider
-from tidebook.domain.event_source import SourceRow, slice_of
+from tidebook.domain.decider import COMMANDS_MAX, Decider
+from tidebook.domain.event_source import SourcePosition, SourceRow, decode_position, encode_position, slice_of
 from tidebook.domain.projection import Projection
 from tidebook.domain.projection_runner import SliceRunner
 from tidebook.domain.sql_engine import Handler, HandlerFailed
@@ -28,10 +29,16 @@ from tidebook.queue.queue import Queue
 
 #: How often marks that another process has moved are read again.
 MARKS_MAX: Final = 20
+#: How many commands an entity receives before the offset is stored: it must remember them all when they are repeated.
+ENTITY_COMMANDS_MAX: Final = COMMANDS_MAX // 2
 
 QueueOf = Callable[[str], Queue]
 #: Publishes a message within a transaction of the outbox's database.
 Publish = Callable[..., Any]
+
+
+#: The topic and the id of an entity.
+_EntityKey = tuple[str, str]
 
 
 class _Command(msgspec.Struct, frozen=True):
@@ -45,17 +52,30 @@ class _Command(msgspec.Struct, frozen=True):
 class Effects:
     """What an event causes: the handler of a process calls these methods, and nothing happens before it returns."""
 
-    def __init__(self, process: str, event: TypedEvent[Any]) -> None:
-        # The offset separates the incarnations of a purged journal.
-        self._event_id = f"{process}/{event.topic}/{event.id}/{event.seq_nr}/{event.offset}"
+    def __init__(self, process: str, event: TypedEvent[Any], epoch: int) -> None:
+        # The position separates the incarnations of a purged journal. The time separates those of a topic that was
+        # deleted and created again, whose epochs and offsets begin again.
+        place = f"{event.seq_nr}/{epoch}/{event.offset}/{event.timestamp_ms}"
+        self._event_id = f"{process}/{event.topic}/{event.id}/{place}"
         self.commands: list[_Command] = []
+        self.entities: Counter[_EntityKey] = Counter()
         self.entries: list[tuple[str, Entry]] = []
         self.messages: list[Mapping[str, Any]] = []
 
     def execute(
         self, decider: Decider[Any], id: str, command: Any, *, refusals: tuple[type[Exception], ...] = ()
     ) -> None:
-        """Execute a command of another decider; errors in `refusals` are taken as its answer and not retried."""
+        """Execute a command of another decider; errors in `refusals` are taken as its answer and not retried.
+
+        An event may cause up to 64 commands of one entity.
+        """
+        entity = (decider.topic, id)
+        if self.entities[entity] == ENTITY_COMMANDS_MAX:
+            raise InvalidInput(
+                f"an event may cause up to {ENTITY_COMMANDS_MAX} commands of one entity, and this one causes more of "
+                f"{decider.topic}/{id}: make them one command"
+            )
+        self.entities[entity] += 1
         command_id = f"{self._event_id}/{len(self.commands)}"
         self.commands.append(_Command(decider, id, command, command_id, refusals))
 
@@ -94,12 +114,27 @@ class ProcessRunner(SliceRunner):
             # Effects of a batch that was taken over are repeated in vain: look first.
             await self._check_owner(slices, before)
         decided = [(event, await self._decide(handler, event)) for handler, event in calls]
-        by_slice: dict[int, list[tuple[_Placed, Effects]]] = {}
+        *first, last = _portions(decided)
+        # If a later portion fails, the batch is fenced by the offset of an earlier one, and is read again from there.
+        for portion in first:
+            middle = encode_position(SourcePosition(portion[-1][0].at, decode_position(before).log))
+            await self._perform(slices, before, middle, portion)
+            before = middle
+        await self._perform(slices, before, after, last)
+
+    async def _perform(self, slices: Sequence[int], before: str, after: str, decided: Sequence[_Decided]) -> None:
+        by_slice: dict[int, list[_Decided]] = {}
         for placed, effects in decided:
             number = slice_of(placed.event.topic, placed.event.id, self._settings.slices)
             by_slice.setdefault(number, []).append((placed, effects))
-        # The order of each journal is kept; journals of different slices do not wait for one another.
-        await asyncio.gather(*(self._execute_all(of_slice) for of_slice in by_slice.values()))
+        # The order of each journal is kept; journals of different slices do not wait for one another. All have ended
+        # before a failure is handled: a command that is late could be one that its entity has forgotten.
+        results = await asyncio.gather(
+            *(self._execute_all(of_slice) for of_slice in by_slice.values()), return_exceptions=True
+        )
+        for result in results:
+            if result is not None:
+                raise result
         await self._put_all(by_slice)
         publishing = [
             (self._publish_in, _Publication(placed.event, message))
@@ -113,7 +148,7 @@ class ProcessRunner(SliceRunner):
         await self._engine.run(lambda connection: self._tables.check_owner(connection, build, member, slices, before))
 
     async def _decide(self, handler: Handler, placed: _Placed) -> Effects:
-        effects = Effects(self._name, placed.event)
+        effects = Effects(self._name, placed.event, placed.epoch)
         try:
             result = handler(effects, placed.event)
             if result is not None and inspect.isawaitable(result):
@@ -122,7 +157,7 @@ class ProcessRunner(SliceRunner):
             raise HandlerFailed(placed.event) from error
         return effects
 
-    async def _execute_all(self, decided: Sequence[tuple[_Placed, Effects]]) -> None:
+    async def _execute_all(self, decided: Sequence[_Decided]) -> None:
         for placed, effects in decided:
             for each in effects.commands:
                 try:
@@ -132,7 +167,7 @@ class ProcessRunner(SliceRunner):
                 except Exception as error:
                     raise HandlerFailed(placed.event) from error
 
-    async def _put_all(self, by_slice: Mapping[int, Sequence[tuple[_Placed, Effects]]]) -> None:
+    async def _put_all(self, by_slice: Mapping[int, Sequence[_Decided]]) -> None:
         names = {name for of_slice in by_slice.values() for _, effects in of_slice for name, _ in effects.entries}
         for name in sorted(names):
             queue, source = self._queue_of(name), f"process/{self._name}"
@@ -161,6 +196,7 @@ class _Placed(msgspec.Struct, frozen=True):
 
     event: TypedEvent[Any]
     at: tuple[Any, ...]
+    epoch: int
 
     @property
     def topic(self) -> str:
@@ -173,6 +209,23 @@ class _Placed(msgspec.Struct, frozen=True):
     @property
     def seq_nr(self) -> int:
         return self.event.seq_nr
+
+
+_Decided = tuple[_Placed, Effects]
+
+
+def _portions(decided: Sequence[_Decided]) -> list[list[_Decided]]:
+    """Return the events in portions, at least one, in which no entity receives more commands than it remembers."""
+    portions: list[list[_Decided]] = [[]]
+    counts: Counter[_EntityKey] = Counter()
+    for each in decided:
+        entities = each[1].entities
+        if any(counts[entity] + count > ENTITY_COMMANDS_MAX for entity, count in entities.items()):
+            portions.append([])
+            counts.clear()
+        counts.update(entities)
+        portions[-1].append(each)
+    return portions
 
 
 class _Publication(msgspec.Struct, frozen=True):
@@ -211,7 +264,7 @@ class ProcessManager(Projection):
 
     def _prepare(self, row: SourceRow) -> Any:
         found = super()._prepare(row)
-        return None if found is None else (found[0], _Placed(found[1], row.at))
+        return None if found is None else (found[0], _Placed(found[1], row.at, row.row.position.epoch))
 
     def _runner(self, *args: Any) -> SliceRunner:
         build, member, check = args

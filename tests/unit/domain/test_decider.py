@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,76 @@ async def test_a_changed_state_class_replays_instead_of_misreading(tmp_path: Pat
         assert Counting.evolved == 12
 
 
+class Total:
+    """A decider whose state is a number."""
+
+    State = int
+
+    @staticmethod
+    def initial() -> int:
+        return 0
+
+    @staticmethod
+    def decide(command: Deposit, state: int) -> list[Deposited]:
+        return [Deposited(command.amount)]
+
+    @staticmethod
+    def evolve(state: int, event: Deposited) -> int:
+        return state + event.amount
+
+
+async def test_the_snapshots_of_another_decider_are_ignored(tmp_path: Path) -> None:
+    class Count(Total):
+        @staticmethod
+        def evolve(state: int, event: Deposited) -> int:
+            return state + 1
+
+    async with tidebook.open(tmp_path) as book:
+        await book.decider("accounts", Total, events=EVENTS, snapshot_every=1).execute("a-1", Deposit(50))
+        assert (await book.decider("accounts", Count, events=EVENTS, snapshot_every=9).load("a-1")).state == 1
+
+
+async def test_a_state_that_could_not_be_read_back_is_not_saved(tmp_path: Path) -> None:
+    class Seen:
+        State = dict
+
+        @staticmethod
+        def initial() -> dict[Any, Any]:
+            return {}
+
+        @staticmethod
+        def decide(command: Deposit, state: dict[Any, Any]) -> list[Deposited]:
+            return [] if command.amount in state else [Deposited(command.amount)]
+
+        @staticmethod
+        def evolve(state: dict[Any, Any], event: Deposited) -> dict[Any, Any]:
+            return state | {event.amount: True}
+
+    async with tidebook.open(tmp_path) as book:
+        await book.decider("accounts", Seen, events=EVENTS, snapshot_every=1).execute("a-1", Deposit(1))
+        again = await book.decider("accounts", Seen, events=EVENTS, snapshot_every=1).execute("a-1", Deposit(1))
+        assert again.events == []
+
+
+async def test_a_state_without_a_comparison_is_saved(tmp_path: Path) -> None:
+    @dataclass(eq=False)
+    class Plain:
+        balance: int = 0
+
+        def deposit(self, amount: int) -> Deposited:
+            return Deposited(amount)
+
+        def evolve(self, event: Deposited) -> None:
+            self.balance += event.amount
+
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Plain, events=EVENTS, snapshot_every=1)
+        await accounts.execute("a-1", Plain.deposit, 5)
+        await book.journal("accounts").delete("a-1", to=1)
+        again = book.decider("accounts", Plain, events=EVENTS, snapshot_every=1)
+        assert (await again.load("a-1")).state.balance == 5
+
+
 async def test_a_snapshot_of_an_earlier_incarnation_is_never_loaded(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         accounts = book.decider("accounts", Account, snapshot_every=2)
@@ -353,3 +424,95 @@ def test_a_scenario_fails_where_it_should() -> None:
         given.when(Deposit(1)).refused()
     with pytest.raises(AssertionError, match="call when"):
         scenario(Account).then([])
+
+
+async def test_events_that_evolve_refuses_are_not_appended(tmp_path: Path) -> None:
+    class Superstitious(Total):
+        @staticmethod
+        def evolve(state: int, event: Deposited) -> int:
+            if event.amount == 13:
+                raise KeyError("no 13")
+            return state + event.amount
+
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Superstitious, events=EVENTS)
+        for _ in range(2):  # on a state that is not cached, and on one that is
+            with pytest.raises(KeyError, match="no 13"):
+                await accounts.execute("a-1", Deposit(13))
+            await accounts.execute("a-1", Deposit(1))
+        assert (await book.decider("accounts", Superstitious, events=EVENTS).load("a-1")).state == 2
+
+
+async def test_a_caller_that_changes_a_result_changes_only_that(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", MethodAccount, snapshot_every=2)
+        (await accounts.execute("a-1", MethodAccount.deposit, 5)).state.history.append(1000)
+        (await accounts.load("a-1")).state.balance = 1000
+        done = await accounts.execute("a-1", MethodAccount.deposit, 5)
+        assert done.state == MethodAccount(10, [5, 5])
+        fresh = book.decider("accounts", MethodAccount, snapshot_every=2)
+        assert (await fresh.load("a-1")).state == MethodAccount(10, [5, 5])
+
+
+async def test_a_function_that_changes_the_state_does_so_only_for_what_is_appended(tmp_path: Path) -> None:
+    class Changing:
+        State = list[int]
+
+        @staticmethod
+        def initial() -> list[int]:
+            return []
+
+        @staticmethod
+        def decide(command: Deposit, state: list[int]) -> list[Deposited]:
+            return [Deposited(command.amount)]
+
+        @staticmethod
+        def evolve(state: list[int], event: Deposited) -> list[int]:
+            state.append(event.amount)
+            return state
+
+    async with tidebook.open(tmp_path) as one, tidebook.open(tmp_path) as two:
+        first, second = (book.decider("accounts", Changing, events=EVENTS) for book in (one, two))
+        await first.execute("a-1", Deposit(1))
+        await second.execute("a-1", Deposit(2))
+        assert (await first.execute("a-1", Deposit(3))).state == [1, 2, 3]  # after a conflict
+
+
+async def test_a_command_of_a_purged_journal_has_no_other_command_s_result(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        await accounts.execute("a-1", Deposit(5), command_id="c1")
+        await book.journal("accounts").purge("a-1")
+        fresh = book.decider("accounts", Account, events=EVENTS)
+        for decider in (accounts, fresh):
+            gone = await decider.execute("a-1", Deposit(5), command_id="c1")
+            assert (gone.repeated, gone.events, gone.first, gone.seq_nr) == (True, [], None, 0)
+        await fresh.execute("a-1", Deposit(777), command_id="other")
+        for decider in (accounts, fresh):
+            gone = await decider.execute("a-1", Deposit(5), command_id="c1")
+            assert (gone.repeated, gone.events, gone.first, gone.seq_nr) == (True, [], None, 1)
+            assert gone.state.balance == 777
+
+
+async def test_a_repeated_command_whose_events_are_deleted_has_the_state_of_now(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=4)
+        for n in range(4):
+            await accounts.execute("a-1", Deposit(1), command_id=f"c{n}")
+        await book.journal("accounts").delete("a-1", to=2)
+        left = await accounts.execute("a-1", Deposit(1), command_id="c2")
+        assert (left.repeated, left.events, left.first, left.last) == (True, [Deposited(1)], 3, 3)
+        assert (left.state.balance, left.seq_nr) == (4, 4)
+        await book.journal("accounts").delete("a-1", to=4)
+        gone = await accounts.execute("a-1", Deposit(1), command_id="c1")
+        assert (gone.repeated, gone.events, gone.first, gone.seq_nr, gone.state.balance) == (True, [], None, 4, 4)
+
+
+async def test_a_repeated_command_needs_no_snapshot_while_its_entity_is_cached(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        for n in range(2):
+            await accounts.execute("a-1", Deposit(1), command_id=f"c{n}")
+        await book.journal("accounts").delete("a-1", to=2)
+        gone = await accounts.execute("a-1", Deposit(1), command_id="c0")
+        assert (gone.repeated, gone.state.balance) == (True, 2)

@@ -14,7 +14,11 @@ import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit, Refused, Withdraw, Withdrawn
 from tests.unit.domain.projecting import bring, running
 from tidebook.core.errors import InvalidInput, ProjectionStopped
+from tidebook.core.event import Event
 from tidebook.domain import projection_runner
+from tidebook.domain.decider import COMMANDS_MAX
+from tidebook.domain.process import ENTITY_COMMANDS_MAX
+from tidebook.wiring.topics import delete_topic
 
 
 @tidebook.event_type("transfer-started")
@@ -138,3 +142,59 @@ async def outbox_file(book: Any) -> str:
     await book.outbox.create_tables()
     url: str = book.outbox.url
     return url.removeprefix("sqlite:///")
+
+
+async def test_a_long_batch_for_one_entity_repeats_no_command(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        orders = book.journal("orders", events=[TransferStarted])
+        count = COMMANDS_MAX + 50
+
+        @book.process("pay", topics=["orders"], retries=0, on_failure="park")
+        def pay(effects: Any, event: Any) -> None:
+            effects.execute(accounts, "total", Deposit(1))
+            if event.data.amount == count:
+                effects.execute(accounts, "total", Withdraw(10 * count))
+
+        for n in range(1, count + 1):
+            await orders.append(f"o-{n % 3}", [TransferStarted("a", "b", n)])
+        await bring(book, "orders")
+        async with running(pay):
+            await pay.settle()
+        assert (await accounts.load("total")).state.balance == count
+        assert len((await pay.stored()).parked) == 1
+
+
+async def test_an_event_causes_a_bounded_number_of_commands_of_an_entity(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS)
+
+        @book.process("pay", topics=["orders"], retries=0)
+        def pay(effects: Any, event: Any) -> None:
+            for _ in range(event.data["count"]):
+                effects.execute(accounts, "total", Deposit(1))
+
+        orders = book.journal("orders")
+        await orders.append("o-1", [Event({"count": ENTITY_COMMANDS_MAX}), Event({"count": ENTITY_COMMANDS_MAX + 1})])
+        await bring(book, "orders")
+        async with running(pay):
+            with pytest.raises(ProjectionStopped, match="make them one command"):
+                await pay.settle()
+        assert (await accounts.load("total")).state.balance == ENTITY_COMMANDS_MAX
+
+
+async def test_events_of_a_topic_that_was_created_again_are_other_events(tmp_path: Path) -> None:
+    for balance in (1, 2, 3):  # the second and the third have the same number and offset
+        async with tidebook.open(tmp_path) as book:
+            accounts = book.decider("accounts", Account, events=EVENTS)
+
+            @book.process("pay", topics=["orders"])
+            def pay(effects: Any, event: Any, accounts: Any = accounts) -> None:
+                effects.execute(accounts, "total", Deposit(1))
+
+            await book.journal("orders").append("o-1", [Event({})])
+            await bring(book, "orders")
+            async with running(pay):
+                await pay.settle()
+            assert (await accounts.load("total")).state.balance == balance
+            await delete_topic(book.log, book.store, "orders")
