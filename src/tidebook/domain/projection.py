@@ -33,7 +33,7 @@ from tidebook.domain.projection_tables import (
     ProjectionTables,
     create_tables,
 )
-from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine
+from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_handler
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
@@ -152,8 +152,7 @@ class Projection:
 
     def __call__(self, handler: Handler) -> Projection:
         """Set the handler of all events that have none of their own; return the projection."""
-        if not callable(handler):
-            raise InvalidInput(f"a handler is a function of a transaction and an event, not {type(handler).__name__}")
+        check_handler(handler)
         self._handler = handler
         return self
 
@@ -162,6 +161,7 @@ class Projection:
         names = [each if isinstance(each, str) else declared_type(each).name for each in events]
 
         def add(handler: Handler) -> Handler:
+            check_handler(handler)
             for name in names:
                 if name in self._handlers:
                     raise InvalidInput(f"projection {self.name!r} has two handlers for {name!r}")
@@ -520,7 +520,7 @@ def _accept(_: ProjectionTx) -> None:
 
 
 def _check_asked(tx: ProjectionTx) -> None:
-    if not tx.asked:
+    if tx.used and not tx.asked:
         raise InvalidInput("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
 
 

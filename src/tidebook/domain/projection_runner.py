@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Table
+from sqlalchemy.exc import DBAPIError
 
 from tidebook.core.errors import Corrupt, Fenced, UnreadableEvent
 from tidebook.domain.event_source import (
@@ -24,7 +25,7 @@ from tidebook.domain.event_source import (
     slice_of,
 )
 from tidebook.domain.projection_tables import ProjectionTables, SliceState
-from tidebook.domain.sql_engine import Handler, HandlerFailed, ProjectionTx, SqlEngine, is_passing
+from tidebook.domain.sql_engine import Handler, HandlerFailed, ProjectionTx, RolledBack, SqlEngine, is_passing
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
@@ -300,9 +301,19 @@ class SliceRunner:
         def fence(connection: Connection) -> None:
             self._tables.advance(connection, self._build.number, self._member, slices, before, after)
 
+        def verify(connection: Connection) -> None:
+            # PostgreSQL commits a transaction with a failed statement as a rollback and does not say so.
+            try:
+                kept = self._tables.is_at(connection, self._build.number, self._member, slices, after)
+            except DBAPIError as error:
+                if is_passing(error):
+                    raise
+                raise RolledBack() from error
+            if not kept:
+                raise RolledBack()
+
         began_ms = self._clock.monotonic_ms()
-        check = self._check if calls else _no_check
-        applying = asyncio.ensure_future(self._engine.apply(fence, calls, self._build.make_tx, check))
+        applying = asyncio.ensure_future(self._engine.apply(fence, calls, self._build.make_tx, self._check, verify))
         await _uncancelled(applying)  # a transaction in a thread cannot be stopped, and its end must be known
         self.progress.batches += 1
         self._adapt(len(calls), (self._clock.monotonic_ms() - began_ms) / 1000)
@@ -379,10 +390,6 @@ class SliceRunner:
         self.progress.stopped[number] = f"{event}: {reason}"
         self._on_progress()
         return False
-
-
-def _no_check(_: ProjectionTx) -> None:
-    pass
 
 
 def _reason(error: BaseException) -> str:

@@ -300,14 +300,18 @@ class ProjectionTables:
         if moved.rowcount != len(slices):
             raise Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
 
+    def is_at(self, connection: Connection, build: int, member: str, slices: Sequence[int], position: str) -> bool:
+        """Return whether slices are at a position and the member's."""
+        query = select(func.count()).where(
+            self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.owner == member, SLICE.c.position == position)
+        )
+        return bool(connection.execute(query).scalar_one() == len(slices))
+
     def check_owner(
         self, connection: Connection, build: int, member: str, slices: Sequence[int], position: str
     ) -> None:
         """Raise Fenced if slices are no longer at a position, or no longer the member's."""
-        query = select(func.count()).where(
-            self._slices(build, SLICE.c.slice.in_(slices), SLICE.c.owner == member, SLICE.c.position == position)
-        )
-        if connection.execute(query).scalar_one() != len(slices):
+        if not self.is_at(connection, build, member, slices, position):
             raise Fenced(f"projection {self.name!r}: another process owns some of the slices {list(slices)} now")
 
     def stop(

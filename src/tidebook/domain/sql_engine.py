@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from tidebook.core.errors import InvalidInput
 
@@ -19,30 +20,57 @@ T = TypeVar("T")
 Handler = Callable[[Any, Any], Any]
 
 
+#: What would end the transaction of a batch, which has the events of others and the offset.
+_ENDINGS: Final = frozenset(
+    {"begin", "begin_twophase", "commit", "rollback", "close", "aclose", "detach", "invalidate"}
+)
+
+
 class ProjectionTx:
     """The transaction of a batch: a SQLAlchemy connection, with the names of the tables of this build.
 
-    All names of the connection work on it. `table` returns the table that the handler must write to: the live one, or
-    its copy during a rebuild.
+    The names of the connection work on it, except those that would end the transaction. `table` returns the table that
+    the handler must write to: the live one, or its copy during a rebuild.
     """
 
     def __init__(self, connection: Any, tables: Mapping[str, Table], suffix: str) -> None:
-        self.connection = connection
-        self.execute = connection.execute
-        self.asked = False
+        self._connection = connection
         self._tables = tables
         self._suffix = suffix
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """Forget what the handler of the event before has done."""
+        #: Whether the handler asked for its tables, and whether it may have written to any.
+        self.asked = self.used = False
+
+    @property
+    def connection(self) -> Any:
+        """The connection of SQLAlchemy."""
+        self.used = True
+        return self._connection
+
+    def execute(self, statement: Any, *args: Any, **options: Any) -> Any:
+        """Execute a statement as the connection does."""
+        if not getattr(statement, "is_select", False):
+            self.used = True
+        return self._connection.execute(statement, *args, **options)
 
     def table(self, table: Table | str) -> Any:
         """Return the table, or the name of the table, of this build."""
         self.asked = True
         if isinstance(table, str):
             return f"{table}{self._suffix}"
-        found = self._tables.get(table.name)
+        found = self._tables.get(table.key)
         return table if found is None else found
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.connection, name)
+        if name in _ENDINGS:
+            raise InvalidInput(
+                f"tx.{name}: the transaction has the whole batch and its offset: use tx.begin_nested() for a part of it"
+            )
+        self.used = True
+        return getattr(self._connection, name)
 
 
 class SqlEngine:
@@ -78,30 +106,32 @@ class SqlEngine:
         calls: Sequence[tuple[Handler, Any]],
         make_tx: Callable[[Any], ProjectionTx],
         check: Callable[[ProjectionTx], None],
+        verify: Callable[[Connection], None],
     ) -> None:
-        """Run the fence, then each handler with its event, in one transaction; `check` may still refuse it."""
+        """Run the fence, then each handler with its event, in one transaction.
+
+        `check` may refuse it after each handler, and `verify` before the commit: it reads what the fence has written,
+        and raises if that is gone.
+        """
         engine = self._engine
-        is_async = any(inspect.iscoroutinefunction(handler) for handler, _ in calls)
         if isinstance(engine, AsyncEngine):
             async with engine.begin() as connection:
                 await connection.run_sync(fence)
-                tx = make_tx(connection) if is_async else None
-                if tx is None:
-                    tx = await connection.run_sync(lambda sync: _call_all(calls, make_tx(sync)))
-                else:
-                    await _await_all(calls, tx)
-                check(tx)
+                await _apply_async(calls, connection, make_tx, check)
+                if calls:
+                    await connection.run_sync(verify)
             return
 
         def in_thread() -> None:
             with engine.begin() as connection:
                 fence(connection)
-                tx = make_tx(connection)
-                if is_async:
-                    asyncio.run(_await_all(calls, tx))  # a handler may await; the connection blocks only this thread
+                tx, guard = make_tx(connection), _Guard(connection, check)
+                if any(is_async_handler(handler) for handler, _ in calls):
+                    asyncio.run(_await_all(calls, tx, guard))  # the connection blocks only this thread
                 else:
-                    _call_all(calls, tx)
-                check(tx)
+                    _call_all(calls, tx, guard, _run_awaitable)
+                if calls:
+                    verify(connection)
 
         await asyncio.to_thread(in_thread)
 
@@ -114,23 +144,110 @@ class HandlerFailed(Exception):
         self.event = event
 
 
-def _call_all(calls: Sequence[tuple[Handler, Any]], tx: ProjectionTx) -> ProjectionTx:
+class RolledBack(InvalidInput):
+    """A handler ended the transaction of its batch, so that neither its rows nor the offset would be stored."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the transaction of the batch was ended within a handler: a handler that expects an error of the database, "
+            "or rolls back, must do so within tx.begin_nested()"
+        )
+
+
+def check_handler(handler: Any) -> None:
+    """Raise InvalidInput for what cannot be a handler."""
+    if not callable(handler):
+        raise InvalidInput(f"a handler is a function of a transaction and an event, not {type(handler).__name__}")
+    for form in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(form) or inspect.isasyncgenfunction(form):
+            raise InvalidInput(f"handler {_name(handler)} has a yield: it would return before its first statement")
+
+
+def is_async_handler(handler: Handler) -> bool:
+    """Return whether a handler is known to return an awaitable: a coroutine function, bare, wrapped or of an object."""
+    forms = (handler, inspect.unwrap(handler), getattr(type(handler), "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(form) for form in forms)
+
+
+def _name(handler: Any) -> str:
+    return str(getattr(handler, "__qualname__", type(handler).__qualname__))
+
+
+class _Guard:
+    """Checks after each handler that the transaction is still the one that the batch began."""
+
+    def __init__(self, connection: Connection, check: Callable[[ProjectionTx], None]) -> None:
+        self._connection = connection
+        self._began = connection.get_transaction()
+        self._check = check
+
+    def __call__(self, tx: ProjectionTx) -> None:
+        began = self._began
+        if began is None or not began.is_active or self._connection.get_transaction() is not began:
+            raise RolledBack()
+        self._check(tx)
+
+
+def _call_all(
+    calls: Sequence[tuple[Handler, Any]],
+    tx: ProjectionTx,
+    guard: _Guard,
+    take: Callable[[Handler, Awaitable[Any]], None],
+) -> None:
     for handler, event in calls:
         try:
-            handler(tx, event)
+            tx.begin_call()
+            result = handler(tx, event)
+            if result is not None and inspect.isawaitable(result):
+                take(handler, result)
+            guard(tx)
         except Exception as error:
             raise HandlerFailed(event) from error
-    return tx
 
 
-async def _await_all(calls: Sequence[tuple[Handler, Any]], tx: ProjectionTx) -> None:
+async def _await_all(calls: Sequence[tuple[Handler, Any]], tx: ProjectionTx, guard: _Guard) -> None:
     for handler, event in calls:
         try:
+            tx.begin_call()
             result = handler(tx, event)
             if result is not None and inspect.isawaitable(result):
                 await result
+            guard(tx)
         except Exception as error:
             raise HandlerFailed(event) from error
+
+
+async def _apply_async(
+    calls: Sequence[tuple[Handler, Any]],
+    connection: AsyncConnection,
+    make_tx: Callable[[Any], ProjectionTx],
+    check: Callable[[ProjectionTx], None],
+) -> None:
+    """Call each handler with the form of the connection that it can use: async ones await, others block a greenlet."""
+    guard = await connection.run_sync(lambda sync: _Guard(sync, check))
+    for is_async, group in groupby(calls, key=lambda call: is_async_handler(call[0])):
+        some = list(group)
+        if is_async:
+            await _await_all(some, make_tx(connection), guard)
+        else:
+            await connection.run_sync(lambda sync, some=some: _call_all(some, make_tx(sync), guard, _refuse_awaitable))  # type: ignore[misc]
+
+
+def _run_awaitable(_: Handler, result: Awaitable[Any]) -> None:
+    async def wait() -> None:
+        await result
+
+    asyncio.run(wait())
+
+
+def _refuse_awaitable(handler: Handler, result: Awaitable[Any]) -> None:
+    """Raise InvalidInput: the handler was given a sync transaction, which what it returned cannot await."""
+    if inspect.iscoroutine(result):
+        result.close()
+    raise InvalidInput(
+        f"handler {_name(handler)} returned an awaitable but is no coroutine function: with an async engine, "
+        "declare it with async def"
+    )
 
 
 def is_passing(error: BaseException) -> bool:

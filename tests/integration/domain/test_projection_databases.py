@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, inspect, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit
 from tests.unit.domain.projecting import replicating, running
+from tidebook.core.errors import ProjectionStopped
 from tidebook.domain import projection_runner
 from tidebook.domain.projection_tables import ProjectionTables
 
@@ -154,5 +157,36 @@ async def test_an_async_engine_on_postgres(postgres_url: str, tmp_path: Path) ->
                 await projection.wait_for(done)
                 assert target.balances()[f"a-{n % 3}"] == done.state.balance
     await engine.dispose()
+    target.table.drop(target.engine)
+    target.engine.dispose()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+async def test_an_error_that_a_handler_catches_is_no_applied_batch(
+    postgres_url: str, tmp_path: Path, is_async: bool
+) -> None:
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    target = Target(url)
+    into: Any = create_async_engine(url) if is_async else target.engine
+
+    def insert_if_new(tx: Any, event: Any) -> None:
+        with suppress(IntegrityError):  # PostgreSQL rolls the transaction back at its commit
+            tx.execute(target.table.insert().values(id=event.id, amount=event.data.amount))
+
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        projection = book.projection(
+            target.projection, topics=["accounts"], into=into, tables=[target.table], retries=1
+        )(insert_if_new)
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a-0", Deposit(1)))
+            again = await accounts.execute("a-0", Deposit(1))
+            with pytest.raises(ProjectionStopped, match=r"accounts/a-0/2: .*begin_nested"):
+                await projection.wait_for(again)
+            await projection.wait_for(await accounts.execute("a-1", Deposit(2)))
+        assert target.balances() == {"a-0": 1, "a-1": 2}
+    if is_async:
+        await into.dispose()
     target.table.drop(target.engine)
     target.engine.dispose()
