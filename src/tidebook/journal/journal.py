@@ -175,30 +175,31 @@ class Journal:
         `incarnation`, which requires `expected`, is that of the `head` that the caller has seen.
         With `confirm=False` return at the log's acknowledgement, with the numbers only if they are known by then.
         """
-        if tracing.is_on():
-            with tracing.span("journal.append", topic=self.topic) as span:
-                events = tracing.with_context(events, span)
-                return await self._append(
-                    id, (events, expected, at, expire_after, append_id, retry, incarnation), confirm=confirm
-                )
-        return await self._append(
-            id, (events, expected, at, expire_after, append_id, retry, incarnation), confirm=confirm
-        )
-
-    async def _append(self, id: str, given: tuple[Any, ...], *, confirm: bool) -> Appended:
-        topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
-        partition, record_key = topic.address(id)
-        action, value = encode_append(topic.config, self._ids, *given)
-        cache = partition.cache
-        if topic.check_due:
-            topic.check_epoch()
-        cache.check_log()
-        if confirm and id not in cache.heads:
-            await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
-        future: asyncio.Future[Appended] = topic.loop.create_future()
-        record = Outgoing(self.topic, cache.partition, record_key, value)
-        PendingAppend(cache, id, action, record, confirm, future).send(self._log)
-        return await future
+        span = tracing.begin("journal.append", topic=self.topic)
+        failure: BaseException | None = None
+        try:
+            events = tracing.with_context(events, span)
+            given = (events, expected, at, expire_after, append_id, retry, incarnation)
+            topic = self._open or await self._open_or_create(partial(self._validate, [(id, *given)]))
+            partition, record_key = topic.address(id)
+            action, value = encode_append(topic.config, self._ids, *given)
+            cache = partition.cache
+            if topic.check_due:
+                topic.check_epoch()
+            cache.check_log()
+            if confirm and id not in cache.heads:
+                await cache.head(id)  # resolved before the send, so that the outcome is known at the acknowledgement
+            future: asyncio.Future[Appended] = topic.loop.create_future()
+            record = Outgoing(self.topic, cache.partition, record_key, value)
+            PendingAppend(cache, id, action, record, confirm, future).send(self._log)
+            return await future
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if span is not None:
+                span.end(failure)
+            failure = None  # the error refers to this frame: without this they would keep each other in memory
 
     async def append_many(
         self, items: Iterable[tuple[str, Sequence[Event]]], *, confirm: bool = True

@@ -119,9 +119,9 @@ class RemoteJournal(Journal):
             append_id=None if retry is not None else append_id or self._ids.new(),
             retry=None if retry is None else _retry_body(retry),
         )
-        return await self._append(id, body)
+        return await self._send_append(id, body)
 
-    async def _append(self, id: str, body: AppendBody) -> Appended:
+    async def _send_append(self, id: str, body: AppendBody) -> Appended:
         backoff, deadline_s = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S), time.monotonic() + RETRY_S
         # The log's end was at least here before the first attempt: the fold then knows what it may have forgotten.
         partition, offset = self._positions.get(id, (None, -1))
