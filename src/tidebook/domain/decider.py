@@ -147,6 +147,8 @@ class Rules(Generic[S]):
             decided = state.decide(command)  # type: ignore[attr-defined]
         if decided is None:
             return []
+        if type(decided) in self.types.classes:  # which may be iterable, as the models of pydantic are
+            return [decided]
         if isinstance(decided, Iterable) and not isinstance(decided, str | bytes | Mapping):
             return list(decided)
         return [decided]
