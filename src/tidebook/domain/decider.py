@@ -58,7 +58,7 @@ _random = random.Random()
 class Done(msgspec.Struct, Generic[S], frozen=True):
     """The result of a command: the state after it, its events, and their place in the journal.
 
-    A command that produced no events has `first` and `last` None.
+    A command that produced no events has `first` and `last` None, and so has a repeated one whose events are gone.
     """
 
     state: S
@@ -147,6 +147,8 @@ class Rules(Generic[S]):
             decided = state.decide(command)  # type: ignore[attr-defined]
         if decided is None:
             return []
+        if type(decided) in self.types.classes:  # which may be iterable, as the models of pydantic are
+            return [decided]
         if isinstance(decided, Iterable) and not isinstance(decided, str | bytes | Mapping):
             return list(decided)
         return [decided]
@@ -408,8 +410,8 @@ class Decider(Generic[S]):
         self._remember(id, after)
         if self._every is not None and last // self._every > (first - 1) // self._every:
             await self._save(id, after)
-        place = (last, first, last, appended.partition, appended.offset)
-        return Done(decided.state, decided.events, self.topic, id, *place)
+        events, partition, offset = decided.events, appended.partition, appended.offset
+        return Done(decided.state, events, self.topic, id, last, first, last, partition, offset)
 
     def _remember(self, id: str, entity: _Entity[S]) -> None:
         self._cached[id] = entity
@@ -526,9 +528,18 @@ class Decider(Generic[S]):
             entity = await self._load(id, None, to=last if events else LAST)
         except Truncated:  # the events before are deleted, and no snapshot is as old
             entity = await self._load(id, known)
-        state = self.rules.copy(entity.state)
-        place = (entity.seq_nr, first, last, partition, offset) if events else (entity.seq_nr, None, None, None, None)
-        return Done(state, events, self.topic, id, *place, repeated=True)
+        return Done(
+            state=self.rules.copy(entity.state),
+            events=events,
+            topic=self.topic,
+            id=id,
+            seq_nr=entity.seq_nr,
+            first=first if events else None,
+            last=last if events else None,
+            partition=partition,
+            offset=offset,
+            repeated=True,
+        )
 
 
 class SyncDecider(BlockingFacade[Decider[Any]]):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
 
 import tidebook
@@ -516,3 +517,25 @@ async def test_a_repeated_command_needs_no_snapshot_while_its_entity_is_cached(t
         await book.journal("accounts").delete("a-1", to=2)
         gone = await accounts.execute("a-1", Deposit(1), command_id="c0")
         assert (gone.repeated, gone.state.balance) == (True, 2)
+
+
+async def test_a_single_event_may_be_iterable(tmp_path: Path) -> None:
+    class Paid(pydantic.BaseModel):
+        amount: int
+
+    class Payments:
+        @staticmethod
+        def initial() -> int:
+            return 0
+
+        @staticmethod
+        def decide(command: Deposit, state: int) -> Paid:
+            return Paid(amount=command.amount)
+
+        @staticmethod
+        def evolve(state: int, event: Any) -> int:
+            return state + int(event.amount)
+
+    async with tidebook.open(tmp_path) as book:
+        done = await book.decider("payments", Payments, events=[Paid]).execute("p-1", Deposit(5))
+        assert (done.state, done.events) == (5, [Paid(amount=5)])
