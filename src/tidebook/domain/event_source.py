@@ -74,6 +74,8 @@ class EventSource(Protocol):
     """A stream of events that can be continued after any of its positions."""
 
     topics: frozenset[str] | None
+    #: The tags that it follows; empty for whole topics.
+    tags: frozenset[str]
 
     def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
         """Yield what is below the horizon, then a page without rows at the horizon."""
@@ -82,6 +84,12 @@ class EventSource(Protocol):
     async def place(self, key: Key, partition: int, row: EventRow) -> At:
         """Return the place that a replicated event has in this stream, or would have if it were in it."""
         ...
+
+
+def describe_source(source: EventSource) -> str:
+    """Return the text by which a source is compared with the one that a projection had before."""
+    followed = {"tags": sorted(source.tags), "topics": None if source.topics is None else sorted(source.topics)}
+    return _encode({name: value for name, value in followed.items() if value}).decode()
 
 
 def slice_of(topic: str, id: str, slices: int) -> int:
@@ -117,6 +125,7 @@ class TagSource:
         self._store = store
         self._horizons = horizons
         self._tags = tuple(tags)
+        self.tags = frozenset(tags)
 
     async def pages(self, after: SourcePosition) -> AsyncIterator[SourcePage]:
         """Yield what is below the horizon, then a page without rows at the horizon."""
@@ -151,6 +160,7 @@ class TopicSource:
 
     def __init__(self, store: StoreWriter, horizons: Horizons, topics: frozenset[str]):
         self.topics: frozenset[str] | None = topics
+        self.tags = frozenset[str]()
         self._names = sorted(topics)
         self._store = store
         self._horizons = horizons

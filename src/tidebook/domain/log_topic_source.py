@@ -31,6 +31,7 @@ class LogTopicSource:
 
     def __init__(self, log: Log, store: StoreWriter, horizons: Horizons, topics: frozenset[str]) -> None:
         self.topics: frozenset[str] | None = topics
+        self.tags = frozenset[str]()
         self._names = sorted(topics)
         self._log = log
         self._store = store

@@ -10,8 +10,9 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, MetaData, Table, text
 from sqlalchemy import inspect as inspect_database
+from sqlalchemy.sql.compiler import IdentifierPreparer
 
-from tidebook.core.errors import InvalidInput, ProjectionStopped, Unavailable
+from tidebook.core.errors import Corrupt, InvalidInput, ProjectionStopped, Unavailable
 from tidebook.core.event import event_type_of
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
@@ -21,6 +22,7 @@ from tidebook.domain.event_source import (
     SourceRow,
     StreamWait,
     decode_position,
+    describe_source,
     slice_of,
 )
 from tidebook.domain.event_type import EventTypes, declared_type
@@ -31,6 +33,7 @@ from tidebook.domain.projection_tables import (
     BuildState,
     ParkedEvent,
     ProjectionTables,
+    SliceState,
     create_tables,
 )
 from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_handler
@@ -130,6 +133,8 @@ class Projection:
             raise InvalidInput(f"slices is a number from 1 to {SLICES_MAX}, not {slices!r}")
         self.name = name
         self._source = source
+        self._followed = describe_source(source)
+        self._knows_slices = False
         self._engine = engine
         self._store = store
         self._clock = clock
@@ -207,25 +212,42 @@ class Projection:
             self._publish()
 
     async def start(self) -> BuildState:
-        """Create the tables and rows that are missing, and return the projection's row."""
+        """Create the tables and rows that are missing, and return the projection's row.
 
-        def begin(connection: Connection) -> BuildState:
+        Raise InvalidInput if the live build follows another source: its offsets would skip events of this one.
+        """
+        state, source = await self._register()
+        if source != self._followed:
+            raise InvalidInput(
+                f"projection {self.name!r} was started with {source} and now has {self._followed}: rebuild it, or give "
+                "it another name, under which it starts with the first event"
+            )
+        return state
+
+    async def _register(self) -> tuple[BuildState, str | None]:
+
+        def begin(connection: Connection) -> tuple[BuildState, str | None]:
             self._rows.create(connection)
             create_tables(connection, self._own_tables)
-            return self._rows.register(connection, self._settings.slices)
+            state = self._rows.register(connection, self._settings.slices, self._followed)
+            return state, self._rows.source(connection)
 
-        state, attempt = None, 0
-        while state is None:
+        found, attempt = None, 0
+        while found is None:
             try:
-                state = await self._engine.run(begin)
+                found = await self._engine.run(begin)
             except RACES:  # another process creates the same
                 attempt += 1
                 if attempt == START_TRIES:
                     raise
                 await asyncio.sleep(0.05 * attempt)
-        if state.slices != self._settings.slices:
-            self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
-        return state
+        self._take_slices(found[0])
+        return found
+
+    def _take_slices(self, state: BuildState) -> None:
+        """Use the number of slices that is stored, whatever was declared."""
+        self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
+        self._knows_slices = True
 
     def _runner(self, build: Build, member: str, check: Callable[[ProjectionTx], None]) -> SliceRunner:
         progress = self._progress if not build.suffix else RunnerProgress()
@@ -308,7 +330,7 @@ class Projection:
         try:
             async with asyncio.timeout(timeout_s):
                 goal = await self._place(Key(topic, id), seq_nr, done.offset)
-                await self._reach({slice_of(topic, id, self._settings.slices): goal})
+                await self._reach({slice_of(topic, id, await self._stored_slices()): goal})
         except TimeoutError as error:
             why = self._progress.error or (self._wait.waiting.describe() if self._wait.waiting else "it is behind")
             running = why if self._running else "it does not run in this process"
@@ -374,7 +396,20 @@ class Projection:
         """Return once everything below the horizon of now is applied, by whatever process owns each slice."""
         horizon = await self._horizons.read(self._source.topics)
         if horizon.time_ms >= 0:
-            await self._reach(dict.fromkeys(range(self._settings.slices), (horizon.time_ms,)))
+            await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
+
+    async def _stored_slices(self) -> int:
+        """Wait until the projection was started by some process; return its number of slices."""
+
+        def read(connection: Connection) -> BuildState | None:
+            return self._rows.state(connection) if self._rows.exists(connection) else None
+
+        while not self._knows_slices:
+            if (state := await self._engine.run(read)) is not None:
+                self._take_slices(state)
+            else:
+                await asyncio.sleep(LOOK_MAX_S)
+        return self._settings.slices
 
     # Commands
 
@@ -418,19 +453,21 @@ class Projection:
         self._check_handlers()
         if not self._own_tables:
             raise InvalidInput(f"projection {self.name!r}: a rebuild needs book.projection(..., tables=[...])")
-        state = await self.start()
+        state, source = await self._register()
         if state.swapping is not None:
             await self._finish_swap(state)
-        state = await self._engine.run(self._rows.begin_build)
-        build = self._copy_of(state.last_build)
         member, swap = self._ids.new().hex(), f"{SWAP_OWNER}{self._ids.new().hex()}"
-        await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
+        lease_s = self._settings.lease_s
+        state = await self._engine.run(lambda connection: self._rows.begin_build(connection, member, lease_s))
+        build, is_same = self._copy_of(state.last_build), source == self._followed
         runner = self._runner(build, member, _check_asked)
         try:
-            await runner.run_to(await self._live_goals(state.build))
+            await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
+            live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
+            await runner.run_to(_goals(live, is_same=is_same))
             # Now little is left: hold the live build back, and catch up with it.
             frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
-            await runner.run_to({each.slice: decode_position(each.position).at for each in frozen})
+            await runner.run_to(_goals(frozen, is_same=is_same))
             await self._swap(state.build, build, swap)
         except BaseException:
             await self._drop(build, state.build, swap)
@@ -440,11 +477,7 @@ class Projection:
 
     def _copy_of(self, number: int) -> Build:
         suffix = f"__{number}"
-        return Build(number, {table.name: _copied(table, suffix) for table in self._own_tables}, suffix)
-
-    async def _live_goals(self, build: int) -> dict[int, At]:
-        slices = await self._engine.run(lambda connection: self._rows.slices(connection, build))
-        return {each.slice: decode_position(each.position).at for each in slices}
+        return Build(number, {table.key: _copied(table, suffix) for table in self._own_tables}, suffix)
 
     @property
     def _has_transactional_ddl(self) -> bool:
@@ -456,14 +489,14 @@ class Projection:
             def swap_all(connection: Connection) -> None:
                 self._rows.check_frozen(connection, live, swap)
                 self._rename(connection, build)
-                self._rows.make_live(connection, build.number)
+                self._rows.make_live(connection, build.number, self._followed)
 
             await self._engine.run(swap_all)
             return
 
         def announce(connection: Connection) -> None:
             self._rows.check_frozen(connection, live, swap)
-            self._rows.set_swapping(connection, build.number)
+            self._rows.set_swapping(connection, build.number, self._followed)
 
         await self._engine.run(announce)
         await self._finish_swap(await self._engine.run(self._rows.required_state))
@@ -483,21 +516,23 @@ class Projection:
         await self._engine.run(finish)
 
     def _rename(self, connection: Connection, build: Build) -> None:
-        """Replace the live tables by those of a build; tables that were renamed before are left alone."""
-        quote = connection.dialect.identifier_preparer.quote
-        found = set(inspect_database(connection).get_table_names())
-        pairs = [(name, copy.name) for name, copy in build.tables.items() if copy.name in found]
-        old = {name: f"{name}{build.suffix}_old" for name, _ in pairs}
+        """Replace the live tables by those of a build; tables that an announced swap has renamed are left alone."""
+        prepare, database = connection.dialect.identifier_preparer, inspect_database(connection)
+        renames = [_Rename(table, build.tables[table.key], build.suffix, prepare) for table in self._own_tables]
+        pending = [each for each in renames if database.has_table(each.copy.name, schema=each.copy.schema)]
+        if self._has_transactional_ddl and len(pending) != len(renames):
+            missing = ", ".join(each.copy.key for each in renames if each not in pending)
+            raise Corrupt(f"projection {self.name!r}: the rebuild has lost {missing}: rebuild again")
         if connection.dialect.name in ("mysql", "mariadb"):
-            if pairs:  # one statement, which is atomic
-                steps = [f"{quote(n)} TO {quote(old[n])}, {quote(c)} TO {quote(n)}" for n, c in pairs]
+            if pending:  # one statement, which is atomic
+                steps = [f"{each.live} TO {each.old}, {each.full} TO {each.live}" for each in pending]
                 connection.execute(text(f"RENAME TABLE {', '.join(steps)}"))
         else:
-            for name, copy in pairs:
-                connection.execute(text(f"ALTER TABLE {quote(name)} RENAME TO {quote(old[name])}"))
-                connection.execute(text(f"ALTER TABLE {quote(copy)} RENAME TO {quote(name)}"))
-        for name in build.tables:
-            connection.execute(text(f"DROP TABLE IF EXISTS {quote(f'{name}{build.suffix}_old')}"))
+            for each in pending:
+                connection.execute(text(f"ALTER TABLE {each.live} RENAME TO {prepare.quote(each.old_name)}"))
+                connection.execute(text(f"ALTER TABLE {each.full} RENAME TO {prepare.quote(each.name)}"))
+        for each in renames:
+            connection.execute(text(f"DROP TABLE IF EXISTS {each.old}"))
 
     async def _drop(self, build: Build, live: int, swap: str) -> None:
         """Undo a rebuild that failed: give the live slices back, and drop the copies, unless the swap has begun."""
@@ -513,6 +548,25 @@ class Projection:
 
         with suppress(Exception):  # the error that brought us here matters more
             await asyncio.shield(self._engine.run(undo))
+
+
+class _Rename:
+    """The names of a table in a swap, quoted and with its schema; `name` and `old_name` are bare."""
+
+    def __init__(self, table: Table, copy: Table, suffix: str, prepare: IdentifierPreparer) -> None:
+        self.copy = copy
+        self.name = table.name
+        self.old_name = f"{table.name}{suffix}_old"
+        schema = "" if table.schema is None else f"{prepare.quote_schema(table.schema)}."
+        self.live, self.full, self.old = (
+            f"{schema}{prepare.quote(name)}" for name in (table.name, copy.name, self.old_name)
+        )
+
+
+def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
+    """Return how far a new build must come; places of another source compare by their time only."""
+    places = {each.slice: decode_position(each.position).at for each in live}
+    return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
 
 
 def _accept(_: ProjectionTx) -> None:

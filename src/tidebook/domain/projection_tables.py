@@ -24,6 +24,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
@@ -53,6 +54,7 @@ PROJECTION: Final = Table(
     Column("last_build", Integer, nullable=False),  # the highest number that any build had
     Column("paused", Integer, nullable=False),
     Column("swapping", Integer),  # the build that is being swapped in, where DDL has no transactions
+    Column("source", Text),  # the topics and tags of the live build; unknown to a projection of an earlier release
     **_OPTIONS,
 )
 SLICE: Final = Table(
@@ -83,7 +85,9 @@ PARKED: Final = Table(
     METADATA,
     Column("projection", String(NAME_CHARS_MAX), primary_key=True),
     Column("build", Integer, primary_key=True),
-    Column("event_hash", String(32), primary_key=True),  # an index on the event itself would be too long for InnoDB
+    Column(
+        "event_hash", String(32), primary_key=True
+    ),  # with the position; an index on the event itself would be too long for InnoDB
     Column("event", Text, nullable=False),  # topic/id/seq_nr
     Column("slice", Integer, nullable=False),
     Column("position", Text, nullable=False),
@@ -157,25 +161,41 @@ class ProjectionTables:
         found = set(inspect(connection).get_table_names())
         missing = [table for table in METADATA.sorted_tables if table.name not in found]
         METADATA.create_all(connection, tables=missing, checkfirst=True)
+        columns = {each["name"] for each in inspect(connection).get_columns(PROJECTION.name)}
+        if PROJECTION.c.source.name not in columns:
+            connection.execute(text(f"ALTER TABLE {PROJECTION.name} ADD COLUMN {PROJECTION.c.source.name} TEXT"))
 
     def exists(self, connection: Connection) -> bool:
         """Return whether the tables are there."""
         return inspect(connection).has_table(PROJECTION.name)
 
-    def register(self, connection: Connection, slices: int) -> BuildState:
+    def register(self, connection: Connection, slices: int, source: str) -> BuildState:
         """Return the projection's row; create it, and the slices of its first build, if it is missing."""
         found = self.state(connection)
         if found is None:
             connection.execute(
-                insert(PROJECTION).values(name=self.name, slices=slices, build=1, last_build=1, paused=0)
+                insert(PROJECTION).values(name=self.name, slices=slices, build=1, last_build=1, paused=0, source=source)
             )
             self.add_build(connection, 1, slices)
             found = BuildState(self.name, slices, 1, 1, False, None)
+        elif self.source(connection) is None:
+            self.set_source(connection, source)
         return found
+
+    def source(self, connection: Connection) -> str | None:
+        """Return what the live build follows, None if that was not stored."""
+        query = select(PROJECTION.c.source).where(PROJECTION.c.name == self.name)
+        return connection.execute(query).scalar_one_or_none()
+
+    def set_source(self, connection: Connection, source: str) -> None:
+        """Store what the live build follows."""
+        connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(source=source))
 
     def state(self, connection: Connection, *, lock: bool = False) -> BuildState | None:
         """Return the projection's row, or None."""
-        query = select(PROJECTION).where(PROJECTION.c.name == self.name)
+        # Not its source: the table of an earlier release has none until a process of this one has started.
+        columns = [each for each in PROJECTION.c if each is not PROJECTION.c.source]
+        query = select(*columns).where(PROJECTION.c.name == self.name)
         row = connection.execute(query.with_for_update() if lock else query).one_or_none()
         if row is None:
             return None
@@ -329,7 +349,7 @@ class ProjectionTables:
         """Record an event that is passed over."""
         connection.execute(
             insert(PARKED).values(
-                projection=self.name, build=build, event_hash=_hash(event), event=event, slice=slice_,
+                projection=self.name, build=build, event_hash=_hash(event, position), event=event, slice=slice_,
                 position=position, error=error[:ERROR_CHARS_MAX], parked_at=self._now,
             )
         )  # fmt: skip
@@ -358,8 +378,11 @@ class ProjectionTables:
 
     # Rebuilds
 
-    def begin_build(self, connection: Connection) -> BuildState:
-        """Reserve the number of a new build and add its slices; return the state with that number as `last_build`."""
+    def begin_build(self, connection: Connection, member: str, lease_s: float) -> BuildState:
+        """Reserve the number of a new build and add its slices; return the state with that number as `last_build`.
+
+        Raise Fenced while another process rebuilds: a rebuild is a member of its build, with a lease.
+        """
         state = self.required_state(connection, lock=True)
         build = state.last_build + 1
         changed = connection.execute(
@@ -367,9 +390,15 @@ class ProjectionTables:
             .where(PROJECTION.c.name == self.name, PROJECTION.c.last_build == state.last_build)
             .values(last_build=build)
         )
-        if changed.rowcount != 1:
-            raise Fenced(f"projection {self.name!r}: another process has just begun a rebuild: try again")
+        others = connection.execute(
+            select(func.count())
+            .select_from(MEMBER)
+            .where(MEMBER.c.projection == self.name, MEMBER.c.build > state.build, MEMBER.c.lease_until > self._now)
+        ).scalar_one()
+        if changed.rowcount != 1 or others:
+            raise Fenced(f"projection {self.name!r} is being rebuilt already: wait for that rebuild, or try again")
         self.add_build(connection, build, state.slices)
+        self._renew_member(connection, build, member, lease_s)
         return msgspec.structs.replace(state, last_build=build)
 
     def freeze(self, connection: Connection, build: int, swap: str, lease_s: float) -> list[SliceState]:
@@ -378,27 +407,33 @@ class ProjectionTables:
         return self.slices(connection, build)
 
     def check_frozen(self, connection: Connection, build: int, swap: str) -> None:
-        """Lock the slices that were frozen; raise Fenced if another process has taken one since."""
+        """Lock the slices that were frozen; raise Fenced if another process has taken or replaced one since."""
         count = connection.execute(select(func.count()).select_from(SLICE).where(self._slices(build))).scalar_one()
         locked = connection.execute(update(SLICE).where(self._slices(build, SLICE.c.owner == swap)).values(owner=swap))
-        if locked.rowcount != count:
-            raise Fenced(f"projection {self.name!r}: the swap took too long, and the live build continued: try again")
+        if not count or locked.rowcount != count:
+            raise Fenced(f"projection {self.name!r}: the live build continued or was replaced meanwhile: try again")
 
-    def set_swapping(self, connection: Connection, build: int | None) -> None:
-        """Announce, or finish, a swap of tables that the database cannot do in a transaction."""
-        connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(swapping=build))
+    def set_swapping(self, connection: Connection, build: int, source: str) -> None:
+        """Announce a swap of tables that the database cannot do in a transaction."""
+        values = {"swapping": build, "source": source}
+        connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(values))
 
-    def make_live(self, connection: Connection, build: int) -> None:
-        """Make a build the live one, and remove the rows of the one before."""
+    def make_live(self, connection: Connection, build: int, source: str | None = None) -> None:
+        """Make a build the live one, and remove the rows of the one before; an announced swap has set its source."""
         before = self.required_state(connection).build
         connection.execute(update(PROJECTION).where(PROJECTION.c.name == self.name).values(build=build, swapping=None))
         connection.execute(update(SLICE).where(self._slices(build)).values(owner=None, lease_until=0.0))
+        # Its only member was the rebuild, which would be dealt slices until its lease ends.
+        connection.execute(delete(MEMBER).where(MEMBER.c.projection == self.name, MEMBER.c.build == build))
+        if source is not None:
+            self.set_source(connection, source)
         if before != build:
             self.remove_build(connection, before)
 
 
-def _hash(event: str) -> str:
-    return blake2b(event.encode(), digest_size=16).hexdigest()
+def _hash(event: str, position: str) -> str:
+    # A journal that was purged has the same numbers again, at other positions.
+    return blake2b(f"{event}\0{position}".encode(), digest_size=16).hexdigest()
 
 
 def create_tables(connection: Connection, tables: Iterable[Table]) -> None:

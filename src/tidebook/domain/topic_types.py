@@ -17,8 +17,13 @@ class TopicTypes:
         self._types: dict[str, EventTypes | None] = {}
 
     def add(self, topic: str, classes: Iterable[type]) -> None:
-        """Add the classes of a topic's events."""
-        self._classes.setdefault(topic, {}).update(dict.fromkeys(classes))
+        """Add the classes of a topic's events; raise InvalidInput if two have the same event type."""
+        from tidebook.domain.event_type import EventTypes
+
+        together = self._classes.get(topic, {}) | dict.fromkeys(classes)
+        if together:
+            EventTypes(together)  # now, not at the first event
+        self._classes[topic] = together
         self._types.clear()
 
     def of(self, topic: str) -> EventTypes | None:

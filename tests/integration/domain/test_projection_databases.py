@@ -14,6 +14,7 @@ import pytest_asyncio
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, inspect, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.schema import CreateSchema, DropSchema
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit
@@ -119,12 +120,12 @@ async def test_a_swap_that_was_announced_is_finished_by_the_next_process(target:
         # As if the process had died between the announcement and the renaming.
         build = projection._copy_of(2)
         with target.engine.begin() as connection:
-            projection._rows.begin_build(connection)
+            projection._rows.begin_build(connection, "rebuild", 0.0)
             for table in build.tables.values():
                 table.create(connection)
             connection.execute(build.tables[target.table.name].insert().values(id="a-0", amount=7))
         with target.engine.begin() as connection:
-            projection._rows.set_swapping(connection, 2)
+            projection._rows.set_swapping(connection, 2, projection._followed)
             for each in projection._rows.slices(connection, 1):
                 connection.execute(projection_slice_update(projection.name, each.slice, each.position))
         again = make()
@@ -190,3 +191,31 @@ async def test_an_error_that_a_handler_catches_is_no_applied_batch(
         await into.dispose()
     target.table.drop(target.engine)
     target.engine.dispose()
+
+
+@pytest.mark.postgres
+async def test_a_rebuild_swaps_a_table_of_a_schema(postgres_url: str, tmp_path: Path) -> None:
+    engine = create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    schema, version = f"read_{uuid.uuid4().hex[:8]}", 1
+    table = Table("versions", MetaData(), Column("id", String(100)), Column("version", Integer), schema=schema)
+
+    def put(tx: Any, event: Any) -> None:
+        tx.execute(tx.table(table).insert().values(id=event.id, version=version))
+
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(schema))
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        projection = book.projection(schema, topics=["accounts"], into=engine, tables=[table])(put)
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a-0", Deposit(1)))
+            version = 2
+            assert await projection.rebuild() == 2
+            await projection.wait_for(await accounts.execute("a-1", Deposit(1)))
+    with engine.begin() as connection:
+        found = connection.execute(select(table).order_by(table.c.id)).all()
+        names = inspect(connection).get_table_names(schema=schema)
+        connection.execute(DropSchema(schema, cascade=True))
+    engine.dispose()
+    assert [tuple(row) for row in found] == [("a-0", 2), ("a-1", 2)]
+    assert names == ["versions"]

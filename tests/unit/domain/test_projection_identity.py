@@ -1,0 +1,177 @@
+"""What a projection has stored under its name: its source, its slices, its builds and parked events."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import text
+
+import tidebook
+from tests.unit.domain.bank import EVENTS, Account, Deposit
+from tests.unit.domain.projecting import BALANCES, add, balances, bring, replicating, running, sqlite_engine
+from tidebook.core.errors import Fenced, InvalidInput, ProjectionStopped
+from tidebook.core.event import Event
+from tidebook.domain import projection_runner
+from tidebook.domain.event_source import slice_of
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection_runner, "REBALANCE_S", 0.05)
+    monkeypatch.setattr(projection_runner, "RETRY_FIRST_S", 0.001)
+
+
+def put(tx: Any, event: Any) -> None:
+    tx.execute(tx.table(BALANCES).insert().values(id=f"{event.topic}/{event.id}/{event.seq_nr}", amount=1))
+
+
+async def test_another_source_under_the_same_name_is_refused_until_a_rebuild(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        for topic in ("u", "t"):
+            await book.journal(topic).append("x", [Event(1, tags={"paid"})])
+        await bring(book, "t", "u")
+        first = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
+        async with running(first):
+            await first.settle()
+        same = book.projection("p", topics=["t", "t"], into=engine, tables=[BALANCES])(put)
+        assert (await same.start()).build == 1
+        tagged = book.projection("p", tags=["paid"], into=engine, tables=[BALANCES])(put)
+        with pytest.raises(InvalidInput, match="paid"):
+            await tagged.run()
+        both = book.projection("p", topics=["u", "t"], into=engine, tables=[BALANCES])(put)
+        with pytest.raises(InvalidInput, match=r'\["t"\].*\["t","u"\].*rebuild it'):
+            await both.run()
+        async with replicating(book, "t", "u"):
+            assert await both.rebuild() == 2
+        async with running(both):
+            await both.settle()
+        assert sorted(balances(engine)) == ["t/x/1", "u/x/1"]
+        with pytest.raises(InvalidInput, match="another name"):
+            await first.run()
+
+
+async def test_a_projection_of_an_earlier_release_takes_the_source_that_it_is_started_with(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["t"], into=engine)(put)
+        await projection.start()
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE tidebook_projection DROP COLUMN source"))
+        assert (await projection.stored()).build == 1
+        await projection.start()
+        with pytest.raises(InvalidInput, match="another name"):
+            await book.projection("p", topics=["u"], into=engine)(put).start()
+
+
+async def test_a_process_that_only_waits_uses_the_stored_slices(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+
+        @book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES], slices=2, retries=0)
+        def projection(tx: Any, event: Any) -> None:
+            if slice_of(event.topic, event.id, 2) == 1:
+                raise ValueError("never applied")
+            add(tx, event)
+
+        ids = {slice_of("accounts", f"a-{n}", 2): f"a-{n}" for n in range(20)}
+        fewer, more = (book.projection("p", topics=["accounts"], into=engine, slices=slices)(add) for slices in (1, 16))
+        waiting = asyncio.create_task(more.wait_for(await accounts.execute(ids[0], Deposit(1)), timeout_s=10))
+        await asyncio.sleep(0)
+        async with running(projection):
+            await waiting
+            done = await accounts.execute(ids[1], Deposit(1))
+            for waiter in (fewer, more):
+                with pytest.raises(ProjectionStopped, match="never applied"):
+                    await waiter.wait_for(done, timeout_s=10)
+
+
+@pytest.mark.parametrize("on_failure", ["park", "stop"])
+async def test_the_same_number_of_a_purged_journal_is_parked_again(tmp_path: Path, on_failure: Any) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book, replicating(book, "t"):
+
+        @book.projection("p", topics=["t"], into=engine, tables=[BALANCES], retries=0, on_failure=on_failure)
+        def projection(tx: Any, event: Any) -> None:
+            if event.data == "bad":
+                raise ValueError("bad")
+            put(tx, event)
+
+        journal = book.journal("t")
+        async with running(projection), asyncio.timeout(20):
+            for count in (1, 2):
+                await journal.append("x", [Event("bad")])
+                while len((await projection.stored()).parked) < count:
+                    if projection.status().stopped:
+                        assert await projection.skip() == ["t/x/1"]
+                    await asyncio.sleep(0.01)
+                await journal.purge("x")
+            assert [each.event for each in (await projection.stored()).parked] == ["t/x/1", "t/x/1"]
+
+
+async def test_no_slice_waits_for_the_lease_of_a_finished_rebuild(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+        projection = book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES])(add)
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a-0", Deposit(1)))
+            assert await projection.rebuild() == 2
+            async with asyncio.timeout(projection_runner.LEASE_S / 2):
+                for n in range(10):
+                    await projection.wait_for(await accounts.execute(f"a-{n}", Deposit(1)))
+
+
+async def test_a_second_rebuild_is_refused_while_one_runs(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        await book.journal("t").append("x", [Event(1)])
+        await bring(book, "t")
+        first, second = (book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put) for _ in range(2))
+        async with running(first):
+            await first.settle()
+        begin = second._rows.begin_build
+        with engine.begin() as connection:
+            begin(connection, "rebuild of another process", 60.0)
+        with pytest.raises(Fenced, match="being rebuilt"):
+            await first.rebuild()
+
+
+async def test_a_swap_of_a_build_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
+        await projection.start()
+        rows = projection._rows
+        with engine.begin() as connection:
+            rows.begin_build(connection, "m", 0.0)
+            rows.make_live(connection, 2)
+        with engine.begin() as connection:
+            assert rows.freeze(connection, 1, "swap:late", 60.0) == []
+            with pytest.raises(Fenced, match="replaced"):
+                rows.check_frozen(connection, 1, "swap:late")
+
+
+async def test_two_classes_with_one_event_type_are_refused_when_they_are_declared(tmp_path: Path) -> None:
+    def make() -> type:
+        @tidebook.event_type("paid")
+        class Paid(msgspec.Struct):
+            amount: int
+
+        return Paid
+
+    one, two = make(), make()
+    async with tidebook.open(tmp_path) as book:
+        book.journal("t", events=[one])
+        book.journal("t", events=[one])
+        book.journal("u", events=[two])
+        with pytest.raises(InvalidInput, match="both have the event type 'paid'"):
+            book.journal("t", events=[two])
+        kept = book.projection("p", topics=["t"], into=sqlite_engine(tmp_path))._types_of("t")
+        assert kept is not None
+        assert kept.classes == (one,)
