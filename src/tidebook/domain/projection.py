@@ -217,12 +217,15 @@ class Projection:
         Raise InvalidInput if the live build follows another source: its offsets would skip events of this one.
         """
         state, source = await self._register()
-        if source != self._followed:
+        self._check_source(source)
+        return state
+
+    def _check_source(self, stored: str | None) -> None:
+        if stored is not None and stored != self._followed:
             raise InvalidInput(
-                f"projection {self.name!r} was started with {source} and now has {self._followed}: rebuild it, or give "
+                f"projection {self.name!r} was started with {stored} and now has {self._followed}: rebuild it, or give "
                 "it another name, under which it starts with the first event"
             )
-        return state
 
     async def _register(self) -> tuple[BuildState, str | None]:
 
@@ -241,13 +244,13 @@ class Projection:
                 if attempt == START_TRIES:
                     raise
                 await asyncio.sleep(0.05 * attempt)
-        self._take_slices(found[0])
+        self._take_slices(*found)
         return found
 
-    def _take_slices(self, state: BuildState) -> None:
+    def _take_slices(self, state: BuildState, source: str | None) -> None:
         """Use the number of slices that is stored, whatever was declared."""
         self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
-        self._knows_slices = True
+        self._knows_slices = source in (None, self._followed)
 
     def _runner(self, build: Build, member: str, check: Callable[[ProjectionTx], None]) -> SliceRunner:
         progress = self._progress if not build.suffix else RunnerProgress()
@@ -399,14 +402,19 @@ class Projection:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
 
     async def _stored_slices(self) -> int:
-        """Wait until the projection was started by some process; return its number of slices."""
+        """Wait until the projection was started by some process; return its number of slices.
 
-        def read(connection: Connection) -> BuildState | None:
-            return self._rows.state(connection) if self._rows.exists(connection) else None
+        Raise InvalidInput if it was started with another source: its positions say nothing about this one.
+        """
+
+        def read(connection: Connection) -> tuple[BuildState, str | None] | None:
+            state = self._rows.state(connection) if self._rows.exists(connection) else None
+            return None if state is None else (state, self._rows.source(connection))
 
         while not self._knows_slices:
-            if (state := await self._engine.run(read)) is not None:
-                self._take_slices(state)
+            if (found := await self._engine.run(read)) is not None:
+                self._check_source(found[1])
+                self._take_slices(*found)
             else:
                 await asyncio.sleep(LOOK_MAX_S)
         return self._settings.slices
