@@ -8,11 +8,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, MetaData, Table, text
-from sqlalchemy import inspect as inspect_database
-from sqlalchemy.sql.compiler import IdentifierPreparer
+from sqlalchemy import Connection, Table
 
-from tidebook.core.errors import Corrupt, InvalidInput, ProjectionStopped, Unavailable
+from tidebook.core.errors import InvalidInput, ProjectionStopped, Unavailable
 from tidebook.core.event import event_type_of
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
@@ -37,6 +35,7 @@ from tidebook.domain.projection_tables import (
     create_tables,
 )
 from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_handler
+from tidebook.domain.table_swap import copied, has_transactional_ddl, swap_tables
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
@@ -217,12 +216,15 @@ class Projection:
         Raise InvalidInput if the live build follows another source: its offsets would skip events of this one.
         """
         state, source = await self._register()
-        if source != self._followed:
+        self._check_source(source)
+        return state
+
+    def _check_source(self, stored: str | None) -> None:
+        if stored is not None and stored != self._followed:
             raise InvalidInput(
-                f"projection {self.name!r} was started with {source} and now has {self._followed}: rebuild it, or give "
+                f"projection {self.name!r} was started with {stored} and now has {self._followed}: rebuild it, or give "
                 "it another name, under which it starts with the first event"
             )
-        return state
 
     async def _register(self) -> tuple[BuildState, str | None]:
 
@@ -241,13 +243,13 @@ class Projection:
                 if attempt == START_TRIES:
                     raise
                 await asyncio.sleep(0.05 * attempt)
-        self._take_slices(found[0])
+        self._take_slices(*found)
         return found
 
-    def _take_slices(self, state: BuildState) -> None:
+    def _take_slices(self, state: BuildState, source: str | None) -> None:
         """Use the number of slices that is stored, whatever was declared."""
         self._settings = msgspec.structs.replace(self._settings, slices=state.slices)
-        self._knows_slices = True
+        self._knows_slices = source in (None, self._followed)
 
     def _runner(self, build: Build, member: str, check: Callable[[ProjectionTx], None]) -> SliceRunner:
         progress = self._progress if not build.suffix else RunnerProgress()
@@ -399,14 +401,19 @@ class Projection:
             await self._reach(dict.fromkeys(range(await self._stored_slices()), (horizon.time_ms,)))
 
     async def _stored_slices(self) -> int:
-        """Wait until the projection was started by some process; return its number of slices."""
+        """Wait until the projection was started by some process; return its number of slices.
 
-        def read(connection: Connection) -> BuildState | None:
-            return self._rows.state(connection) if self._rows.exists(connection) else None
+        Raise InvalidInput if it was started with another source: its positions say nothing about this one.
+        """
+
+        def read(connection: Connection) -> tuple[BuildState, str | None] | None:
+            state = self._rows.state(connection) if self._rows.exists(connection) else None
+            return None if state is None else (state, self._rows.source(connection))
 
         while not self._knows_slices:
-            if (state := await self._engine.run(read)) is not None:
-                self._take_slices(state)
+            if (found := await self._engine.run(read)) is not None:
+                self._check_source(found[1])
+                self._take_slices(*found)
             else:
                 await asyncio.sleep(LOOK_MAX_S)
         return self._settings.slices
@@ -477,18 +484,14 @@ class Projection:
 
     def _copy_of(self, number: int) -> Build:
         suffix = f"__{number}"
-        return Build(number, {table.key: _copied(table, suffix) for table in self._own_tables}, suffix)
-
-    @property
-    def _has_transactional_ddl(self) -> bool:
-        return self._engine.dialect in ("postgresql", "sqlite")
+        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix)
 
     async def _swap(self, live: int, build: Build, swap: str) -> None:
-        if self._has_transactional_ddl:
+        if has_transactional_ddl(self._engine.dialect):
 
             def swap_all(connection: Connection) -> None:
                 self._rows.check_frozen(connection, live, swap)
-                self._rename(connection, build)
+                swap_tables(connection, self._own_tables, build.tables, build.suffix)
                 self._rows.make_live(connection, build.number, self._followed)
 
             await self._engine.run(swap_all)
@@ -510,29 +513,10 @@ class Projection:
         def finish(connection: Connection) -> None:
             if self._rows.required_state(connection, lock=True).swapping is None:
                 return  # another process has finished it
-            self._rename(connection, build)
+            swap_tables(connection, self._own_tables, build.tables, build.suffix)
             self._rows.make_live(connection, build.number)
 
         await self._engine.run(finish)
-
-    def _rename(self, connection: Connection, build: Build) -> None:
-        """Replace the live tables by those of a build; tables that an announced swap has renamed are left alone."""
-        prepare, database = connection.dialect.identifier_preparer, inspect_database(connection)
-        renames = [_Rename(table, build.tables[table.key], build.suffix, prepare) for table in self._own_tables]
-        pending = [each for each in renames if database.has_table(each.copy.name, schema=each.copy.schema)]
-        if self._has_transactional_ddl and len(pending) != len(renames):
-            missing = ", ".join(each.copy.key for each in renames if each not in pending)
-            raise Corrupt(f"projection {self.name!r}: the rebuild has lost {missing}: rebuild again")
-        if connection.dialect.name in ("mysql", "mariadb"):
-            if pending:  # one statement, which is atomic
-                steps = [f"{each.live} TO {each.old}, {each.full} TO {each.live}" for each in pending]
-                connection.execute(text(f"RENAME TABLE {', '.join(steps)}"))
-        else:
-            for each in pending:
-                connection.execute(text(f"ALTER TABLE {each.live} RENAME TO {prepare.quote(each.old_name)}"))
-                connection.execute(text(f"ALTER TABLE {each.full} RENAME TO {prepare.quote(each.name)}"))
-        for each in renames:
-            connection.execute(text(f"DROP TABLE IF EXISTS {each.old}"))
 
     async def _drop(self, build: Build, live: int, swap: str) -> None:
         """Undo a rebuild that failed: give the live slices back, and drop the copies, unless the swap has begun."""
@@ -550,19 +534,6 @@ class Projection:
             await asyncio.shield(self._engine.run(undo))
 
 
-class _Rename:
-    """The names of a table in a swap, quoted and with its schema; `name` and `old_name` are bare."""
-
-    def __init__(self, table: Table, copy: Table, suffix: str, prepare: IdentifierPreparer) -> None:
-        self.copy = copy
-        self.name = table.name
-        self.old_name = f"{table.name}{suffix}_old"
-        schema = "" if table.schema is None else f"{prepare.quote_schema(table.schema)}."
-        self.live, self.full, self.old = (
-            f"{schema}{prepare.quote(name)}" for name in (table.name, copy.name, self.old_name)
-        )
-
-
 def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
     """Return how far a new build must come; places of another source compare by their time only."""
     places = {each.slice: decode_position(each.position).at for each in live}
@@ -576,18 +547,6 @@ def _accept(_: ProjectionTx) -> None:
 def _check_asked(tx: ProjectionTx) -> None:
     if tx.used and not tx.asked:
         raise InvalidInput("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
-
-
-def _copied(table: Table, suffix: str) -> Table:
-    """Return a copy of a table under another name; names of indexes and constraints must differ too."""
-    if table.foreign_keys:
-        raise InvalidInput(f"table {table.name} has foreign keys: a rebuild cannot copy it")
-    copy = table.to_metadata(MetaData(), name=f"{table.name}{suffix}")
-    named: list[Any] = [*copy.indexes, *copy.constraints]
-    for item in named:
-        if isinstance(item.name, str):
-            item.name = f"{item.name}{suffix}"
-    return copy
 
 
 class SyncProjection(BlockingFacade[Projection]):

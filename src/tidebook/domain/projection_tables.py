@@ -161,9 +161,14 @@ class ProjectionTables:
         found = set(inspect(connection).get_table_names())
         missing = [table for table in METADATA.sorted_tables if table.name not in found]
         METADATA.create_all(connection, tables=missing, checkfirst=True)
-        columns = {each["name"] for each in inspect(connection).get_columns(PROJECTION.name)}
-        if PROJECTION.c.source.name not in columns:
+        if not self._has_source(connection):
             connection.execute(text(f"ALTER TABLE {PROJECTION.name} ADD COLUMN {PROJECTION.c.source.name} TEXT"))
+
+    def _has_source(self, connection: Connection) -> bool:
+        """Return whether the table of projections is of this release."""
+        return any(
+            each["name"] == PROJECTION.c.source.name for each in inspect(connection).get_columns(PROJECTION.name)
+        )
 
     def exists(self, connection: Connection) -> bool:
         """Return whether the tables are there."""
@@ -184,6 +189,8 @@ class ProjectionTables:
 
     def source(self, connection: Connection) -> str | None:
         """Return what the live build follows, None if that was not stored."""
+        if not self._has_source(connection):
+            return None
         query = select(PROJECTION.c.source).where(PROJECTION.c.name == self.name)
         return connection.execute(query).scalar_one_or_none()
 

@@ -46,6 +46,8 @@ async def test_another_source_under_the_same_name_is_refused_until_a_rebuild(tmp
         both = book.projection("p", topics=["u", "t"], into=engine, tables=[BALANCES])(put)
         with pytest.raises(InvalidInput, match=r'\["t"\].*\["t","u"\].*rebuild it'):
             await both.run()
+        with pytest.raises(InvalidInput, match="rebuild it"):
+            await both.settle()
         async with replicating(book, "t", "u"):
             assert await both.rebuild() == 2
         async with running(both):
@@ -63,6 +65,7 @@ async def test_a_projection_of_an_earlier_release_takes_the_source_that_it_is_st
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE tidebook_projection DROP COLUMN source"))
         assert (await projection.stored()).build == 1
+        assert await book.projection("p", topics=["t"], into=engine)._stored_slices() == 16
         await projection.start()
         with pytest.raises(InvalidInput, match="another name"):
             await book.projection("p", topics=["u"], into=engine)(put).start()
