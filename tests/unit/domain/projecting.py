@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event, insert, select, update
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from tests.unit.domain.bank import Deposited, Opened
@@ -22,13 +23,10 @@ BALANCES = Table("balances", METADATA, Column("id", String(100), primary_key=Tru
 
 
 def sqlite_engine(folder: Path) -> Engine:
-    engine = create_engine(f"sqlite:///{folder / 'read.db'}", connect_args={"timeout": 20})
-
-    @event.listens_for(engine, "connect")
-    def wal(connection: Any, _: Any) -> None:
+    file = folder / "read.db"
+    with closing(sqlite3.connect(file, timeout=20)) as connection:  # once: a file in use cannot change its mode
         connection.execute("PRAGMA journal_mode=WAL")
-
-    return engine
+    return create_engine(f"sqlite:///{file}", connect_args={"timeout": 20})
 
 
 def async_sqlite_engine(folder: Path) -> AsyncEngine:

@@ -107,6 +107,7 @@ async def test_the_same_number_of_a_purged_journal_is_parked_again(tmp_path: Pat
 
         journal = book.journal("t")
         async with running(projection), asyncio.timeout(20):
+            await projection.start()
             for count in (1, 2):
                 await journal.append("x", [Event("bad")])
                 while len((await projection.stored()).parked) < count:
