@@ -28,8 +28,8 @@ def _role(value: str) -> str:
 
 
 @asynccontextmanager
-async def _tokens(book: str | None) -> AsyncIterator[Tokens]:
-    database = ServerDatabase(book_settings(book).folder)
+async def _tokens(book: str | None, *, create: bool = False) -> AsyncIterator[Tokens]:
+    database = ServerDatabase(book_settings(book, create=create).folder)
     try:
         yield Tokens(database, SystemClock())
     finally:
@@ -45,7 +45,8 @@ async def create(
     expires_s: float | None = seconds("The token expires after this time.", least=0.001),
 ) -> None:
     """Create a token and print it. It is not shown again."""
-    async with _tokens(book) as tokens:
+    # A server that is not on loopback needs a token before it starts, also for a book that does not exist yet.
+    async with _tokens(book, create=True) as tokens:
         made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expires_s=expires_s)
     output.emit(made, made.token)
     if output.human():
