@@ -87,8 +87,6 @@ class AppendAnswer(msgspec.Struct, frozen=True):
     last: int | None
     partition: int
     offset: int
-    #: Whether an earlier request had appended the events under the same append id.
-    repeated: bool = False
 
 
 class BatchAppendAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -98,7 +96,6 @@ class BatchAppendAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only
     last: int | None = None
     partition: int | None = None
     offset: int | None = None
-    repeated: bool = False
     problem: dict[str, Any] | None = None
 
 

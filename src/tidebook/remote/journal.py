@@ -148,7 +148,7 @@ class RemoteJournal(Journal):
                     body = msgspec.structs.replace(body, append_id=None, retry=retry)
                 await asyncio.sleep(pause_s)
         await self._remember(id, answer.partition, answer.offset)
-        return Appended(answer.first, answer.last, answer.partition, answer.offset, answer.repeated)
+        return Appended(answer.first, answer.last, answer.partition, answer.offset)
 
     async def _remember(self, id: str, partition: int, offset: int) -> None:
         if self._epoch is None:
@@ -372,4 +372,4 @@ def _batch_result(answer: BatchAppendAnswer) -> Appended | TidebookError:
         return error_of(answer.problem)
     assert answer.partition is not None
     assert answer.offset is not None
-    return Appended(answer.first, answer.last, answer.partition, answer.offset, answer.repeated)
+    return Appended(answer.first, answer.last, answer.partition, answer.offset)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tidebook.api.journals import AppendBody, EventLine, IdLine, PointerAnswer, SnapshotAnswer
+from tidebook.api.journals import AppendAnswer, AppendBody, EventLine, IdLine, PointerAnswer, SnapshotAnswer
 from tidebook.api.payload import payload_from, payload_to
 from tidebook.api.problem import problem_of
 from tidebook.core.action import NEVER
@@ -34,10 +34,15 @@ _encoder = msgspec.json.Encoder()
 _encode, _encode_lines = _encoder.encode, _encoder.encode_lines
 
 
-async def append(call: Call) -> Appended:
+async def append(call: Call) -> AppendAnswer:
     """Append events to one journal."""
     topic, id = call.parameters
-    return await _append(call.book.journal(topic), topic, id, call.body, call.append_key)
+    return _answer(await _append(call.book.journal(topic), topic, id, call.body, call.append_key))
+
+
+def _answer(done: Appended) -> AppendAnswer:
+    """Return the answer of an append, which is the same for a repetition."""
+    return AppendAnswer(done.first, done.last, done.partition, done.offset)
 
 
 async def _append(journal: Journal, topic: str, id: str, body: AppendBody, key: str | None) -> Appended:
@@ -107,6 +112,8 @@ async def append_batch(call: Call) -> dict[str, Any]:
             results[index] = {"problem": problem_of(result)}
         elif isinstance(result, BaseException):
             raise result
+        else:
+            results[index] = _answer(result)
     return {"results": results}
 
 

@@ -40,7 +40,9 @@ async def test_payloads_come_back_as_the_type_that_went_in(tmp_path: Path) -> No
         assert read[-1] == {"end": True}
         rest = {"seq_nr", "timestamp_ms", "partition", "offset"}
         for line, event in zip(read[:-1], events, strict=True):
-            assert {name: line[name] for name in line.keys() - rest} == {"tags": [], "metadata": None, **event}
+            assert {name: line[name] for name in line.keys() - rest} == {
+                "tags": [], "metadata": None, "type": None, "version": 1, **event,
+            }  # fmt: skip
 
 
 @pytest.mark.parametrize("id", ["a/b", "ä ö", "x%2Fy", "?#&=", "..x", "a" * 900])
