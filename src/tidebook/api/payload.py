@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from tidebook.core.errors import InvalidInput
+from tidebook.core.payload import BYTES, JSON
 
 
 def payload_from(value: Any, encoded: bytes | UnsetType, name: str = "payload") -> Any:
@@ -28,3 +29,10 @@ def payload_from(value: Any, encoded: bytes | UnsetType, name: str = "payload") 
 def payload_to(payload: Any) -> tuple[Any, bytes | UnsetType]:
     """Return the values of the two names for a payload; one of them is UNSET and is left out of the JSON."""
     return (UNSET, payload) if type(payload) is bytes else (payload, UNSET)
+
+
+def encoded_payload_to(kind: int, data: bytes) -> tuple[Any, bytes | UnsetType]:
+    """Return what `payload_to` returns for a payload that is encoded already; JSON is passed on as it is."""
+    if kind == BYTES:
+        return UNSET, data
+    return (Raw(data) if kind == JSON else data.decode()), UNSET

@@ -25,7 +25,7 @@ from tidebook.api.journals import (
     RetryBody,
     SnapshotBody,
 )
-from tidebook.api.payload import payload_from
+from tidebook.api.payload import encoded_payload_to, payload_from
 from tidebook.api.problem import error_of
 from tidebook.core import seq_nr as numbers
 from tidebook.core.action import NEVER, expiry_ms
@@ -34,7 +34,7 @@ from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Tideboo
 from tidebook.core.event import Event, encode_event
 from tidebook.core.head import Head
 from tidebook.core.key import journal_id, topic_name
-from tidebook.core.payload import BYTES, JSON, encode_payload
+from tidebook.core.payload import encode_payload
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow
 from tidebook.core.seq_nr import FIRST, LAST
@@ -287,7 +287,7 @@ class RemoteJournal(Journal):
         if incarnation is not None:
             raise InvalidInput("a remote book does not take incarnation: open the folder or .toml of the book")
         numbers.seq_nr(seq_nr)
-        body = SnapshotBody(*_wire_payload(payload))
+        body = SnapshotBody(*encoded_payload_to(*encode_payload(payload)))
         await self._connection.call("journals.save_snapshot", self.topic, journal_id(id), seq_nr, body=body)
 
     async def load_snapshot(self, id: str, *, to: int = LAST) -> Snapshot | None:
@@ -315,19 +315,11 @@ class RemoteJournal(Journal):
         """Do nothing: the book closes the connection."""
 
 
-def _wire_payload(payload: object) -> tuple[Any, bytes | msgspec.UnsetType]:
-    """Return the two fields of a payload in a request, one of them unset; JSON is passed on as it was encoded."""
-    kind, data = encode_payload(payload)
-    if kind == BYTES:
-        return msgspec.UNSET, data
-    return (msgspec.Raw(data) if kind == JSON else data.decode()), msgspec.UNSET
-
-
 def _event_bodies(events: Sequence[Event]) -> tuple[EventBody, ...]:
     """Return valid events as they are sent."""
     return tuple(
         EventBody(
-            *_wire_payload(event.payload),
+            *encoded_payload_to(*encode_payload(event.payload)),
             tuple(sorted(event.tags)),
             None if event.metadata is None else dict(event.metadata),
             event.type,

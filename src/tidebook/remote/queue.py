@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tidebook.api.payload import encoded_payload_to
 from tidebook.api.queues import (
     CLAIM_MAX,
     ClaimBody,
@@ -26,7 +27,7 @@ from tidebook.api.queues import (
     encode_lease,
 )
 from tidebook.core.errors import InvalidInput, NotFound
-from tidebook.core.payload import BYTES, JSON, encode_payload
+from tidebook.core.payload import encode_payload
 from tidebook.queue import port
 from tidebook.queue.entry import Entry, chunks, duration_ms, encode_data
 from tidebook.queue.fields import fields_of
@@ -163,8 +164,8 @@ class RemoteQueue(Queue):
 
     async def edit(self, id: int, data: Any) -> None:
         """Replace a dead letter's data."""
-        encode_data(checked := self._runtime.check(self.name, data))
-        await self._connection.call("queues.edit", self.name, self._checked(id), body=DataBody(*_wire_data(checked)))
+        body = DataBody(*encoded_payload_to(*encode_data(self._runtime.check(self.name, data))))
+        await self._connection.call("queues.edit", self.name, self._checked(id), body=body)
 
     async def drop(self, id: int) -> None:
         """Delete a dead letter."""
@@ -215,21 +216,13 @@ class RemoteQueues(Queues):
         """Do nothing: the book closes the connection."""
 
 
-def _wire_data(data: Any) -> tuple[Any, bytes | msgspec.UnsetType]:
-    kind, encoded = encode_payload(data)
-    return _wire(kind, encoded)
-
-
-def _wire(kind: int, encoded: bytes) -> tuple[Any, bytes | msgspec.UnsetType]:
-    """Return the fields `data` and `data_base64` of a request; JSON is passed on as it was encoded."""
-    if kind == BYTES:
-        return msgspec.UNSET, encoded
-    return (msgspec.Raw(encoded) if kind == JSON else encoded.decode()), msgspec.UNSET
-
-
 def _entry_body(entry: NewEntry) -> EntryBody:
     return EntryBody(
-        *_wire(entry.kind, entry.data), entry.key, entry.priority, _date(entry.process_at), _date(entry.expires_at)
+        *encoded_payload_to(entry.kind, entry.data),
+        entry.key,
+        entry.priority,
+        _date(entry.process_at),
+        _date(entry.expires_at),
     )
 
 
