@@ -171,7 +171,8 @@ def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> Cov
 
 
 def _pytest_options() -> list[str]:
-    return ["-p", "no:cacheprovider", "-p", "no:randomly", "--hypothesis-seed=0", "-p", "no:xdist"]
+    # Rewriting the asserts of Tidebook, which is a plugin of pytest, would import its modules in front of the mutant.
+    return ["-p", "no:cacheprovider", "-p", "no:randomly", "--hypothesis-seed=0", "-p", "no:xdist", "--assert=plain"]
 
 
 def _controlled(covered: CoverageData, mutants: Sequence[Mutant]) -> CoverageData:

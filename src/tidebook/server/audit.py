@@ -88,7 +88,7 @@ class Audit:
 
     def _begin(self) -> None:
         """Start a chain; its first entry names the ends of earlier ones, so that removing them is noticed."""
-        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         self._id = f"{now}-{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(4)}"
         rows = self._database.select("SELECT id, entries, hash FROM chain ORDER BY id DESC LIMIT ?", (PREVIOUS_MAX,))
         previous = [{"id": id, "entries": entries, "hash": hash_} for id, entries, hash_ in rows]

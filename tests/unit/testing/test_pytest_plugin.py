@@ -46,9 +46,8 @@ def test_without_a_loop(sync_book, tidebook_folder):
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_shop.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
-    plugin = ["-p", "tidebook.testing.pytest_plugin", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugin, *options, str(folder)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(folder)],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
