@@ -80,7 +80,7 @@ class Connection:
         headers = {"accept": "application/json", "user-agent": "tidebook"}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token.reveal()}"
-        verify: ssl.SSLContext | bool = True
+        verify: ssl.SSLContext | bool = self.url.startswith("https:")  # loading the certificates takes a while
         if self._tls_ca is not None:
             try:
                 verify = ssl.create_default_context(cafile=self._tls_ca)

@@ -46,7 +46,8 @@ async def served_book(book: tidebook.Book, **options: Any) -> AsyncIterator[str]
 
 
 def client(url: str, token: str | None = None, **options: Any) -> httpx.AsyncClient:
-    """Return a client of a server."""
+    """Return a client of a server; certificates are loaded only for one with TLS, since that takes a while."""
+    options.setdefault("verify", url.startswith("https:"))
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     return httpx.AsyncClient(base_url=url, headers=headers, **{"timeout": 30, **options})
 
