@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from examples.bank.bank import Account, Deposited, Refused, Withdrawn, make_app
-from tidebook.domain.scenario import scenario
+from tidebook.testing import scenario
 
 
 @asynccontextmanager

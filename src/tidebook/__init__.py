@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tidebook.core.errors import (
         Conflict,
         Corrupt,
+        EventParked,
         Fenced,
         InvalidInput,
         LeaseLost,
@@ -45,6 +46,7 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Event",
+    "EventParked",
     "Fenced",
     "InvalidInput",
     "LeaseLost",

@@ -25,6 +25,7 @@ from tidebook.api.errors import (
 from tidebook.core.errors import (
     Conflict,
     Corrupt,
+    EventParked,
     Fenced,
     InvalidInput,
     LeaseLost,
@@ -95,6 +96,7 @@ KINDS: Final = (
         ("topic", "id", "seq_nr", "type", "version", "reason"),
     ),
     ErrorKind(ProjectionStopped, 409, "projection-stopped", "A projection is stopped", ("name", "slice", "reason")),
+    ErrorKind(EventParked, 409, "event-parked", "A projection has passed over the event", ("name", "event", "reason")),
     ErrorKind(Truncated, 410, "truncated", "Events were deleted during the read"),
     ErrorKind(TooManyRequests, 429, "too-many-requests", "A limit was reached", ("retry_after_s",)),
     ErrorKind(UnknownVersion, 500, "unknown-version", "The data is of a newer version", ("version", "known")),

@@ -45,7 +45,8 @@ def _show(event: ReadEvent) -> None:
     if event.type is not None:
         row |= {"type": event.type, "version": event.version}
     tags = f"  [{', '.join(row['tags'])}]" if row["tags"] else ""
-    output.emit(row, f"{event.seq_nr:>8}  {row['timestamp']}  {output.format_value(row['payload'])}{tags}")
+    type = output.describe_type(event.type, event.version)
+    output.emit(row, f"{event.seq_nr:>8}  {row['timestamp']}  {type}{output.format_value(row['payload'])}{tags}")
 
 
 def _expiry(after_s: float) -> timedelta | int:
@@ -69,13 +70,18 @@ async def append(
     expected: int | None = number("Append only if the last sequence number is N; 0: no journal yet.", 0),
     at: int | None = number("Give the first event number N; numbers may be skipped.", FIRST),
     metadata: str | None = option("JSON", "Add this JSON object to every event."),
+    type: str | None = option("NAME", "The type of every event; a topic with typed events needs it."),
+    version: int | None = number("The version of that type, 1 by default.", 1),
     expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
 ) -> None:
     """Append events to a journal, atomically."""
     if expected is not None and at is not None:
         raise InvalidInput("give either --expected or --at, not both")
+    if version is not None and type is None:
+        raise InvalidInput("--version needs --type: it is the version of a type")
+    properties = parse_payload(metadata) if metadata else None
     events = [
-        Event(parse_payload(each), tags=tag or (), metadata=parse_payload(metadata) if metadata else None)
+        Event(parse_payload(each), tags=tag or (), metadata=properties, type=type, version=version or 1)
         for each in payloads
     ]
     expire_after = None if expire_after_s is None else _expiry(expire_after_s)

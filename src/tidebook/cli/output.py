@@ -129,6 +129,11 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def describe_type(type: str | None, version: int) -> str:
+    """Return the type of an event as the first words of its line; empty if it has none."""
+    return "" if type is None else f"{format_value(type)} v{version}  "
+
+
 def format_value(value: Any) -> str:
     """Return a value as text for a person; control characters are escaped, because they could control the terminal."""
     if isinstance(value, bytes):

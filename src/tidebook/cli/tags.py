@@ -74,7 +74,9 @@ def _start(tag: str, after: str | None, since: str | None) -> str | datetime | N
 def _show(event: TaggedEvent) -> None:
     row = output.fields_of(event, "topic", "id", "seq_nr", "tag_seq_nr", "payload", "tags", "metadata", "timestamp")
     row |= output.fields_of(event, "partition", "offset", "tag_offset")
-    payload = output.format_value(row["payload"])
+    if event.type is not None:
+        row |= {"type": event.type, "version": event.version}
+    payload = f"{output.describe_type(event.type, event.version)}{output.format_value(row['payload'])}"
     output.emit(row, f"{row['timestamp']}  {event.topic}/{event.id}  {event.seq_nr}  {payload}")
 
 

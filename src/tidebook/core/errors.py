@@ -139,10 +139,25 @@ class ProjectionStopped(TidebookError):
     def __init__(self, *, name: str, slice: int, reason: str) -> None:
         super().__init__(
             f"projection {name!r}: slice {slice} is stopped at {reason}: fix the handler and run "
-            f"'tidebook projection resume {name}', or skip the event with 'tidebook projection skip {name}'"
+            f"'tidebook projection resume {name} --app MODULE:APP', or pass over the event with "
+            f"'tidebook projection skip {name} --app MODULE:APP'"
         )
         self.name = name
         self.slice = slice
+        self.reason = reason
+
+
+class EventParked(TidebookError):
+    """A projection has passed over an event that its handler could not apply, so the read model lacks it."""
+
+    def __init__(self, *, name: str, event: str, reason: str) -> None:
+        super().__init__(
+            f"projection {name!r} has parked {event}: {reason}: fix the handler and run "
+            f"'tidebook projection rebuild {name} --app MODULE:APP'"
+        )
+        self.name = name
+        #: The event as topic/id/seq_nr.
+        self.event = event
         self.reason = reason
 
 

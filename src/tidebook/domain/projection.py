@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Table
 
-from tidebook.core.errors import InvalidInput, ProjectionStopped, Unavailable
+from tidebook.core.errors import EventParked, InvalidInput, ProjectionStopped, Unavailable
 from tidebook.core.event import event_type_of
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import Position
@@ -24,18 +24,10 @@ from tidebook.domain.event_source import (
     slice_of,
 )
 from tidebook.domain.event_type import EventTypes, declared_type
+from tidebook.domain.projection_rebuild import Rebuild
 from tidebook.domain.projection_runner import Build, OnFailure, ProjectionSettings, RunnerProgress, SliceRunner
-from tidebook.domain.projection_tables import (
-    RACES,
-    SWAP_OWNER,
-    BuildState,
-    ParkedEvent,
-    ProjectionTables,
-    SliceState,
-    create_tables,
-)
+from tidebook.domain.projection_tables import RACES, BuildState, ParkedEvent, ProjectionTables, create_tables
 from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_handler
-from tidebook.domain.table_swap import copied, has_transactional_ddl, swap_tables
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
@@ -48,8 +40,6 @@ RETRIES: Final = 5
 #: How often a wait looks at slices that another process owns.
 LOOK_FIRST_S: Final = 0.005
 LOOK_MAX_S: Final = 0.1
-#: For how long a swap may hold the live build back.
-SWAP_S: Final = 60.0
 START_TRIES: Final = 5
 
 #: Returns the types of a topic's events, None if they are not declared.
@@ -202,7 +192,7 @@ class Projection:
             while True:
                 state = await self.start()
                 if state.swapping is not None:
-                    await self._finish_swap(state)
+                    await self._rebuild().finish_swap(state)
                     continue
                 self._active = self._runner(Build(state.build, {}), member, _accept)
                 await self._active.run()
@@ -297,7 +287,7 @@ class Projection:
                 SliceProgress(
                     slice=each.slice,
                     owner=each.owner if each.leased else None,
-                    time_ms=at[0] if (at := decode_position(each.position).at) else None,
+                    time_ms=_time_ms(decode_position(each.position).at),
                     error=each.error,
                     failed_event=each.failed_event,
                 )
@@ -308,7 +298,7 @@ class Projection:
                 name=self.name,
                 build=state.build,
                 paused=state.paused,
-                rebuilding=bool(self._rows.slices(connection, state.last_build)) and state.last_build != state.build,
+                rebuilding=self._rows.is_rebuilding(connection, state),
                 time_ms=None if None in times else min(each for each in times if each is not None),
                 slices=slices,
                 parked=tuple(self._rows.parked(connection, state.build)),
@@ -319,8 +309,8 @@ class Projection:
     async def wait_for(self, done: Any, *, timeout_s: float = 30.0) -> None:
         """Return once the events of an append or a command are applied: to read one's own write.
 
-        `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, and Unavailable
-        after `timeout_s`.
+        `done` is the result of `Decider.execute`. Raise ProjectionStopped if their slice is stopped, EventParked if one
+        of them was passed over, and Unavailable after `timeout_s`.
         """
         topic, id, seq_nr = (getattr(done, name, None) for name in ("topic", "id", "seq_nr"))
         if not isinstance(topic, str) or not isinstance(id, str) or not isinstance(seq_nr, int):
@@ -333,6 +323,7 @@ class Projection:
             async with asyncio.timeout(timeout_s):
                 goal = await self._place(Key(topic, id), seq_nr, done.offset)
                 await self._reach({slice_of(topic, id, await self._stored_slices()): goal})
+                await self._check_parked(topic, id, range(getattr(done, "first", None) or seq_nr, seq_nr + 1), goal)
         except TimeoutError as error:
             why = self._progress.error or (self._wait.waiting.describe() if self._wait.waiting else "it is behind")
             running = why if self._running else "it does not run in this process"
@@ -355,6 +346,18 @@ class Projection:
             if pointer is not None and offset is not None and pointer.position >= Position(config.epoch, offset):
                 return (pointer.time_ms + 1,)  # purged since
             await self._store.wait_any(timeout_s=0.1)
+
+    async def _check_parked(self, topic: str, id: str, numbers: range, goal: At) -> None:
+        """Raise EventParked if one of the events of the append at this place was passed over."""
+        events = [f"{topic}/{id}/{number}" for number in numbers]
+
+        def read(connection: Connection) -> list[tuple[str, str, str]]:
+            return self._rows.parked_at(connection, self._rows.required_state(connection).build, events)
+
+        for event, position, reason in await self._engine.run(read):
+            # Time and offset separate the append from those of earlier incarnations of the journal.
+            if (at := decode_position(position).at)[:1] == goal[:1] and at[3:4] == goal[3:4]:
+                raise EventParked(name=self.name, event=event, reason=reason)
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
         """Wait until slices have reached their goals, in this process or in another."""
@@ -455,98 +458,29 @@ class Projection:
         """Build the read model again beside the live one, then swap the tables; return the number of the new build.
 
         The live one continues meanwhile. The handler must write to `tx.table(...)`, and the projection must know its
-        `tables`. At the swap the live build stands still until the new one has reached it.
+        `tables`. At the swap the live build waits until the new one has reached it.
         """
         self._check_handlers()
         if not self._own_tables:
             raise InvalidInput(f"projection {self.name!r}: a rebuild needs book.projection(..., tables=[...])")
         state, source = await self._register()
-        if state.swapping is not None:
-            await self._finish_swap(state)
-        member, swap = self._ids.new().hex(), f"{SWAP_OWNER}{self._ids.new().hex()}"
-        lease_s = self._settings.lease_s
-        state = await self._engine.run(lambda connection: self._rows.begin_build(connection, member, lease_s))
-        build, is_same = self._copy_of(state.last_build), source == self._followed
-        runner = self._runner(build, member, _check_asked)
-        try:
-            await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
-            live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
-            await runner.run_to(_goals(live, is_same=is_same))
-            # Now little is left: hold the live build back, and catch up with it.
-            frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
-            await runner.run_to(_goals(frozen, is_same=is_same))
-            await self._swap(state.build, build, swap)
-        except BaseException:
-            await self._drop(build, state.build, swap)
-            raise
+        number = await self._rebuild().run(state, is_same=source == self._followed)
         self._renew_soon()
-        return build.number
+        return number
 
-    def _copy_of(self, number: int) -> Build:
-        suffix = f"__{number}"
-        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix)
-
-    async def _swap(self, live: int, build: Build, swap: str) -> None:
-        if has_transactional_ddl(self._engine.dialect):
-
-            def swap_all(connection: Connection) -> None:
-                self._rows.check_frozen(connection, live, swap)
-                swap_tables(connection, self._own_tables, build.tables, build.suffix)
-                self._rows.make_live(connection, build.number, self._followed)
-
-            await self._engine.run(swap_all)
-            return
-
-        def announce(connection: Connection) -> None:
-            self._rows.check_frozen(connection, live, swap)
-            self._rows.set_swapping(connection, build.number, self._followed)
-
-        await self._engine.run(announce)
-        await self._finish_swap(await self._engine.run(self._rows.required_state))
-
-    async def _finish_swap(self, state: BuildState) -> None:
-        """Rename the tables of an announced swap if that was not done, and make the build live."""
-        if state.swapping is None:
-            return
-        build = self._copy_of(state.swapping)
-
-        def finish(connection: Connection) -> None:
-            if self._rows.required_state(connection, lock=True).swapping is None:
-                return  # another process has finished it
-            swap_tables(connection, self._own_tables, build.tables, build.suffix)
-            self._rows.make_live(connection, build.number)
-
-        await self._engine.run(finish)
-
-    async def _drop(self, build: Build, live: int, swap: str) -> None:
-        """Undo a rebuild that failed: give the live slices back, and drop the copies, unless the swap has begun."""
-
-        def undo(connection: Connection) -> None:
-            state = self._rows.required_state(connection)
-            if state.swapping == build.number or state.build == build.number:
-                return
-            self._rows.leave(connection, live, swap)
-            self._rows.remove_build(connection, build.number)
-            for table in build.tables.values():
-                table.drop(connection, checkfirst=True)
-
-        with suppress(Exception):  # the error that brought us here matters more
-            await asyncio.shield(self._engine.run(undo))
+    def _rebuild(self) -> Rebuild:
+        return Rebuild(
+            self._rows, self._engine, self._own_tables, self._followed, self._ids, self._runner, self._settings.lease_s
+        )
 
 
-def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
-    """Return how far a new build must come; places of another source compare by their time only."""
-    places = {each.slice: decode_position(each.position).at for each in live}
-    return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
+def _time_ms(at: At) -> int | None:
+    """Return the time of a place; None before the first event, also if the horizon is before all time."""
+    return at[0] if at and at[0] >= 0 else None
 
 
 def _accept(_: ProjectionTx) -> None:
     pass
-
-
-def _check_asked(tx: ProjectionTx) -> None:
-    if tx.used and not tx.asked:
-        raise InvalidInput("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
 
 
 class SyncProjection(BlockingFacade[Projection]):

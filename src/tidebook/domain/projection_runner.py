@@ -148,6 +148,7 @@ class SliceRunner:
             delivered = await self._round()
             if not self._is_renewal_due():
                 await self._wait.wait(delivered=delivered)
+        raise Fenced(f"projection {self._tables.name!r}: another rebuild has replaced this one: wait for it")
 
     def renew_soon(self) -> None:
         """Renew the lease, and read the slices and commands, at the next opportunity."""
@@ -169,6 +170,8 @@ class SliceRunner:
                 return None
             if not self._build.suffix and state.build != self._build.number:
                 return None
+            if self._build.suffix and not self._tables.slices(connection, self._build.number):
+                return None  # a later rebuild has removed this one, whose process had stopped for longer than a lease
             self._paused = state.paused and not self._build.suffix
             return owned
 

@@ -369,6 +369,13 @@ class ProjectionTables:
             for row in connection.execute(query.order_by(PARKED.c.parked_at))
         ]
 
+    def parked_at(self, connection: Connection, build: int, events: Sequence[str]) -> list[tuple[str, str, str]]:
+        """Return the event, the position and the error of those that were passed over; a number may occur again."""
+        query = select(PARKED.c.event, PARKED.c.position, PARKED.c.error).where(
+            PARKED.c.projection == self.name, PARKED.c.build == build, PARKED.c.event.in_(events)
+        )
+        return [(row.event, row.position, row.error) for row in connection.execute(query)]
+
     def resume(self, connection: Connection, build: int, *, skip: bool) -> list[str]:
         """Let stopped slices continue, with `skip` after the event that stopped them; return these events."""
         stopped = [each for each in self.slices(connection, build) if each.error is not None]
@@ -397,16 +404,23 @@ class ProjectionTables:
             .where(PROJECTION.c.name == self.name, PROJECTION.c.last_build == state.last_build)
             .values(last_build=build)
         )
-        others = connection.execute(
-            select(func.count())
-            .select_from(MEMBER)
-            .where(MEMBER.c.projection == self.name, MEMBER.c.build > state.build, MEMBER.c.lease_until > self._now)
-        ).scalar_one()
-        if changed.rowcount != 1 or others:
+        if changed.rowcount != 1 or self.is_rebuilding(connection, state):
             raise Fenced(f"projection {self.name!r} is being rebuilt already: wait for that rebuild, or try again")
         self.add_build(connection, build, state.slices)
         self._renew_member(connection, build, member, lease_s)
         return msgspec.structs.replace(state, last_build=build)
+
+    def is_rebuilding(self, connection: Connection, state: BuildState) -> bool:
+        """Return whether a process rebuilds: one that was killed does so until its lease ends."""
+        members = select(func.count()).select_from(MEMBER)
+        newer = and_(MEMBER.c.projection == self.name, MEMBER.c.build > state.build, MEMBER.c.lease_until > self._now)
+        return bool(connection.execute(members.where(newer)).scalar_one())
+
+    def abandoned_builds(self, connection: Connection, state: BuildState) -> list[int]:
+        """Return the builds that rebuilds before the last one have left, because their processes were killed."""
+        numbers = select(SLICE.c.build).where(SLICE.c.projection == self.name).distinct()
+        kept = (state.build, state.last_build, state.swapping)
+        return sorted(each for each in connection.execute(numbers).scalars() if each not in kept)
 
     def freeze(self, connection: Connection, build: int, swap: str, lease_s: float) -> list[SliceState]:
         """Take all slices of the live build away from their owners, for the time of a swap; return them."""

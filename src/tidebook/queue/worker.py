@@ -159,7 +159,9 @@ class Worker:
 
     async def settle(self) -> None:
         """Return once no entry of the queue is due or being processed, by any worker."""
-        while (status := await self._queue.status()).due or status.processing:  # noqa: ASYNC110  others work too
+        while (status := await self._queue.status()).due or status.processing:
+            if status.due:
+                self._wakeup.set()  # a manual clock that was advanced wakes nobody
             await asyncio.sleep(_LOOK_S)
 
     async def _claim_free_slots(self, *, raise_errors: bool) -> int:

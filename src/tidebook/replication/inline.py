@@ -1,7 +1,8 @@
 """Replicate as tasks of the process that has the book open: the same slices and ticks as the Spark job, without a JVM.
 
-Of several processes one is active, the holder of a lock; the others try to take it once a second. The lock only saves
-work: slices are fenced, so that any number of replicators, Spark's included, may run side by side.
+Of several processes one is active, the holder of a lock; the others try to take it once a second, and seize it from one
+that does not respond. The lock only saves work: slices are fenced, so that any number of replicators, Spark's included,
+may run side by side.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ LOGGER = logging.getLogger("tidebook.replication")
 
 #: How often a passive process tries to take over.
 LOCK_EVERY_S = 1.0
+#: After how long a silent holder of the lock is reported, and after how long the lock is taken from it.
+SILENT_S = 3.0
+SEIZE_S = 10.0
 #: How often topics are looked for if no wake-up came, and the least pause between two looks.
 LOOK_EVERY_S = 1.0
 LOOK_PAUSE_S = 0.05
@@ -54,7 +58,15 @@ class ReplicatorLock(Protocol):
     """Decides which process is active; it must be released by the end of its holder's process."""
 
     def take(self) -> bool:
-        """Take the lock, or keep it; return False if another process holds it."""
+        """Take the lock, or keep it and show that this process responds; return False if another one holds it."""
+        ...
+
+    def last_beat(self) -> int | None:
+        """Return a number that changes whenever the holder shows that it responds; None if that is unknown."""
+        ...
+
+    def seize(self) -> None:
+        """Take the lock from a holder that does not respond."""
         ...
 
     def release(self) -> None:
@@ -68,6 +80,13 @@ class NoLock:
     def take(self) -> bool:
         """Return True."""
         return True
+
+    def last_beat(self) -> int | None:
+        """Return None: there is no holder to watch."""
+        return None
+
+    def seize(self) -> None:
+        """Do nothing."""
 
     def release(self) -> None:
         """Do nothing."""
@@ -90,6 +109,8 @@ class InlineStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: How often something failed, and the last error.
     failures: int = 0
     last_error: str | None = None
+    #: Why nothing is replicated although another process holds the lock; None if that process responds.
+    silent_holder: str | None = None
 
     def as_row(self) -> dict[str, Any]:
         """Return the status as a JSON object."""
@@ -99,7 +120,7 @@ class InlineStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Return one line of text."""
         match self.state:
             case "passive":
-                text = "passive: another process replicates"
+                text = f"passive: {self.silent_holder or 'another process replicates'}"
             case "waiting":
                 text = f"waiting: {self.last_error or 'there is no topic yet'}"
             case "active":
@@ -145,6 +166,8 @@ class InlineReplication:
         self._batch_s = self._records_per_s = 0.0
         self._stopped: dict[str, str] = {}
         self._last_error: str | None = None
+        self._beat: tuple[int | None, float] = (None, 0.0)
+        self._silent_holder: str | None = None
         self._written_s = -STATUS_EVERY_S
 
     def start(self) -> None:
@@ -191,6 +214,7 @@ class InlineReplication:
             stopped=dict(self._stopped),
             failures=self._failures,
             last_error=self._last_error,
+            silent_holder=self._silent_holder,
         )
 
     async def run(self) -> None:
@@ -205,9 +229,10 @@ class InlineReplication:
                         since = await self._store.wait_any(timeout_s=LOOK_EVERY_S, since=since)
                     elif not self._lock.take():
                         self._state = "passive"
+                        self._watch_holder()
                         await asyncio.sleep(LOCK_EVERY_S)
                     else:
-                        self._state = "active"
+                        self._state, self._silent_holder = "active", None
                         await self._replicate(backoff)
                 except Exception as error:  # if this ended, nothing would be replicated any more
                     self._state = "waiting"
@@ -216,13 +241,27 @@ class InlineReplication:
         finally:
             self._lock.release()
 
+    def _watch_holder(self) -> None:
+        """Report a holder of the lock that is silent, as a stopped process is; seize the lock in the end."""
+        beat, now_s = self._lock.last_beat(), time.monotonic()
+        if beat is None or beat != self._beat[0]:
+            self._beat = (beat, now_s)
+        silent_s = now_s - self._beat[1]
+        if silent_s < SILENT_S:
+            self._silent_holder = None
+            return
+        self._silent_holder = f"the process that replicates has not responded for {silent_s:.0f} s"
+        if silent_s >= SEIZE_S:
+            LOGGER.warning("%s: this one takes over", self._silent_holder)
+            self._lock.seize()
+
     async def _replicate(self, backoff: Backoff) -> None:
-        """Follow all partitions until this is cancelled or the topics cannot be read."""
+        """Follow all partitions until another process has the lock, or the topics cannot be read."""
         self._ticker = Ticker(self._log, self._store, self._topics, intervals=INTERVALS)
         ticking = asyncio.create_task(self._ticker.run_woken(self._metrics))
         since = -1
         try:
-            while self._generation == generation():
+            while self._generation == generation() and self._lock.take():
                 await self._follow_topics(await topic_configs(self._store, self._topics))
                 backoff.reset()
                 await self._write_status()

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
 from tidebook.runtime.futures import cancel_and_wait
@@ -69,8 +69,9 @@ class Settles(Protocol):
         ...
 
 
-#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `stopped`: by a drain.
-RunState = Literal["starting", "running", "restarting", "ended", "stopped"]
+#: `restarting`: it failed, and is started again after a pause. `ended`: its `run` has returned. `failed`: by what is no
+#: `Exception`, such as SystemExit, after which it is not started again. `stopped`: by a drain.
+RunState = Literal["starting", "running", "restarting", "ended", "failed", "stopped"]
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +130,12 @@ class Supervisor:
             await stopped.wait()
 
     async def settle(self) -> None:
-        """Wait until each part that can settle has done so, one after another, in the given order."""
+        """Wait until each part that can settle has done so, one after another, in the given order.
+
+        Raise Unavailable if a part has failed for good: its work is not done by anybody.
+        """
         for part in self._parts:
+            part.require_alive()
             if isinstance(part.target, Settles):
                 await part.target.settle()
 
@@ -155,6 +160,11 @@ class Supervisor:
         except asyncio.CancelledError:
             part.enter("stopped")
             raise
+        except BaseException as error:
+            part.failed(error, "failed")
+            self._metrics.count("running_failures", part=part.name)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):  # it ends the event loop
+                raise
 
     async def _run_again_and_again(self, part: _Part) -> None:
         """Run a part until its `run` returns; an error starts it again."""
@@ -195,11 +205,17 @@ class _Part:
     def enter(self, state: RunState) -> None:
         self._state, self._since_ms = state, self._clock.now_ms()
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, state: RunState = "restarting") -> None:
         self._failures += 1
         self._last_error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-        LOGGER.warning("%s failed, and is started again", self.name, exc_info=error)
-        self.enter("restarting")
+        then = "is started again" if state == "restarting" else "is not started again"
+        LOGGER.warning("%s failed, and %s", self.name, then, exc_info=error)
+        self.enter(state)
+
+    def require_alive(self) -> None:
+        """Raise Unavailable if the part has failed for good."""
+        if self._state == "failed":
+            raise Unavailable(f"{self.name} failed and is not started again: {self._last_error}")
 
     def stop(self) -> None:
         if self.task is None:
@@ -215,7 +231,7 @@ class _Part:
             self.enter("stopped")
 
     def status(self) -> RunStatus:
-        problem = self._last_error if self._state == "restarting" else getattr(self.target, "problem", None)
+        problem = self._last_error if self._state in ("restarting", "failed") else getattr(self.target, "problem", None)
         return RunStatus(
             name=self.name,
             problem=problem,

@@ -1,9 +1,14 @@
-"""A lock that one open book holds for as long as its process lives: the kernel releases it when the process ends."""
+"""A lock that one open book holds for as long as its process lives: the kernel releases it when the process ends.
+
+A process that is stopped or hangs keeps it. So the holder beats by taking it again, and another process may seize the
+lock of one that is silent: it replaces the file, which the former holder sees at its next beat.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 from tidebook.sqlite.errors import from_os
@@ -27,9 +32,13 @@ class ProcessLock:
         return self._file is not None
 
     def take(self) -> bool:
-        """Take the lock; return False if another holder has it, or if the folder does not exist."""
+        """Take the lock, or keep it and beat; return False if another holder has it, or the folder does not exist."""
         if self._file is not None:
-            return True
+            if self._is_current(self._file):
+                self._beat(self._file)
+                return True
+            self.release()
+            return False
         with no_fork():
             try:
                 file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -37,17 +46,60 @@ class ProcessLock:
                 return False
             except OSError as error:
                 raise from_os(error, self._path) from error
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not self._lock(file) or not self._is_current(file):
                 os.close(file)
                 return False
+            self._hold(file)
+        return True
+
+    def last_beat(self) -> int | None:
+        """Return a number that changes with each beat of the holder; None if there is no file."""
+        try:
+            return os.stat(self._path).st_mtime_ns
+        except OSError:
+            return None
+
+    def seize(self) -> None:
+        """Take the lock from its holder: of several that do so at once, the last one keeps it."""
+        self.release()
+        new = self._path.with_name(f"{self._path.name}.{os.getpid()}-{threading.get_ident()}")
+        with no_fork():
+            try:
+                file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise from_os(error, self._path) from error
+            self._lock(file)  # nobody else has opened it
+            try:
+                os.rename(new, self._path)
             except OSError as error:
                 os.close(file)
                 raise from_os(error, self._path) from error
-            self._file = file
-            open_objects.add(self)
+            self._hold(file)
+
+    def _hold(self, file: int) -> None:
+        self._beat(file)
+        self._file = file
+        open_objects.add(self)
+
+    def _lock(self, file: int) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            os.close(file)
+            raise from_os(error, self._path) from error
         return True
+
+    def _is_current(self, file: int) -> bool:
+        """Return whether the file is still the one at the path."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _beat(self, file: int) -> None:
+        os.utime(file)
 
     def release(self) -> None:
         """Release the lock, if this object holds it."""

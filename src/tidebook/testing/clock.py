@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class ManualClock:
     """A `Clock` whose time a test sets.
@@ -19,8 +21,9 @@ class ManualClock:
     def now_ms(self) -> int:
         return self._now_ms
 
-    def advance(self, ms: int) -> None:
-        """Advance the wall clock and the monotonic clock."""
+    def advance(self, by: int | timedelta) -> None:
+        """Advance the wall clock and the monotonic clock by milliseconds or a timedelta."""
+        ms = by // timedelta(milliseconds=1) if isinstance(by, timedelta) else by
         self._now_ms += ms
         self._monotonic_ms += ms
 

@@ -48,7 +48,7 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
         if url is None:
             from tidebook.queue.sqlite.store import SqliteQueues
 
-            return SqliteQueues(settings.folder, metrics=metrics)  # no clock: the store uses the machine's own
+            return SqliteQueues(settings.folder, clock=clock, metrics=metrics)
         if scheme(url) not in {"postgresql", "postgres"}:
             raise InvalidInput(
                 f"[sql] url: queues are stored on postgresql:// or in the folder, not on {scheme(url)}://"

@@ -81,6 +81,8 @@ class BookState:
         if replication is not None:
             if replication.state == "waiting" and replication.last_error is not None:
                 problems.append(f"replication: {replication.last_error}")
+            if replication.silent_holder is not None:
+                problems.append(f"replication: {replication.silent_holder}")
             problems += (f"replication: {at} is stopped: {reason}" for at, reason in replication.stopped.items())
         running = tuple(each for supervisor in self._supervisors for each in supervisor.status())
         problems += (f"{each.name} is {each.state}: {each.problem}" for each in running if not each.healthy)

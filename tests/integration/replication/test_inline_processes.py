@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 import tidebook
 from tests.pipeline.commands import running
 from tidebook.core.event import Event
+from tidebook.replication import inline
 from tidebook.wiring.book import Book
 
 WITHIN_S = 30.0
@@ -141,6 +142,42 @@ async def test_when_the_active_process_is_killed_another_takes_over_and_nothing_
         for id in range(7):
             numbers = [event.payload async for event in journal.read(f"o-{id}")]
             assert numbers == list(range(id, count, 7))
+
+
+async def test_a_stopped_holder_is_reported_and_replaced_and_does_no_harm_when_it_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline, "SILENT_S", 0.5)
+    monkeypatch.setattr(inline, "SEIZE_S", 3.0)
+    monkeypatch.setattr(inline, "LOCK_EVERY_S", 0.1)
+    folder = tmp_path / "book"
+    async with tidebook.open(folder) as before:
+        await before.journal("orders").append("o-1", [Event(0, tags={"paid"})])
+    with replicators(folder, 1) as (holder,):
+        await asyncio.to_thread(holder.wait_for, "active")
+        async with tidebook.open(folder, replicate=True) as book:
+            journal = book.journal("orders")
+            await eventually(lambda: book.replication.status().state == "passive")
+            assert await seen(book, 1) == [0]
+            holder.process.send_signal(signal.SIGSTOP)
+            await journal.append("o-2", [Event(1, tags={"paid"})])
+            await eventually(lambda: book.replication.status().silent_holder is not None)
+            problems = (await book.health()).problems
+            assert any("has not responded" in each for each in problems), problems
+            assert sorted(await seen(book, 2)) == [0, 1]
+            status = book.replication.status()
+            assert (status.state, status.silent_holder) == ("active", None)
+            holder.process.send_signal(signal.SIGCONT)
+            await asyncio.to_thread(holder.wait_for, "passive")
+            await journal.append("o-1", [Event(2, tags={"paid"})])
+            assert sorted(await seen(book, 3)) == [0, 1, 2]
+            assert [event.payload async for event in journal.read("o-1")] == [0, 2]
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def test_a_forked_child_neither_replicates_nor_keeps_the_lock(tmp_path: Path) -> None:

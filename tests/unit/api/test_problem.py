@@ -28,6 +28,7 @@ EXAMPLES: list[TidebookError] = [
     errors.UnknownEventType(topic="t", id="x", seq_nr=3, type="paid", version=2, known=1),
     errors.UnreadableEvent(topic="t", id="x", seq_nr=3, type="paid", version=2, reason="no amount"),
     errors.ProjectionStopped(name="sales", slice=3, reason="t/x 3"),
+    errors.EventParked(name="sales", event="t/x/3", reason="no amount"),
     errors.MissingTaggedEvent(tag="t", topic="x", id="y", missing=(1, 2), last_known_offset="abc"),
     api_errors.SignInRequired("who?"),
     api_errors.PermissionDenied("no", required="admin"),
@@ -58,6 +59,7 @@ PINNED = {
     "unavailable": 503,
     "outcome-unknown": 504,
     "unknown-event-type": 409,
+    "event-parked": 409,
     "unreadable-event": 409,
     "projection-stopped": 409,
 }

@@ -234,3 +234,18 @@ def test_an_option_before_the_command_for_parked_messages_is_refused(cli: Cli, c
     """It would be ignored, and the command would act on the default book."""
     refused(cli("outbox", "parked", "--book", "nowhere", *command), 2, "--book goes after the command")
     refused(cli("outbox", "parked", "--json", *command), 2, "--json goes after the command")
+
+
+def test_the_type_of_an_event_is_given_and_shown(cli: Cli) -> None:
+    typed = ("--type", "deposited", "--version", "3", "--tag", "t")
+    assert cli("journal", "append", "accounts", "a-1", '{"amount": 5}', *typed).code == 0
+    refused(cli("journal", "append", "accounts", "a-1", "1", "--version", "3"), 2, "--version needs --type")
+    assert cli("journal", "append", "accounts", "a-1", "6").code == 0
+    first, second = (
+        json.loads(line) for line in cli("journal", "read", "accounts", "a-1", "--json").stdout.splitlines()
+    )
+    assert (first["type"], first["version"]) == ("deposited", 3)
+    assert "type" not in second
+    assert cli("pipeline", "replicate", "--once", "--engine", "inline").code == 0
+    [row] = map(json.loads, cli("tags", "read", "t", "--json").out.splitlines())
+    assert (row["type"], row["version"], row["payload"]) == ("deposited", 3, {"amount": 5})

@@ -58,7 +58,7 @@ def test_an_option_means_the_same_everywhere() -> None:
                 for name in each.opts:
                     values[name].add(each.metavar)
     several = {name: taken for name, taken in values.items() if len(taken) > 1}
-    assert several == {"--to": {"N", "FOLDER", "FILE"}}
+    assert several == {"--to": {"N", "FOLDER", "FILE"}, "--version": {"N", None}}  # an event's, and the program's
     in_seconds = {name for name, taken in values.items() if taken == {"SECONDS"}}
     assert in_seconds == {name for name in values if name.endswith("-s")}
     assert not {"--count", "--max", "--every", "--from"} & set(values)

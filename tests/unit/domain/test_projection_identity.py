@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit
 from tests.unit.domain.projecting import BALANCES, add, balances, bring, replicating, running, sqlite_engine
-from tidebook.core.errors import Fenced, InvalidInput, ProjectionStopped
+from tidebook.core.errors import EventParked, Fenced, InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
 from tidebook.domain.event_source import slice_of
+from tidebook.domain.projection_tables import create_tables
 
 
 @pytest.fixture(autouse=True)
@@ -179,3 +180,65 @@ async def test_two_classes_with_one_event_type_are_refused_when_they_are_declare
         kept = book.projection("p", topics=["t"], into=sqlite_engine(tmp_path))._types_of("t")
         assert kept is not None
         assert kept.classes == (one,)
+
+
+async def test_a_rebuild_removes_what_a_killed_one_has_left_and_a_late_one_is_fenced(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book, replicating(book, "t"):
+        projection = book.projection("p", topics=["t"], into=engine, tables=[BALANCES])(put)
+        await book.journal("t").append("x", [Event(1)])
+        await bring(book, "t")
+        async with running(projection):
+            await projection.settle()
+        killed = projection._rebuild()
+        with engine.begin() as connection:  # what a rebuild has written when it is killed; its lease is over
+            assert projection._rows.begin_build(connection, "killed", 0.0).last_build == 2
+            create_tables(connection, killed._copy_of(2).tables.values())
+        assert not (await projection.stored()).rebuilding
+        late = projection._runner(killed._copy_of(2), "killed", lambda tx: None)
+        assert await projection.rebuild() == 3
+        assert [name for name in inspect(engine).get_table_names() if name.startswith("balances")] == ["balances"]
+        with pytest.raises(Fenced, match="another rebuild"):
+            await late.run_to({0: (2**62,)})
+        with engine.connect() as connection:
+            assert projection._rows.abandoned_builds(connection, projection._rows.required_state(connection)) == []
+        assert balances(engine) == {"t/x/1": 1}
+
+
+async def test_waiting_for_a_parked_event_raises_which_one_and_why(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
+        accounts = book.decider("accounts", Account, events=EVENTS)
+
+        @book.projection("p", topics=["accounts"], into=engine, tables=[BALANCES], retries=0, on_failure="park")
+        def projection(tx: Any, event: Any) -> None:
+            if event.data.amount == 3:
+                raise ValueError("three")
+            add(tx, event)
+
+        async with running(projection):
+            await projection.wait_for(await accounts.execute("a", Deposit(1)))
+            done = await accounts.execute("a", Deposit(3))
+            with pytest.raises(EventParked, match=r"accounts/a/2: ValueError: three.*--app"):
+                await projection.wait_for(done)
+            await projection.wait_for(await accounts.execute("a", Deposit(4)))
+            await accounts.journal.purge("a")
+            await projection.wait_for(await accounts.execute("a", Deposit(1)))
+            await projection.wait_for(await accounts.execute("a", Deposit(5)))  # number 2 again, of another journal
+
+
+async def test_a_projection_that_has_applied_nothing_has_no_time(tmp_path: Path) -> None:
+    engine = sqlite_engine(tmp_path)
+    async with tidebook.open(tmp_path) as book:
+        projection = book.projection("p", topics=["t"], into=engine)(put)
+        await book.journal("t").append("x", [Event(1)])  # nothing replicates it: the horizon is before all time
+        async with running(projection), asyncio.timeout(20):
+            while "[[-1],{}]" not in await stored_positions(projection):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert (await projection.stored()).time_ms is None
+            assert {each.time_ms for each in (await projection.stored()).slices} == {None}
+
+
+async def stored_positions(projection: Any) -> list[str]:
+    await projection.start()
+    return [each.position for each in await projection._engine.run(lambda c: projection._rows.slices(c, 1))]

@@ -274,6 +274,21 @@ def test_a_lock_excludes_others_until_it_is_released(tmp_path: Path) -> None:
     second.release()
 
 
+def test_a_seized_lock_is_lost_by_its_former_holder_and_by_all_but_the_last(tmp_path: Path) -> None:
+    first, second, third = (ProcessLock(tmp_path / "lock") for _ in range(3))
+    assert first.take()
+    beat = second.last_beat()
+    assert beat is not None
+    second.seize()
+    third.seize()
+    assert [each.take() for each in (first, second, third)] == [False, False, True]
+    assert third.last_beat() != beat
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    third.release()
+    assert first.take()
+    first.release()
+
+
 async def test_deleting_a_topic_ends_its_tasks(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path / "book", replicate=True) as book:
         await book.journal("orders").append("o-1", [Event(1)])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.runtime import supervisor as module
 from tidebook.runtime.clock import SystemClock
 from tidebook.runtime.metrics import Metrics
@@ -115,6 +115,22 @@ async def test_a_part_that_was_cancelled_from_inside_is_started_again() -> None:
         async with asyncio.timeout(WITHIN_S):
             await part.runs.wait()
         assert only(running).failures == 1
+
+
+async def test_a_part_that_ends_by_what_is_no_exception_has_failed_and_is_not_started_again() -> None:
+    part, metrics = Failing(1, Ending("no more")), Metrics()
+    async with supervised(part, metrics=metrics) as running:
+        await reached(lambda: only(running).state == "failed")
+        assert not only(running).healthy
+        assert only(running).problem == "Ending: no more"
+        with pytest.raises(Unavailable, match="failing failed and is not started again: Ending: no more"):
+            await running.settle()
+    assert (only(running).state, part.runs.is_set()) == ("failed", False)
+    assert metrics.counted("running_failures", part="failing") == 1
+
+
+class Ending(BaseException):
+    """What `except Exception` does not catch."""
 
 
 async def test_a_part_that_returns_has_ended_and_is_not_started_again() -> None:

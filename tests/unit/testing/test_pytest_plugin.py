@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = """
 import asyncio
+from datetime import timedelta
 import tidebook
 from tidebook import Event
 
@@ -35,6 +36,25 @@ async def test_the_clock_of_the_book_is_the_manual_one(book, manual_clock):
     assert times == [1.0, 1.5]
 
 
+async def test_a_time_out_of_a_process_is_due_when_the_manual_clock_says_so(book, manual_clock):
+    reminded = []
+
+    @book.process("reminders", topics=["orders"])
+    def reminders(effects, event):
+        effects.put("reminders", event.id, process_at=event.timestamp + timedelta(days=7))
+
+    worker = book.worker("reminders", lambda job: reminded.append(job.data))
+    async with book.running(reminders, worker):
+        await book.journal("orders").append("o-1", [Event(1)])
+        await book.settle()
+        manual_clock.advance(timedelta(days=6))
+        await book.settle()
+        assert reminded == []
+        manual_clock.advance(timedelta(days=1))
+        await book.settle()
+        assert reminded == ["o-1"]
+
+
 def test_without_a_loop(sync_book, tidebook_folder):
     sync_book.journal("orders").append("o-1", [Event(1, tags={"paid"})])
     sync_book.settle()
@@ -55,7 +75,7 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_fixtures_work_in_a_project_of_their_own(tmp_path: Path) -> None:
     done = run_pytest(tmp_path)
-    assert "4 passed" in done.stdout, done.stdout + done.stderr
+    assert "5 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_plugin_is_an_entry_point_of_the_package() -> None:

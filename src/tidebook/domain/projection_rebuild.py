@@ -1,0 +1,141 @@
+"""The rebuild of a projection: a new build beside the live one, which replaces it by a swap of tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from sqlalchemy import Connection, Table
+
+from tidebook.core.errors import InvalidInput
+from tidebook.domain.event_source import At, decode_position
+from tidebook.domain.projection_runner import Build, SliceRunner
+from tidebook.domain.projection_tables import SWAP_OWNER, BuildState, ProjectionTables, SliceState, create_tables
+from tidebook.domain.sql_engine import ProjectionTx, SqlEngine
+from tidebook.domain.table_swap import copied, has_transactional_ddl, swap_tables
+from tidebook.runtime.clock import Ids
+
+#: For how long a swap may hold the live build back.
+SWAP_S: Final = 60.0
+
+#: Makes the runner of a build for a member; the last argument checks the transaction of each call of a handler.
+MakeRunner = Callable[[Build, str, Callable[[ProjectionTx], None]], SliceRunner]
+
+
+class Rebuild:
+    """Rebuilds one projection; see `Projection.rebuild`."""
+
+    def __init__(
+        self,
+        rows: ProjectionTables,
+        engine: SqlEngine,
+        tables: Sequence[Table],
+        followed: str,
+        ids: Ids,
+        make_runner: MakeRunner,
+        lease_s: float,
+    ) -> None:
+        self._rows = rows
+        self._engine = engine
+        self._own_tables = tables
+        self._followed = followed
+        self._ids = ids
+        self._make_runner = make_runner
+        self._lease_s = lease_s
+
+    async def run(self, state: BuildState, *, is_same: bool) -> int:
+        """Build and swap; return the number of the new build. `is_same`: the live build follows the same source."""
+        if state.swapping is not None:
+            await self.finish_swap(state)
+        member, swap = self._ids.new().hex(), f"{SWAP_OWNER}{self._ids.new().hex()}"
+        state = await self._engine.run(lambda connection: self._rows.begin_build(connection, member, self._lease_s))
+        await self._remove_abandoned(state)
+        build = self._copy_of(state.last_build)
+        runner = self._make_runner(build, member, _check_asked)
+        try:
+            await self._engine.run(lambda connection: create_tables(connection, build.tables.values()))
+            live = await self._engine.run(lambda connection: self._rows.slices(connection, state.build))
+            await runner.run_to(_goals(live, is_same=is_same))
+            # Now little is left: hold the live build back, and catch up with it.
+            frozen = await self._engine.run(lambda c: self._rows.freeze(c, state.build, swap, SWAP_S))
+            await runner.run_to(_goals(frozen, is_same=is_same))
+            await self._swap(state.build, build, swap)
+        except BaseException:
+            await self._drop(build, state.build, swap)
+            raise
+        return build.number
+
+    async def _remove_abandoned(self, state: BuildState) -> None:
+        """Remove what rebuilds have left whose processes were killed: the tables first, which the rows lead to."""
+
+        def remove(connection: Connection) -> None:
+            for number in self._rows.abandoned_builds(connection, state):
+                for table in self._copy_of(number).tables.values():
+                    table.drop(connection, checkfirst=True)
+                self._rows.remove_build(connection, number)
+
+        await self._engine.run(remove)
+
+    def _copy_of(self, number: int) -> Build:
+        suffix = f"__{number}"
+        return Build(number, {table.key: copied(table, suffix) for table in self._own_tables}, suffix)
+
+    async def _swap(self, live: int, build: Build, swap: str) -> None:
+        if has_transactional_ddl(self._engine.dialect):
+
+            def swap_all(connection: Connection) -> None:
+                self._rows.check_frozen(connection, live, swap)
+                swap_tables(connection, self._own_tables, build.tables, build.suffix)
+                self._rows.make_live(connection, build.number, self._followed)
+
+            await self._engine.run(swap_all)
+            return
+
+        def announce(connection: Connection) -> None:
+            self._rows.check_frozen(connection, live, swap)
+            self._rows.set_swapping(connection, build.number, self._followed)
+
+        await self._engine.run(announce)
+        await self.finish_swap(await self._engine.run(self._rows.required_state))
+
+    async def finish_swap(self, state: BuildState) -> None:
+        """Rename the tables of an announced swap if that was not done, and make the build live."""
+        if state.swapping is None:
+            return
+        build = self._copy_of(state.swapping)
+
+        def finish(connection: Connection) -> None:
+            if self._rows.required_state(connection, lock=True).swapping is None:
+                return  # another process has finished it
+            swap_tables(connection, self._own_tables, build.tables, build.suffix)
+            self._rows.make_live(connection, build.number)
+
+        await self._engine.run(finish)
+
+    async def _drop(self, build: Build, live: int, swap: str) -> None:
+        """Undo a rebuild that failed: give the live slices back, and drop the copies, unless the swap has begun."""
+
+        def undo(connection: Connection) -> None:
+            state = self._rows.required_state(connection)
+            if state.swapping == build.number or state.build == build.number:
+                return
+            self._rows.leave(connection, live, swap)
+            self._rows.remove_build(connection, build.number)
+            for table in build.tables.values():
+                table.drop(connection, checkfirst=True)
+
+        with suppress(Exception):  # the error that brought us here matters more
+            await asyncio.shield(self._engine.run(undo))
+
+
+def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
+    """Return how far a new build must come; places of another source compare by their time only."""
+    places = {each.slice: decode_position(each.position).at for each in live}
+    return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
+
+
+def _check_asked(tx: ProjectionTx) -> None:
+    if tx.used and not tx.asked:
+        raise InvalidInput("a rebuild needs handlers that write to tx.table(...): these would write to the live tables")
