@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.machinery
-import importlib.util
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import types
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tools.mutants.coverage_map import OUTPUT, SOURCE
-from tools.mutants.operators import Mutant, mutants_of, mutated
+from tools.mutants.coverage_map import IMPORT, OUTPUT, SOURCE
+from tools.mutants.fork_server import ROOT, ForkServer, Outcome
+from tools.mutants.operators import Mutant, mutants_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "src" / "tidebook"
-#: The tests that need no server: a mutant that only a server could reveal is a missing unit test.
-TESTS = ("tests/unit", "tests/model", "tests/simulation", "tests/conformance")
+#: The tests that need no server: a mutant that only a server could reveal is a missing unit test. The tests of other
+#: packages are left out: they run the same lines for other purposes, and take most of the time.
+TESTS = (
+    *(f"tests/unit/{package}" for package in ("core", "journal", "store", "replication", "tags")),
+    *("tests/model", "tests/simulation"),
+    *(f"tests/conformance/test_embedded_{suite}.py" for suite in ("journal", "log", "store", "tags")),
+)
 DESELECTED = "not kafka and not cassandra and not postgres and not mariadb and not spark"
 #: Slow tests are tried last, and by default no more than this many seconds of tests are run against one mutant.
 TEST_SECONDS_MAX = 40.0
 TESTS_MAX = 400
-#: A mutant that takes longer than its tests did without it, by this factor and this start-up time, is run again after a
-#: control run: a busy machine must not count as a kill.
+#: A test that takes longer with a mutant than without it, by this factor and this time, is run again after a control
+#: run: a busy machine must not count as a kill.
 SLOWER_MAX = 4.0
-START_SECONDS_MAX = 30.0
+LATE_SECONDS_MIN = 5.0
+#: Rewriting the asserts of Tidebook, which is a plugin of pytest, would import its modules in front of the mutant.
+PYTEST_OPTIONS = (
+    *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--hypothesis-seed=0", "--assert=plain"),
+    *("-m", DESELECTED),
+)
+EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 DEFAULT_PACKAGES = ("core", "journal", "store", "replication")
 
 
@@ -50,43 +57,43 @@ class Verdict(Enum):
     KILLED = "killed"
     SURVIVED = "survived"
     UNCOVERED = "not run"
+    #: The tests did not notice it, and the list says why nobody could.
+    EQUIVALENT = "equivalent"
     #: The tests could not be run: neither a failure nor a success of theirs.
     ERROR = "error"
-
-
-#: pytest's exit codes; all others say nothing about the mutant (an interrupt, a wrong test id, a crash, no tests).
-_VERDICTS = {0: Verdict.SURVIVED, 1: Verdict.KILLED}
 
 
 @dataclass(frozen=True)
 class CoverageData:
     """Maps each line to the tests that run it, with the duration of each test."""
 
-    lines: dict[str, dict[str, list[str]]]
-    seconds: dict[str, float]
+    lines: Mapping[str, Mapping[str, Sequence[str]]]
+    seconds: Mapping[str, float]
     #: How long the tests of one mutant may take.
     seconds_max: float = TEST_SECONDS_MAX
-    #: Tests that fail without a mutant, and would seem to kill every one.
-    failed: frozenset[str] = frozenset()
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the mutant's line, quickest first, within the time limit."""
-        found = self.lines.get(str(ROOT / mutant.path), {}).get(str(mutant.line), [])
         chosen: list[str] = []
         total = 0.0
-        for test in sorted(set(found) - self.failed, key=lambda test: (self.seconds.get(test, 0.0), test)):
+        for test in sorted(set(self._found(mutant)) - {IMPORT}, key=lambda test: (self.seconds.get(test, 0.0), test)):
             total += self.seconds.get(test, 0.0)
             if chosen and (total > self.seconds_max or len(chosen) == TESTS_MAX):
                 break
             chosen.append(test)
         return chosen
 
+    def is_imported(self, mutant: Mutant) -> bool:
+        """Return True if the line runs outside tests: the mutant must be there when its module is imported."""
+        return IMPORT in self._found(mutant)
+
+    def _found(self, mutant: Mutant) -> Sequence[str]:
+        return self.lines.get(mutant.path, {}).get(str(mutant.line), ())
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the mutants that the arguments name; return 1 if a package has fewer than the required share killed."""
     options = _options(arguments)
-    if options.child:
-        return _run_child(sys.stdin.read())
     modules = {name: sorted(_modules(name)) for name in options.packages}
     every = {
         name: [mutant for path in paths for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
@@ -96,12 +103,13 @@ def main(arguments: Sequence[str]) -> int:
     run = list(dict.fromkeys(mutant for mutants in chosen.values() for mutant in mutants))
     _say(f"{len(run):,} of {sum(map(len, every.values())):,} mutants, seed {options.seed}")
     covered = _coverage(options.tests, options.seconds_max, refresh=options.refresh)
-    covered = _controlled(covered, run)
-    verdicts = _run_all(run, covered, options.jobs)
-    for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED):
+    files = [str(path.relative_to(ROOT)) for path in _test_files(options.tests)]
+    verdicts = _run_all(run, covered, files, options.jobs)
+    verdicts = without_equivalents(verdicts, equivalents(EQUIVALENTS.read_text()))
+    for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED, Verdict.EQUIVALENT):
         for mutant in run:
             if verdicts[mutant] is verdict:
-                print(f"{verdict.value:<9} {mutant}")
+                print(f"{verdict.value:<10} {mutant}")
     reports = {name: report(mutants, verdicts, len(every[name])) for name, mutants in chosen.items()}
     for name, found in reports.items():
         print(json.dumps({"package": name, **found}))
@@ -116,10 +124,46 @@ def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def report(mutants: Sequence[Mutant], verdicts: Mapping[Mutant, Verdict], of: int) -> dict[str, float]:
-    """Return how many of a package's mutants came to what, and the share killed; errors count as not killed."""
+    """Return how many of a package's mutants came to what, and the share killed; errors count as not killed.
+
+    `share` is of the mutants that are not listed as equivalent, `share_of_all` of all.
+    """
     counts = Counter(verdicts[mutant] for mutant in mutants)
     found: dict[str, float] = {verdict.value.replace(" ", "_"): counts[verdict] for verdict in Verdict}
-    return {"mutants": len(mutants), "of": of, **found, "share": round(counts[Verdict.KILLED] / len(mutants), 4)}
+    killed, different = counts[Verdict.KILLED], len(mutants) - counts[Verdict.EQUIVALENT]
+    shares = {"share": round(killed / max(1, different), 4), "share_of_all": round(killed / len(mutants), 4)}
+    return {"mutants": len(mutants), "of": of, **found, **shares}
+
+
+class Equivalent(NamedTuple):
+    """A change that gives a program which no user, operator or test can tell from the present one."""
+
+    path: str
+    text: str
+    change: str
+
+
+def equivalents(text: str) -> set[Equivalent]:
+    """Return the listed equivalents; raise `SystemExit` if an entry has no reason or is not in the sources."""
+    found: set[Equivalent] = set()
+    for entry in tomllib.loads(text).get("equivalent", []):
+        listed = Equivalent(f"src/tidebook/{entry['path']}", entry["line"], entry["change"])
+        source = ROOT / listed.path
+        every = mutants_of(listed.path, source.read_text()) if source.exists() else []
+        if not entry["reason"] or listed not in {Equivalent(each.path, each.text, each.change) for each in every}:
+            raise SystemExit(f"dev: {EQUIVALENTS.name} has an entry without a reason or without a mutant: {listed}")
+        found.add(listed)
+    return found
+
+
+def without_equivalents(verdicts: Mapping[Mutant, Verdict], listed: set[Equivalent]) -> dict[Mutant, Verdict]:
+    """Return the verdicts, with those mutants as equivalent that are listed and that the tests did not kill."""
+    return {
+        mutant: Verdict.EQUIVALENT
+        if verdict is Verdict.SURVIVED and Equivalent(mutant.path, mutant.text, mutant.change) in listed
+        else verdict
+        for mutant, verdict in verdicts.items()
+    }
 
 
 def exit_code(reports: Mapping[str, Mapping[str, float]], at_least: float) -> int:
@@ -139,7 +183,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
     parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
@@ -154,55 +197,174 @@ def _modules(name: str) -> Iterable[Path]:
 
 
 def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> CoverageData:
-    """Return which tests run which lines; measure it once for each state of sources and tests."""
-    digest = hashlib.sha256(" ".join(tests).encode())
+    """Return which tests run which lines; measure it once for each state of the sources and of a test module."""
+    files = _test_files(tests)
+    shared = hashlib.sha256()
     for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
-        digest.update(path.read_bytes())
-    cache = ROOT / ".mutants" / f"{digest.hexdigest()[:16]}.json"
-    if refresh or not cache.exists():
-        cache.parent.mkdir(exist_ok=True)
-        _say("measuring which tests run which lines (minutes)")
-        variables = {**os.environ, OUTPUT: str(cache), SOURCE: str(PACKAGE), "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-m", "pytest", *_pytest_options(), "-p", "tools.mutants.coverage_map", "-q"]
-        command += ["-m", DESELECTED, "--timeout", "600", *[test for test in tests if (ROOT / test).exists()]]
-        subprocess.run(command, cwd=ROOT, env=variables, check=False, stdout=sys.stderr)
-    loaded = json.loads(cache.read_text())
-    return CoverageData(loaded["lines"], loaded["seconds"], seconds_max)
+        if not path.name.startswith("test_"):
+            shared.update(path.read_bytes())
+    caches = {path: _cache_of(path, shared.copy()) for path in files}
+    missing = [path for path, cache in caches.items() if refresh or not cache.exists()]
+    if missing:
+        _measure({path: caches[path] for path in missing})
+    lines: dict[str, dict[str, list[str]]] = {}
+    seconds: dict[str, float] = {}
+    for cache in caches.values():
+        loaded = json.loads(cache.read_text())
+        seconds.update(loaded["seconds"])
+        for path, by_line in loaded["lines"].items():
+            into = lines.setdefault(path, {})
+            for line, found in by_line.items():
+                into.setdefault(line, []).extend(found)
+    return CoverageData(lines, seconds, seconds_max)
 
 
-def _pytest_options() -> list[str]:
-    # Rewriting the asserts of Tidebook, which is a plugin of pytest, would import its modules in front of the mutant.
-    return ["-p", "no:cacheprovider", "-p", "no:randomly", "--hypothesis-seed=0", "-p", "no:xdist", "--assert=plain"]
+def _test_files(tests: Sequence[str]) -> list[Path]:
+    found: set[Path] = set()
+    for test in tests:
+        path = ROOT / test
+        found.update(path.rglob("test_*.py") if path.is_dir() else [path])
+    return sorted(found)
 
 
-def _controlled(covered: CoverageData, mutants: Sequence[Mutant]) -> CoverageData:
-    """Run the tests of all mutants once without a mutant, and return how long each takes and which ones fail."""
-    tests = sorted({test for mutant in mutants for test in covered.tests_of(mutant)})
-    if not tests:
-        return covered
-    _say(f"control run of {len(tests):,} tests without a mutant")
+def _cache_of(path: Path, digest: hashlib._Hash) -> Path:
+    digest.update(str(path.relative_to(ROOT)).encode())
+    digest.update(path.read_bytes())
+    return ROOT / ".mutants" / f"{digest.hexdigest()[:16]}.json"
+
+
+def _measure(caches: Mapping[Path, Path]) -> None:
+    _say(f"measuring which lines the tests of {len(caches):,} modules run (minutes)")
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "control.json"
-        code = run_tests(None, tests, limit_s=None, outcome=found)
-        if code not in _VERDICTS:
-            raise SystemExit(f"dev: the tests cannot be run without a mutant: pytest ended with {code}")
-        outcome = json.loads(found.read_text())
-    for test in outcome["failed"]:
-        _say(f"fails without a mutant: {test}")
-    return CoverageData(covered.lines, outcome["seconds"], covered.seconds_max, frozenset(outcome["failed"]))
+        output = Path(folder) / "map.json"
+        variables = {**os.environ, OUTPUT: str(output), SOURCE: str(PACKAGE), "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, "-p", "tools.mutants.coverage_map", "-q"]
+        command += ["--timeout", "600", *map(str, caches)]
+        subprocess.run(command, cwd=ROOT, env=variables, check=False, stdout=sys.stderr)
+        measured = json.loads(output.read_text())
+    for path, part in parts_of(measured, [str(path.relative_to(ROOT)) for path in caches]).items():
+        caches[ROOT / path].parent.mkdir(exist_ok=True)
+        caches[ROOT / path].write_text(json.dumps(part))
 
 
-def _run_all(mutants: Sequence[Mutant], covered: CoverageData, jobs: int) -> dict[Mutant, Verdict]:
+def parts_of(measured: Mapping[str, Any], modules: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the part of a map that each module of tests has in it; what runs outside tests belongs to all."""
+    parts: dict[str, dict[str, Any]] = {module: {"lines": {}, "seconds": {}} for module in modules}
+    for test, seconds in measured["seconds"].items():
+        parts[test.split("::")[0]]["seconds"][test] = seconds
+    for path, by_line in measured["lines"].items():
+        relative = str(Path(path).relative_to(ROOT))
+        for line, tests in by_line.items():
+            for test in tests:
+                for module in modules if test == IMPORT else [test.split("::")[0]]:
+                    parts[module]["lines"].setdefault(relative, {}).setdefault(line, []).append(test)
+    return parts
+
+
+class Judge:
+    """Runs mutants against their tests, on fork servers that its threads share out."""
+
+    def __init__(self, covered: CoverageData, files: Sequence[str]) -> None:
+        self._covered = covered
+        self._files = files
+        self._servers = threading.local()
+        self._lock = threading.Lock()
+        self._opened: list[ForkServer] = []
+        self._controls: dict[str, bool] = {}
+
+    def verdict(self, mutant: Mutant) -> Verdict:
+        """Return what the tests of a mutant's line say of it."""
+        if not (tests := self._covered.tests_of(mutant)):
+            return Verdict.UNCOVERED
+        if not self._covered.is_imported(mutant):
+            found = self._verdict(partial(self._server().run, mutant), tests)
+            if found is not None:
+                return found
+        files = sorted({test.split("::")[0] for test in tests})
+        server = ForkServer(files, mutant, options=PYTEST_OPTIONS)
+        try:
+            # A module that the mutant keeps from loading is a failed test: without it, the other server has loaded it.
+            if not server.is_loaded:
+                return Verdict.KILLED
+            return self._verdict(partial(server.run, None), tests) or Verdict.ERROR
+        finally:
+            server.close()
+
+    def close(self) -> None:
+        """End the servers."""
+        for server in self._opened:
+            server.close()
+
+    def _verdict(self, run: RunTests, tests: Sequence[str]) -> Verdict | None:
+        return judge(run, partial(self._server().run, None), tests, self._covered.seconds, self._controls)
+
+    def _server(self) -> ForkServer:
+        server: ForkServer | None = getattr(self._servers, "server", None)
+        if server is None:
+            server = self._servers.server = ForkServer(self._files, options=PYTEST_OPTIONS)
+            if not server.is_loaded:
+                raise SystemExit("dev: the tests cannot be loaded without a mutant")
+            with self._lock:
+                self._opened.append(server)
+        return server
+
+
+#: Runs tests, each within its limit in seconds, or without limits.
+RunTests = Callable[[Sequence[str], Sequence[float] | None], Outcome]
+
+
+def judge(
+    mutant: RunTests, control: RunTests, tests: Sequence[str], seconds: Mapping[str, float], controls: dict[str, bool]
+) -> Verdict | None:
+    """Return the verdict of tests on a mutant, or None if it cannot be run in this way.
+
+    `seconds` says how long each test took without the mutant. A test that fails is run without the mutant too, once for
+    all mutants (`controls`), and does not count if it fails there. One that does not end in time runs again without the
+    mutant, as busy as the machine is now, and then once more with it, with a limit that follows from that control run.
+    """
+    left = [test for test in tests if controls.get(test, True)]
+    limits_s = [LATE_SECONDS_MIN + SLOWER_MAX * seconds.get(test, 0.0) for test in left]
+    controlled: set[str] = set()
+    while left:
+        outcome = mutant(left, limits_s)
+        if outcome.unfit:
+            return None
+        if outcome.broken:
+            return Verdict.ERROR
+        at = len(outcome.seconds)
+        if outcome.failed is not None:
+            test = outcome.failed
+            if test not in controls:
+                controls[test] = control([test], None).failed is None
+            if controls[test]:
+                return Verdict.KILLED
+            left, limits_s = left[at:], limits_s[at:]
+        elif outcome.late is not None:
+            if outcome.late in controlled:
+                return Verdict.KILLED
+            controlled.add(outcome.late)
+            found = control([outcome.late], None)
+            if found.failed is not None or not found.seconds:
+                return Verdict.ERROR
+            left = left[at:]
+            limits_s = [LATE_SECONDS_MIN + SLOWER_MAX * found.seconds[0], *limits_s[at + 1 :]]
+        else:
+            return Verdict.SURVIVED
+    return Verdict.SURVIVED
+
+
+def _run_all(
+    mutants: Sequence[Mutant], covered: CoverageData, files: Sequence[str], jobs: int
+) -> dict[Mutant, Verdict]:
     verdicts: dict[Mutant, Verdict] = {}
     lock = threading.Lock()
     started = time.monotonic()
+    judging = Judge(covered, files)
 
     def run(mutant: Mutant) -> None:
-        tests = covered.tests_of(mutant)
-        seconds = sum(covered.seconds.get(test, 0.0) for test in tests)
-        found = judge(partial(run_tests, mutant, tests), partial(run_tests, None, tests), seconds) if tests else None
+        verdict = judging.verdict(mutant)
         with lock:
-            verdict = verdicts[mutant] = found or Verdict.UNCOVERED
+            verdicts[mutant] = verdict
             if verdict is not Verdict.KILLED:
                 _say(f"{verdict.value} {mutant}")
             if (done := len(verdicts)) % 20 == 0:
@@ -210,120 +372,12 @@ def _run_all(mutants: Sequence[Mutant], covered: CoverageData, jobs: int) -> dic
                 left_min = (time.monotonic() - started) / done * (len(mutants) - done) / 60
                 _say(f"{done:,} of {len(mutants):,}, {killed / done:.1%} killed, {left_min:.0f} min left")
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, mutants))
-    return verdicts
-
-
-#: Runs tests within a limit in seconds, and returns pytest's exit code, or None if they did not end in time.
-RunTests = Callable[[float | None], int | None]
-
-
-def judge(mutant: RunTests, control: RunTests, seconds: float) -> Verdict:
-    """Return the verdict on a mutant whose tests took `seconds` without it.
-
-    If they do not end in time, the same tests run again without the mutant, as busy as the machine is now, and then
-    once more with it, with a limit that follows from the time of that control run.
-    """
-    code = mutant(START_SECONDS_MAX + SLOWER_MAX * seconds)
-    if code is None:
-        began = time.monotonic()
-        if control(None) != 0:
-            return Verdict.ERROR
-        code = mutant(START_SECONDS_MAX + SLOWER_MAX * (time.monotonic() - began))
-        if code is None:
-            return Verdict.KILLED
-    return _VERDICTS.get(code, Verdict.ERROR)
-
-
-def run_tests(
-    mutant: Mutant | None, tests: Sequence[str], limit_s: float | None, outcome: Path | None = None
-) -> int | None:
-    """Run tests in a child process; return pytest's exit code, or None if they did not end in time."""
-    change = None if mutant is None else {"path": mutant.path, "index": mutant.index}
-    task = {"mutant": change, "tests": tests, "outcome": None if outcome is None else str(outcome)}
-    quiet = subprocess.DEVNULL
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tools.mutants", "--child"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=quiet,
-        stderr=quiet,
-        start_new_session=True,
-    )
     try:
-        child.communicate(json.dumps(task).encode(), timeout=limit_s)
-        return child.returncode
-    except subprocess.TimeoutExpired:
-        return None
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(run, mutants))
     finally:
-        _end_group(child)
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # the process and its children have ended
-    child.wait()
-
-
-class _MutantFinder(MetaPathFinder):
-    """Imports one module from its mutated tree; all others are imported normally."""
-
-    def __init__(self, path: Path, index: int) -> None:
-        self._path = path
-        self._code = compile(mutated(path.read_text(), index), str(path), "exec")
-        parts = path.relative_to(ROOT / "src").with_suffix("").parts
-        self._name = ".".join(parts)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the mutant's spec if its module is imported."""
-        if fullname != self._name:
-            return None
-        code = self._code
-
-        class Loader(importlib.machinery.SourceFileLoader):
-            def get_code(self, fullname: str) -> types.CodeType:
-                return code
-
-        return importlib.util.spec_from_loader(fullname, Loader(fullname, str(self._path)), is_package=False)
-
-
-class _Outcome:
-    """Records which tests failed, how long each took, and whether a module of tests could not be loaded."""
-
-    def __init__(self) -> None:
-        self.unloadable = False
-        self.failed: set[str] = set()
-        self.seconds: dict[str, float] = {}
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
-        if report.failed:
-            self.failed.add(report.nodeid)
-
-    def pytest_collectreport(self, report: Any) -> None:
-        self.unloadable = self.unloadable or report.failed
-
-
-def _run_child(text: str) -> int:
-    import pytest
-
-    task = json.loads(text)
-    if (mutant := task["mutant"]) is not None:
-        sys.meta_path.insert(0, _MutantFinder(ROOT / mutant["path"], mutant["index"]))
-    recorded = _Outcome()
-    stop = [] if task["outcome"] else ["-x"]
-    code = int(pytest.main([*_pytest_options(), *stop, "-q", "--no-header", *task["tests"]], plugins=[recorded]))
-    if task["outcome"]:
-        outcome = {"failed": sorted(recorded.failed), "seconds": recorded.seconds}
-        Path(task["outcome"]).write_text(json.dumps(outcome))
-    # A module that fails while it loads is a failed test, if it is the mutant that fails it; pytest then says 4, as it
-    # does of a test that does not exist.
-    return int(pytest.ExitCode.TESTS_FAILED) if mutant is not None and recorded.unloadable else code
+        judging.close()
+    return verdicts
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,8 @@ import pytest
 #: Environment variables: the file of the map, and the package to measure.
 OUTPUT = "TIDEBOOK_MUTANTS_MAP"
 SOURCE = "TIDEBOOK_MUTANTS_SOURCE"
+#: Stands for no test: lines that run while modules are imported, or between tests.
+IMPORT = ""
 
 
 class CoverageMap:
@@ -30,7 +32,7 @@ class CoverageMap:
         self._coverage.switch_context(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._coverage.switch_context("")
+        self._coverage.switch_context(IMPORT)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
@@ -44,9 +46,7 @@ class CoverageMap:
         for path in data.measured_files():
             found = data.contexts_by_lineno(path)
             # A test that fails without any mutation would seem to kill every mutant.
-            lines[path] = {
-                line: [test for test in tests if test and test not in self._failed] for line, tests in found.items()
-            }
+            lines[path] = {line: [test for test in tests if test not in self._failed] for line, tests in found.items()}
         Path(os.environ[OUTPUT]).write_text(json.dumps({"lines": lines, "seconds": self._seconds}))
 
 

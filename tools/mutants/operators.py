@@ -34,6 +34,10 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 #: Logging and metrics calls: a test of their absence would test log text.
 _REPORTING = {"debug", "info", "warning", "error", "exception", "observe", "count", "gauge"}
+#: Texts for people.
+_TEXT_METHODS = {"__repr__", "__str__"}
+#: Calls that no program of the right types reaches.
+_UNREACHABLE = {"assert_never"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Mutant:
     line: int
     index: int
     change: str
+    #: The text of the line, without its indentation: it identifies the mutant when other lines are added.
+    text: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} #{self.index} {self.change}"
@@ -51,7 +57,11 @@ class Mutant:
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
     """Return every mutant of a module, in the order of its source."""
-    return [Mutant(path, line, index, change) for index, (line, change, _) in enumerate(_mutations(ast.parse(source)))]
+    lines = source.splitlines()
+    return [
+        Mutant(path, line, index, change, lines[line - 1].strip())
+        for index, (line, change, _) in enumerate(_mutations(ast.parse(source)))
+    ]
 
 
 def mutated(source: str, index: int) -> ast.Module:
@@ -70,6 +80,8 @@ _Mutation = tuple[int, str, Callable[[], None]]
 def _mutations(tree: ast.Module) -> Iterator[_Mutation]:
     for parent in ast.walk(tree):
         if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            if isinstance(parent, ast.FunctionDef) and parent.name in _TEXT_METHODS:
+                continue
             for node in _body(parent):
                 yield from _of_node(node)
 
@@ -81,7 +93,7 @@ def _body(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Iter
         node = todo.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.JoinedStr):
             continue
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and _is_report(node)):
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and _is_left_out(node)):
             continue
         yield node
         if isinstance(node, ast.AnnAssign):
@@ -141,6 +153,11 @@ def _is_text(node: ast.BinOp) -> bool:
     return any(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (node.left, node.right))
 
 
-def _is_report(node: ast.Expr) -> bool:
-    call = node.value
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _REPORTING
+def _is_left_out(node: ast.Expr) -> bool:
+    match node.value:
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in _REPORTING
+        case ast.Call(func=ast.Name(id=name)):
+            return name in _UNREACHABLE
+        case _:
+            return False

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tools.mutants.__main__ import ROOT, CoverageData, RunTests, Verdict, exit_code, judge, report, run_tests, sample
+from tools.mutants.__main__ import (
+    PYTEST_OPTIONS,
+    CoverageData,
+    Equivalent,
+    RunTests,
+    Verdict,
+    equivalents,
+    exit_code,
+    judge,
+    parts_of,
+    report,
+    sample,
+    without_equivalents,
+)
+from tools.mutants.coverage_map import IMPORT
+from tools.mutants.fork_server import ROOT, ForkServer, Outcome
 from tools.mutants.operators import Mutant, mutants_of, mutated
 
 SOURCE = '''
@@ -59,45 +75,74 @@ def test_each_operator_of_a_chained_comparison_gives_a_mutant() -> None:
     ]
 
 
-def ended(*codes: int | None) -> RunTests:
-    """Runs that end with these exit codes, one after the other; None does not end in time."""
-    left = list(codes)
-    return lambda limit_s: left.pop(0)
+def test_texts_and_unreachable_calls_give_no_mutant() -> None:
+    source = '''
+class Price:
+    def __repr__(self) -> str:
+        return "x" if self.count > 1 else "y"
+
+def name(kind: Kind) -> str:
+    """Return 1 + 1."""
+    match kind:
+        case _:
+            assert_never(kind)
+'''
+    assert mutants_of("price.py", source) == []
+
+
+PASSED, FAILED, LATE = Outcome([0.1]), Outcome([0.1], failed="a"), Outcome(late="a")
+
+
+def ended(*outcomes: Outcome) -> RunTests:
+    """Runs that end like this, one after the other."""
+    left = list(outcomes)
+    return lambda tests, limits_s: left.pop(0)
 
 
 @pytest.mark.parametrize(
     ("mutant", "control", "verdict"),
     [
-        ([0], [], Verdict.SURVIVED),
-        ([1], [], Verdict.KILLED),
-        ([2], [], Verdict.ERROR),
-        ([3], [], Verdict.ERROR),
-        ([4], [], Verdict.ERROR),
-        ([5], [], Verdict.ERROR),
-        ([-9], [], Verdict.ERROR),
-        ([None, None], [0], Verdict.KILLED),
-        ([None, 0], [0], Verdict.SURVIVED),
-        ([None, 1], [0], Verdict.KILLED),
-        ([None, 4], [0], Verdict.ERROR),
-        ([None], [1], Verdict.ERROR),
+        ([PASSED], [], Verdict.SURVIVED),
+        ([FAILED], [PASSED], Verdict.KILLED),
+        ([FAILED], [FAILED], Verdict.SURVIVED),  # a test that fails anyway says nothing
+        ([Outcome(broken=True)], [], Verdict.ERROR),
+        ([Outcome(unfit=True)], [], None),
+        ([LATE, LATE], [PASSED], Verdict.KILLED),
+        ([LATE, PASSED], [PASSED], Verdict.SURVIVED),
+        ([LATE, FAILED], [PASSED, PASSED], Verdict.KILLED),
+        ([LATE], [FAILED], Verdict.ERROR),
     ],
 )
 def test_only_failed_tests_and_a_time_limit_after_a_control_run_kill_a_mutant(
-    mutant: list[int | None], control: list[int | None], verdict: Verdict
+    mutant: list[Outcome], control: list[Outcome], verdict: Verdict | None
 ) -> None:
-    assert judge(ended(*mutant), ended(*control), 0.1) is verdict
+    assert judge(ended(*mutant), ended(*control), ["a"], {}, {}) is verdict
 
 
-def test_the_time_limit_follows_the_control_run() -> None:
-    limits: list[float | None] = []
+def test_the_time_limit_follows_the_control_run_and_the_tests_before_it_are_not_repeated() -> None:
+    runs: list[tuple[list[str], list[float]]] = []
 
-    def never(limit_s: float | None) -> None:
-        limits.append(limit_s)
+    def late(tests: Sequence[str], limits_s: Sequence[float] | None) -> Outcome:
+        assert limits_s is not None
+        runs.append((list(tests), list(limits_s)))
+        return Outcome([0.1] * tests.index("b"), late="b")
 
-    judge(never, ended(0), 100.0)
-    assert limits[0] == 430.0  # the start, and four times what the tests take without the mutant
-    assert limits[1] is not None
-    assert limits[1] < 40.0  # the control run took no time
+    assert judge(late, ended(Outcome([2.0])), ["a", "b", "c"], {"a": 1.0, "b": 100.0}, {}) is Verdict.KILLED
+    assert runs == [(["a", "b", "c"], [9.0, 405.0, 5.0]), (["b", "c"], [13.0, 5.0])]
+
+
+def test_the_tests_after_one_that_fails_anyway_still_count() -> None:
+    runs: list[list[str]] = []
+
+    def mutant(tests: Sequence[str], limits_s: Sequence[float] | None) -> Outcome:
+        runs.append(list(tests))
+        return Outcome([0.1], failed=tests[0])
+
+    controls: dict[str, bool] = {}
+    control = ended(Outcome([0.1], failed="a"), Outcome([0.1]))
+    assert judge(mutant, control, ["a", "b"], {}, controls) is Verdict.KILLED
+    assert runs == [["a", "b"], ["b"]]
+    assert controls == {"a": False, "b": True}  # for all later mutants
 
 
 def mutants(path: str, count: int) -> list[Mutant]:
@@ -110,7 +155,8 @@ def test_the_share_must_be_reached_in_each_package() -> None:
     verdicts[second[0]], verdicts[second[1]] = Verdict.SURVIVED, Verdict.UNCOVERED
     reports = {"a": report(first, verdicts, 10), "b": report(second, verdicts, 40)}
     assert reports["b"] == {
-        "mutants": 10, "of": 40, "killed": 8, "survived": 1, "not_run": 1, "error": 0, "share": 0.8,
+        "mutants": 10, "of": 40, "killed": 8, "survived": 1, "not_run": 1, "equivalent": 0, "error": 0,
+        "share": 0.8, "share_of_all": 0.8,
     }  # fmt: skip
     assert exit_code(reports, 0.9) == 1  # though 18 of 20 were killed
     assert exit_code(reports, 0.8) == 0
@@ -132,34 +178,96 @@ def test_a_sample_has_so_many_mutants_of_each_package_and_repeats_with_its_seed(
     assert sample(every, 0, seed=7) == sample(every, 60, seed=7) == every
 
 
-def test_tests_that_fail_without_a_mutant_are_not_run() -> None:
-    [mutant] = mutants("src/a.py", 1)
-    lines = {str(ROOT / mutant.path): {"0": ["slow", "broken", "quick"]}}
-    covered = CoverageData(lines, {"slow": 2.0, "quick": 0.1, "broken": 0.0}, failed=frozenset({"broken"}))
-    assert covered.tests_of(mutant) == ["quick", "slow"]
-
-
 def test_the_quickest_tests_run_within_the_time_that_a_mutant_may_take() -> None:
     [mutant] = mutants("src/a.py", 1)
-    lines = {str(ROOT / mutant.path): {"0": ["slow", "quick", "quicker"]}}
+    lines = {mutant.path: {"0": ["slow", "quick", "quicker"]}}
     covered = CoverageData(lines, {"slow": 3.0, "quick": 0.2, "quicker": 0.1}, seconds_max=3.2)
     assert covered.tests_of(mutant) == ["quicker", "quick"]
 
 
-def test_a_run_reports_the_exit_code_of_pytest_and_ends_what_takes_too_long(tmp_path: Path) -> None:
-    fails, sleeps = tmp_path / "test_fails.py", tmp_path / "test_sleeps.py"
-    fails.write_text("def test_it():\n    assert False\n")
-    sleeps.write_text("import time\ndef test_it():\n    time.sleep(600)\n")
-    assert run_tests(None, [str(fails)], limit_s=None) == 1
-    assert run_tests(None, [f"{fails}::test_other"], limit_s=None) == 4
-    assert run_tests(None, [str(sleeps)], limit_s=3) is None
+def test_a_line_that_runs_outside_tests_is_mutated_at_its_import() -> None:
+    first, second = mutants("src/a.py", 2)
+    covered = CoverageData({"src/a.py": {"0": ["quick", IMPORT], "1": ["quick"]}}, {})
+    assert [covered.is_imported(each) for each in (first, second)] == [True, False]
+    assert covered.tests_of(first) == ["quick"]
 
 
-def test_a_test_module_that_a_mutant_keeps_from_loading_is_a_failure(tmp_path: Path) -> None:
+def test_each_module_of_tests_has_its_part_of_a_map() -> None:
+    path = str(ROOT / "src" / "a.py")
+    measured = {"seconds": {"t/x.py::one": 1.0, "t/y.py::two": 2.0}, "lines": {path: {"7": ["t/x.py::one", IMPORT]}}}
+    assert parts_of(measured, ["t/x.py", "t/y.py"]) == {
+        "t/x.py": {"seconds": {"t/x.py::one": 1.0}, "lines": {"src/a.py": {"7": ["t/x.py::one", IMPORT]}}},
+        "t/y.py": {"seconds": {"t/y.py::two": 2.0}, "lines": {"src/a.py": {"7": [IMPORT]}}},
+    }
+
+
+def test_listed_equivalents_do_not_count_unless_a_test_kills_them() -> None:
+    chosen = [Mutant("src/a.py", line, line, "Lt -> LtE", "if a < b:") for line in range(2)]
+    chosen.append(Mutant("src/a.py", 2, 2, "Lt -> LtE", "if a < c:"))
+    verdicts = dict.fromkeys(chosen, Verdict.SURVIVED) | {chosen[0]: Verdict.KILLED}
+    listed = {Equivalent("src/a.py", "if a < b:", "Lt -> LtE")}
+    found = without_equivalents(verdicts, listed)
+    assert [found[each] for each in chosen] == [Verdict.KILLED, Verdict.EQUIVALENT, Verdict.SURVIVED]
+    counted = report(chosen, found, 3)
+    assert (counted["share"], counted["share_of_all"]) == (0.5, 0.3333)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "reason"), [("no such line", "Lt -> LtE", "x"), ("", "", "x"), ("a < b", "Lt -> LtE", "")]
+)
+def test_an_equivalent_without_a_mutant_or_a_reason_is_refused(line: str, change: str, reason: str) -> None:
+    entry = f"[[equivalent]]\npath = 'core/fold.py'\nline = '{line}'\nchange = '{change}'\nreason = '{reason}'\n"
+    with pytest.raises(SystemExit):
+        equivalents(entry)
+
+
+def test_a_fork_reports_failed_late_and_missing_tests(tmp_path: Path) -> None:
+    module = tmp_path / "test_some.py"
+    module.write_text(
+        "import time\ndef test_fails():\n    assert False\ndef test_sleeps():\n    time.sleep(600)\n"
+        "def test_passes():\n    pass\n"
+    )
+    server = ForkServer([str(module)], options=[*PYTEST_OPTIONS, f"--rootdir={tmp_path}"])
+    fails, sleeps, passes = (f"test_some.py::test_{name}" for name in ("fails", "sleeps", "passes"))
+    try:
+        assert server.is_loaded
+        found = server.run(None, [passes, fails, sleeps], None)
+        assert (len(found.seconds), found.failed) == (2, fails)
+        found = server.run(None, [passes, sleeps], [60.0, 0.5])
+        assert (len(found.seconds), found.late) == (1, sleeps)
+        assert server.run(None, ["test_some.py::test_other"], None).broken
+        found = server.run(None, [passes], None)
+        assert found == Outcome(found.seconds)
+    finally:
+        server.close()
+
+
+SEQ_NR = "src/tidebook/core/seq_nr.py"
+
+
+def returns_none() -> Mutant:
+    every = mutants_of(SEQ_NR, (ROOT / SEQ_NR).read_text())
+    return next(each for each in every if each.change == "returns None")
+
+
+def test_a_mutant_changes_functions_that_are_loaded_and_only_in_its_fork(tmp_path: Path) -> None:
+    module = tmp_path / "test_number.py"
+    module.write_text("from tidebook.core.seq_nr import seq_nr\ndef test_it():\n    assert seq_nr(1) == 1\n")
+    server = ForkServer([str(module)], options=[*PYTEST_OPTIONS, f"--rootdir={tmp_path}"])
+    try:
+        test = "test_number.py::test_it"
+        assert server.run(None, [test], None).failed is None
+        assert server.run(returns_none(), [test], None).failed == test
+        assert server.run(None, [test], None).failed is None
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("with_mutant", [False, True])
+def test_a_test_module_that_a_mutant_keeps_from_loading_is_seen(tmp_path: Path, with_mutant: bool) -> None:
     module = tmp_path / "test_loads.py"
-    path, change = "src/tidebook/core/seq_nr.py", "returns None"
     module.write_text("from tidebook.core.seq_nr import seq_nr\nassert seq_nr(1) == 1\ndef test_it():\n    pass\n")
-    index = next(each.index for each in mutants_of(path, (ROOT / path).read_text()) if each.change == change)
-    tests = [f"{module}::test_it"]
-    assert run_tests(None, tests, limit_s=None) == 0
-    assert run_tests(Mutant(path, 1, index, change), tests, limit_s=None) == 1
+    mutant = returns_none() if with_mutant else None
+    server = ForkServer([str(module)], mutant, options=[*PYTEST_OPTIONS, f"--rootdir={tmp_path}"])
+    server.close()
+    assert server.is_loaded is not with_mutant
