@@ -22,15 +22,17 @@ POLL_S = 0.02
 def idle(folder: Path) -> dict[str, float]:
     """Seconds to the first replicated event after the start, then cores and megabytes without any work."""
     folder.mkdir()
+    book = folder / "tidebook.toml"
+    book.write_text('folder = "book"\n[pipeline]\nengine = "spark"\n')  # by default it would be replicated inline
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tidebook.cli", "up", "--json", "--book", str(folder)],
+        [sys.executable, "-m", "tidebook.cli", "up", "--json", "--book", str(book)],
         stdout=subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())  # it is open
-        first_s = asyncio.run(_first_event(folder)) - began
+        first_s = asyncio.run(_first_event(book)) - began
         time.sleep(SETTLE_S)
         everything = {process.pid, *descendants(process.pid)}
         before_s, at = processor_s(everything), time.monotonic()
@@ -42,9 +44,9 @@ def idle(folder: Path) -> dict[str, float]:
         process.wait()
 
 
-async def _first_event(folder: Path) -> float:
+async def _first_event(where: Path) -> float:
     """Append an event and return when it is in the store."""
-    async with tidebook.open(folder) as book:
+    async with tidebook.open(where) as book:
         done = await book.journal("orders").append("o-1", [Event(1)])
         async with asyncio.timeout(START_S_MAX):
             while True:

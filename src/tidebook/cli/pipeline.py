@@ -7,9 +7,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import typer
@@ -35,11 +37,11 @@ from tidebook.cli.options import (
 from tidebook.cli.tags import describe_horizon
 from tidebook.cli.wal import Namespace
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, Unavailable
-from tidebook.pipeline.errors import run_with_retries
+from tidebook.pipeline.errors import failure_of, run_with_retries
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars, missing_for_spark
 from tidebook.pipeline.jobs.purge import purge_expired
 from tidebook.pipeline.parked import replay_parked
-from tidebook.pipeline.session import pipeline_settings
+from tidebook.pipeline.session import job_context, job_session, pipeline_settings, submitted, unless_spark_is_gone
 from tidebook.pipeline.submit import job as submitted_job
 from tidebook.replication.inline import InlineStatus, replicate_to_end
 from tidebook.replication.status import (
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from tidebook.replication.journal_state import Difference
     from tidebook.wal.flush import Flushed
 
+T = TypeVar("T")
 MASTERS = re.compile(r"local$|local\[|local-cluster\[|spark://|yarn$|k8s://")
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -100,53 +103,72 @@ def _enter(book: Book, portal: BlockingPortal) -> None:
 
 @contextmanager
 def _open_job(
-    book: str | None, job: str, *, delta: bool = False, enter: Callable[[Book, BlockingPortal], None] = _enter
+    book: str | None, job: str, *, delta: bool = False
 ) -> Iterator[tuple[SparkSession, Book, BlockingPortal]]:
-    """Open an existing book and a Spark session for a job, which runs in threads and calls the book through the portal.
+    """Open an existing book and a Spark session for a job."""
+    more: dict[str, str] = {}
+    if delta:
+        more = DELTA if submitted() else {**DELTA, "spark.jars": ",".join(map(str, delta_jars()))}
+    with _open_with(book, lambda settings: job_session(f"tidebook {job}", settings, more)) as opened:
+        yield opened
+
+
+@contextmanager
+def _open_with(
+    book: str | None, new: Callable[[Settings], T], enter: Callable[[Book, BlockingPortal], None] = _enter
+) -> Iterator[tuple[T, Book, BlockingPortal]]:
+    """Open an existing book and what a job needs of Spark; the job runs in threads and calls the book by the portal.
 
     `enter` opens the book; it may wait for the book's servers.
     """
     settings = book_settings(book)
     portal = BlockingPortal()
     try:
-        opened = Book(settings)
-        enter(opened, portal)
-        try:
-            with _session(opened, job, delta=delta) as spark:
-                yield spark, opened, portal
-        finally:
-            portal.run(opened.__aexit__(None, None, None))
+        with _starting(settings, new) as starting:
+            opened = Book(settings)
+            enter(opened, portal)
+            try:
+                yield starting.result(), opened, portal
+            finally:
+                portal.run(opened.__aexit__(None, None, None))
     finally:
         portal.close()
 
 
 @contextmanager
-def _session(book: Book, job: str, *, delta: bool) -> Iterator[SparkSession]:
-    """Open a Spark session for a job; translate failures of Spark or the job into `TidebookError`."""
-    master = pipeline_settings(book.settings).master
+def _starting(settings: Settings, new: Callable[[Settings], T]) -> Iterator[Future[T]]:
+    """Start Spark in a thread, beside the opening of the book; translate its failures and the job's."""
+    master = pipeline_settings(settings).master
     if not MASTERS.match(master):  # otherwise Spark's launcher prints a long Java stack trace
         raise InvalidInput(f"[pipeline] master is local[N], spark://HOST:PORT, yarn or k8s://URL, not {master!r}")
     _require_spark()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from tidebook.pipeline.errors import failure_of
-    from tidebook.pipeline.session import job_session, submitted, unless_spark_is_gone
+    starting: Future[T] = Future()
 
-    more = DELTA if delta else {}
-    if delta and not submitted():
-        more = {**DELTA, "spark.jars": ",".join(map(str, delta_jars()))}
+    def start() -> None:
+        try:
+            starting.set_result(new(settings))
+        except (PySparkException, Py4JError) as error:
+            reason = f"Spark does not start: {_cause(error)}: check [pipeline] in tidebook.toml"
+            starting.set_exception(InvalidInput(reason))
+        except BaseException as error:
+            starting.set_exception(error)
+
+    threading.Thread(target=start, daemon=True).start()
     try:
-        spark = job_session(f"tidebook {job}", book.settings, more)
-    except (PySparkException, Py4JError) as error:
-        raise InvalidInput(f"Spark does not start: {_cause(error)}: check [pipeline] in tidebook.toml") from error
-    try:
-        yield spark
+        yield starting
     except (PySparkException, Py4JError) as error:
         raise failure_of(error) from error
     finally:
+        starting.add_done_callback(_stop)  # at once, unless the book could not be opened
+
+
+def _stop(started: Future[Any]) -> None:
+    if started.exception() is None:
         with unless_spark_is_gone():
-            spark.stop()
+            started.result().stop()
 
 
 def _cause(error: Exception) -> str:
@@ -302,7 +324,7 @@ def replicate(
 
     with stop_on_signals(stop.set), reporter.bar:
         try:
-            with _open_job(book, "replicate", enter=enter) as (spark, opened, portal):
+            with _open_with(book, partial(job_context, "tidebook replicate"), enter) as (spark, opened, portal):
                 if accept_loss:
                     _show_lost(portal.run(accept_losses(opened.log, opened.store, topic or ())))
                 job = Replication(spark, opened, portal, topics=topic or (), report=reporter, stop=stop)

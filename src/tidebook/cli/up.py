@@ -70,12 +70,12 @@ async def up(
         loop = asyncio.get_running_loop()
         with stop_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
             async with asyncio.TaskGroup() as group:
-                if serve and not once:
-                    group.create_task(_serve(opened, stop, DEFAULT_BOOK if book is None else book, port))
                 child: ReplicationChild | None = None
-                if engine == "spark":
+                if engine == "spark":  # first, because it takes longest to start
                     child = ReplicationChild(DEFAULT_BOOK if book is None else book, opened.settings.folder)
                     group.create_task(child.run(stop))
+                if serve and not once:
+                    group.create_task(_serve(opened, stop, DEFAULT_BOOK if book is None else book, port))
                 if runs_jobs:
                     group.create_task(_purge_periodically(opened, stop))
                 try:

@@ -18,7 +18,7 @@ import msgspec
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.topic_config import TopicConfig
-from tidebook.pipeline.task import TaskResult
+from tidebook.pipeline.task_result import TaskResult
 from tidebook.pipeline.worker import OpenStore, SparkWorker, open_settings_store
 from tidebook.replication.tail import Partition, ReplicationTail
 from tidebook.store.port import StoreReader, StoreWriter

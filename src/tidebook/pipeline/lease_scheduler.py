@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from pyspark import InheritableThread
-from pyspark.sql import SparkSession
+from pyspark import InheritableThread, SparkContext
 
 from tidebook.core.errors import TidebookError
 from tidebook.core.topic_config import TopicConfig
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.lease import Lease, LeaseTask
 from tidebook.pipeline.session import unless_spark_is_gone
-from tidebook.pipeline.task import TaskResult
+from tidebook.pipeline.task_result import TaskResult
 from tidebook.replication.tail import Partition
 
 #: The next lease of a lane is submitted this long before the end of the current one.
@@ -80,7 +79,7 @@ class LeaseScheduler:
 
     def __init__(
         self,
-        spark: SparkSession,
+        context: SparkContext,
         *,
         run: str,
         lease_s: float,
@@ -88,7 +87,7 @@ class LeaseScheduler:
         on_end: Callable[[Sequence[TaskResult]], None],
         revoke: Callable[[int], None],
     ) -> None:
-        self._context = spark.sparkContext
+        self._context = context
         self._run = run
         self._lease_s = lease_s
         self._new_task = new_task

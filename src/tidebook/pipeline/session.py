@@ -24,6 +24,7 @@ from tidebook.wiring.spark import require_book
 from tidebook.wiring.sync import SyncBook
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 DEFAULT_BOOK = "./tidebook-data"
@@ -140,6 +141,21 @@ def spark(book: str | Path | Book | SyncBook = DEFAULT_BOOK) -> SparkSession:
 
 def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
     """Return a session that can read the log of these settings."""
+    return spark_session(name, pipeline_settings(settings), _of_job(settings, more))
+
+
+def job_context(name: str, settings: Settings) -> SparkContext:
+    """Return a context for leases; it starts faster than a session, which can be started in it later."""
+    wanted = _spark_settings(pipeline_settings(settings), _of_job(settings))
+    from pyspark import SparkConf, SparkContext
+
+    context = SparkContext.getOrCreate(SparkConf().setAppName(name).setAll(list(wanted.items())))
+    context.setLogLevel("ERROR")
+    return context
+
+
+def _of_job(settings: Settings, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return Spark settings with which the log of these settings can be read."""
     own = pipeline_settings(settings)
     wanted = _passwords() | dict(more or {})
     if settings.section("log").url is not None and not submitted() and "spark.jars" not in own.spark:
@@ -150,7 +166,7 @@ def job_session(name: str, settings: Settings, more: Mapping[str, str] | None = 
             wanted["spark.driver.extraClassPath"] = os.pathsep.join(jars)
         else:
             wanted["spark.jars"] = ",".join([*jars, *filter(None, [wanted.get("spark.jars")])])
-    return spark_session(name, own, wanted)
+    return wanted
 
 
 def _passwords() -> dict[str, str]:
@@ -159,6 +175,19 @@ def _passwords() -> dict[str, str]:
 
 def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str] | None = None) -> SparkSession:
     """Return the running session or create one, on the submitted cluster, else on the master of the settings."""
+    wanted = _spark_settings(settings, more)
+    from pyspark.sql import SparkSession  # not at the top: the settings are read where Spark is not installed
+
+    builder = SparkSession.builder.appName(name)
+    for key, value in wanted.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _spark_settings(settings: PipelineSettings, more: Mapping[str, str] | None) -> dict[str, str]:
+    """Return all settings of a context, and prepare this process for it."""
     wanted = dict(DEFAULTS)
     if not submitted():
         wanted["spark.master"] = settings.master
@@ -168,16 +197,9 @@ def spark_session(name: str, settings: PipelineSettings, more: Mapping[str, str]
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     wanted |= settings.spark
     wanted |= more or {}
-    from pyspark.sql import SparkSession  # not at the top: the settings are read where Spark is not installed
-
-    builder = SparkSession.builder.appName(name)
-    for key, value in wanted.items():
-        builder = builder.config(key, value)
     # py4j raises what it logs, and a JVM that is terminated together with this process is not an error.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    return wanted
 
 
 def local_uri(path: Path) -> str:

@@ -12,8 +12,10 @@ import pyarrow as pa
 
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
+from tidebook.pipeline.arrow import Batches, Task, arrow_schema
 from tidebook.pipeline.source.records import merge_slices, value_bytes
-from tidebook.pipeline.worker import Batches, OpenStore, SparkWorker, Task, arrow_schema, open_settings_store
+from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
+from tidebook.pipeline.worker import OpenStore, SparkWorker, open_settings_store
 from tidebook.replication.partition import PartitionReplicator
 from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
 from tidebook.wiring.spark import clears_tags
@@ -21,22 +23,6 @@ from tidebook.wiring.spark import clears_tags
 #: Limits over all partitions of a task: two full slices, so that one is planned while another is written.
 RECORDS_IN_FLIGHT_MAX = 2 * SLICE_RECORDS_MAX
 VALUE_BYTES_IN_FLIGHT_MAX = 2 * SLICE_VALUE_BYTES_MAX
-
-
-class TaskResult(msgspec.Struct, frozen=True):
-    """The result of one partition in one task."""
-
-    topic: str
-    partition: int
-    #: How many records it received, and how many of them it parked.
-    records: int
-    parked: int
-    seconds: float
-    #: Why the partition is stopped, if it is.
-    stopped: str | None
-
-
-TASK_RESULT_SCHEMA = "topic string, partition int, records long, parked long, seconds double, stopped string"
 
 
 def replicate_task(

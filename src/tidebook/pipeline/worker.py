@@ -1,15 +1,13 @@
-"""The resources that Spark tasks share: a book's log and store inside a Python worker, and conversions to Arrow."""
+"""The resources that Spark tasks share: a book's log and store inside a Python worker."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
-
-import pyarrow as pa
 
 from tidebook.core.errors import TidebookError
 from tidebook.log.port import Log
@@ -26,32 +24,6 @@ T = TypeVar("T")
 
 #: Opens a worker's store; a parameter so that a test can intercept the writes of a task.
 OpenStore = Callable[[Settings], Awaitable[StoreWriter]]
-Batches = Iterable[pa.RecordBatch]
-#: A function for `mapInArrow`.
-Task = Callable[[Batches], Iterator[pa.RecordBatch]]
-
-_ARROW_TYPES = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "double": pa.float64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "array<string>": pa.list_(pa.string()),
-}
-
-
-def arrow_schema(columns: str) -> pa.Schema:
-    """Return the Arrow schema of columns that are written as for Spark, such as "topic string, offset long"."""
-    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (each.split() for each in columns.split(","))])
-
-
-def rows_to_arrow(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return one or more rows as one Arrow batch."""
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 async def open_settings_store(settings: Settings) -> StoreWriter:

@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from tidebook.core.errors import InvalidInput
+from tidebook.pipeline.arrow import Batches
 from tidebook.pipeline.errors import failure_of
 from tidebook.pipeline.session import local_uri
 from tidebook.pipeline.source.regions import SCHEMA, RegionSlice, open_wal, plan_slices, read_slice
-from tidebook.pipeline.worker import Batches
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.wal.flush import (
     VERSION,

@@ -14,10 +14,11 @@ from tidebook.core.position import FIRST_EPOCH
 from tidebook.core.record import read_record
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.settings import JournalSettings
+from tidebook.pipeline.arrow import Batches
 from tidebook.pipeline.jobs.replicate import Replication
 from tidebook.pipeline.jobs.verify import OnDifference, VerifyResult, all_tags, store_splits, verify
 from tidebook.pipeline.source.records import read_records
-from tidebook.pipeline.worker import Batches, SparkWorker
+from tidebook.pipeline.worker import SparkWorker
 from tidebook.runtime.blocking_portal import BlockingPortal
 from tidebook.store.port import ScanSplit, StoreWriter, next_repair_revision
 from tidebook.tags.rebuild import remove_stale_rows, write_journal

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -30,7 +31,8 @@ from tidebook.pipeline.lease import LeaseTask, revoke_leases
 from tidebook.pipeline.lease_scheduler import OVERDUE_S, LeaseScheduler
 from tidebook.pipeline.session import PipelineSettings, local_uri, pipeline_settings, unless_spark_is_gone
 from tidebook.pipeline.source.records import Offsets, coalesce_to_cores, stream_records
-from tidebook.pipeline.task import TASK_RESULT_SCHEMA, TaskResult, replicate_task
+from tidebook.pipeline.task import replicate_task
+from tidebook.pipeline.task_result import TASK_RESULT_SCHEMA, TaskResult
 from tidebook.pipeline.worker import OpenStore, open_settings_store
 from tidebook.replication.status import (
     JobStatus,
@@ -168,11 +170,14 @@ class StatusWatch:
 
 
 class Replication:
-    """One run of the job. `run` blocks; `stop` may be called from any thread."""
+    """One run of the job. `run` blocks; `stop` may be called from any thread.
+
+    Given a context only, it starts a session when a query needs one: leases do not, and its start takes seconds.
+    """
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | SparkContext,
         book: Book,
         portal: BlockingPortal,
         *,
@@ -325,7 +330,7 @@ class Replication:
         wait_s = min(settings.wait_s, OVERDUE_S)
         task = partial(LeaseTask, settings_to_json(self._book.settings), wait_s=wait_s, opening=self._opening)
         scheduler = LeaseScheduler(
-            self._spark,
+            self._spark if isinstance(self._spark, SparkContext) else self._spark.sparkContext,
             run=run,
             lease_s=settings.lease_s,
             new_task=lambda lease: task(lease=lease),
@@ -375,7 +380,8 @@ class Replication:
     def _start(
         self, configs: Mapping[str, TopicConfig], starts: Offsets, checkpoint: Path, gate: BatchGate, *, once: bool
     ) -> StreamingQuery:
-        records = stream_records(self._spark, self._book.settings, starts, records_max=self._settings.records_max)
+        spark = self._session()
+        records = stream_records(spark, self._book.settings, starts, records_max=self._settings.records_max)
         task = replicate_task(
             settings_to_json(self._book.settings), dict(configs), wait_s=self._settings.wait_s, opening=self._opening
         )
@@ -386,13 +392,16 @@ class Replication:
                     self._count_batch(number, [TaskResult(**row.asDict()) for row in batch.collect()])
 
         # The task is part of the streaming query, so that it is planned and sent once and each batch only collects.
-        done = coalesce_to_cores(self._spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
+        done = coalesce_to_cores(spark, records).mapInArrow(task, TASK_RESULT_SCHEMA)
         writer = done.writeStream.foreachBatch(each).option("checkpointLocation", local_uri(checkpoint))
         if once:
             return writer.trigger(availableNow=True).start()
         for name, value in ASYNC_CHECKPOINTS.items():
             writer = writer.option(name, value)
         return writer.trigger(processingTime=f"{self._settings.trigger_s} seconds").start()
+
+    def _session(self) -> SparkSession:
+        return SparkSession.builder.getOrCreate() if isinstance(self._spark, SparkContext) else self._spark
 
     def _count_batch(self, number: int, done: Sequence[TaskResult]) -> None:
         self._add(

@@ -23,8 +23,9 @@ from tidebook.core.replication_plan import EventRow, TagPosition, TagRow, advanc
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import check_topic
 from tidebook.log.port import Record
+from tidebook.pipeline.arrow import Batches, Task, arrow_schema, rows_to_arrow
 from tidebook.pipeline.source.records import Offsets, partition_runs, read_records
-from tidebook.pipeline.worker import Batches, SparkWorker, Task, arrow_schema, rows_to_arrow
+from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.compare import PAGE, CompareBounds, JournalComparer, TimedRecord
 from tidebook.replication.journal_state import Difference, JournalState
 from tidebook.replication.status import topic_configs

@@ -13,7 +13,7 @@ from tidebook.core.errors import Corrupt
 from tidebook.core.event import EncodedEvent, decode_events
 from tidebook.core.payload import JSON, TEXT, TYPE_NAMES
 from tidebook.core.replication_plan import EventRow
-from tidebook.pipeline.worker import arrow_schema
+from tidebook.pipeline.arrow import arrow_schema
 
 #: How a payload is delivered: its bytes, JSON text, or Spark's Variant. Bytes that are no JSON are null in the latter.
 PayloadForm = Literal["binary", "json", "variant"]

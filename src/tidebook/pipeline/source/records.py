@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 from tidebook.core.errors import InvalidInput, LogLost
 from tidebook.core.position import FIRST_EPOCH
 from tidebook.log.port import Record, RecordPage, read_page
-from tidebook.pipeline.worker import Batches, SparkWorker, arrow_schema
+from tidebook.pipeline.arrow import Batches, arrow_schema
+from tidebook.pipeline.worker import SparkWorker
 from tidebook.replication.slice import SLICE_RECORDS_MAX, SLICE_VALUE_BYTES_MAX
 from tidebook.wiring.adapters import scheme
 from tidebook.wiring.settings import Settings, settings_to_json

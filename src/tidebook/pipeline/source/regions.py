@@ -17,8 +17,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import TYPE_NAMES, encode_payload
 from tidebook.log.port import Log
+from tidebook.pipeline.arrow import arrow_schema
 from tidebook.pipeline.source.options import WAL, Options, one_line_errors
-from tidebook.pipeline.worker import SparkWorker, arrow_schema
+from tidebook.pipeline.worker import SparkWorker
 from tidebook.runtime.clock import RandomIds, SystemClock
 from tidebook.runtime.metrics import Metrics
 from tidebook.wal.mapping import PackedMapping, SeqOffsets
