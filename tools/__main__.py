@@ -20,6 +20,7 @@ usage: ./dev COMMAND
                            mutants of packages; prints the share that the tests notice
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback
+  build                    wheel and source archive into dist, reproducible and checked
 """
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from tools import environment, java
+from tools import build, environment, java
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
@@ -196,6 +196,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench,
     "mutate": mutate,
     "servers": servers,
+    "build": build.build,
 }
 
 

@@ -12,9 +12,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.pip_progress import count_packages, run_pip
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+#: What the packages of each requirement file are for, and roughly how much is downloaded.
+CONTENTS = {
+    "base": "what an embedded book and its server need (about 14 MB)",
+    "all": "all extras, with Spark (hundreds of MB)",
+    "dev": "all extras, with Spark, and the development tools (hundreds of MB, minutes)",
+}
 
 
 class SetupError(Exception):
@@ -34,17 +42,14 @@ def ensure(requirements: str) -> None:
         # dev includes all, and all includes base: an installed larger set satisfies a smaller one.
         larger = {"base": ["base", "all", "dev"], "all": ["all", "dev"], "dev": ["dev"]}[requirements]
         if not any(_stamped(name, _requirements_digest(name)) for name in larger):
-            say(f"installing requirements/{requirements}.txt into .venv (minutes the first time)")
-            # The files list every dependency: pip must not resolve more, as it would find newer versions.
-            pinned = ("install", "--require-hashes", "--no-deps")
-            _pip(*pinned, "--requirement", "requirements/build.txt")
-            # The installed build tools are pinned too: no unpinned ones are downloaded for source packages.
-            _pip(*pinned, "--no-build-isolation", "--requirement", f"requirements/{requirements}.txt")
+            _install("build", "what builds packages")
+            _install(requirements, CONTENTS[requirements])
             _stamp(requirements, _requirements_digest(requirements))
         # If .venv is a link, it is shared with other work trees: keep the Tidebook that is installed.
         shared = VENV.is_symlink() and (VENV / "stamps" / "tidebook").exists()
         if not shared and not _stamped("tidebook", _project_digest()):
-            _pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+            say("installing Tidebook itself, editable")
+            _pip("--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
             _stamp("tidebook", _project_digest())
         if _stamped("dev", _requirements_digest("dev")):
             (VENV / "READY").touch()
@@ -119,10 +124,25 @@ def apt_install(package: str) -> None:
         raise SetupError(f"apt-get could not install {package}; see its message above")
 
 
-def _pip(*arguments: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode != 0:
-        raise SetupError(f"pip {arguments[0]} failed; see its message above")
+def _install(name: str, contents: str) -> None:
+    """Install a requirement file; the files list every dependency, so pip must not resolve any."""
+    file = f"requirements/{name}.txt"
+    packages = count_packages((ROOT / file).read_text())
+    say(f"installing {file} into .venv: {contents}")
+    # The installed build tools are pinned too: no unpinned ones are downloaded for source packages.
+    options = ("--require-hashes", "--no-deps", "--no-build-isolation", "--progress-bar", "off")
+    _pip(*options, "--requirement", file, packages=packages)
+
+
+def _pip(*arguments: str, packages: int = 0) -> None:
+    """Run `pip install`, and show the progress if it installs `packages`."""
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    if packages:
+        code = run_pip(command, ROOT, packages)
+    else:
+        code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code != 0:
+        raise SetupError("pip install failed; see its message above")
 
 
 def _requirements_digest(name: str) -> str:

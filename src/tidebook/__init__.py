@@ -3,8 +3,12 @@
 This module holds only the public names. Each one is imported at its first use, so `import tidebook` loads no driver.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # the files of a book are shared by locks that only POSIX has
+    raise ImportError("Tidebook runs on Linux and macOS; on Windows, run it in WSL 2")
 
 if TYPE_CHECKING:
     from tidebook.core.action import NEVER
