@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from tools import build, environment, java
+from tools import build, chromium, environment, java
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
@@ -91,6 +91,8 @@ def test(arguments: list[str]) -> int:
     if unknown := set(without) - set(SERVER_NAMES):
         return _refuse(f"--without takes {', '.join(SERVER_NAMES)} or all, not {', '.join(sorted(unknown))}")
     _install_with_java()
+    if chromium.is_needed(rest):
+        chromium.ensure()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home([name for name in SERVER_NAMES if name not in without]) as home:
         server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
@@ -159,6 +161,8 @@ def servers(arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Run one benchmark, on new servers unless some are running; its last line is one JSON object."""
     _install_with_java()
+    if arguments[:1] == ["console"]:
+        chromium.ensure()
     signal.signal(signal.SIGTERM, _terminate)
     with server_home(bench_servers(arguments), "--profile", "bench") as home:
         if home == HOME and bench_servers(arguments):

@@ -15,6 +15,7 @@ import uvicorn
 
 from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.server.app import ServerApp
+from tidebook.server.console.catalog import new_console
 from tidebook.server.state import ServerState
 from tidebook.wiring.book import Book
 
@@ -82,10 +83,10 @@ async def serve(
     except BaseException:
         await state.close()
         raise
-    settings = state.settings
+    settings, console = state.settings, new_console(state)
     server = _Server(
         uvicorn.Config(
-            ServerApp(state),
+            ServerApp(state, pages=console.application()),
             http="httptools",
             ws="none",
             lifespan="off",
@@ -122,6 +123,7 @@ async def serve(
             await running
         finally:
             listening.close()
+            await console.close()
             await state.close()
 
 

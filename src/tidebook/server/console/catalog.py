@@ -1,0 +1,17 @@
+"""All pages and acts of the console."""
+
+from __future__ import annotations
+
+from tidebook.server.console import overview, sign_in, topics
+from tidebook.server.console.console import Console
+from tidebook.server.console.page import Catalog
+from tidebook.server.state import ServerState
+
+PAGES = (*overview.PAGES, *topics.PAGES, *sign_in.PAGES)
+ACTS = (*topics.ACTS, *sign_in.ACTS)
+CATALOG = Catalog({page.name: page for page in PAGES}, {act.name: act for act in ACTS})
+
+
+def new_console(state: ServerState) -> Console:
+    """Return the console of a server."""
+    return Console(state, CATALOG)

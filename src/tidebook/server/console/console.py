@@ -1,0 +1,309 @@
+"""The console as an application: pages, their JSON twins, acts, and the files that pages load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, unquote
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route as StarletteRoute
+
+from tidebook.api.errors import DeadlineExceeded, MethodNotAllowed, SignInRequired
+from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
+from tidebook.server.browser_sessions import COOKIE
+from tidebook.server.console.page import Act, ActResult, Catalog, Page, Preview, scope_name
+from tidebook.server.console.parts import Parts
+from tidebook.server.console.render import Renderer, link, static_files
+from tidebook.server.console.view import View, given_fields
+from tidebook.server.headers import Headers
+from tidebook.server.state import ServerState
+
+logger = logging.getLogger("tidebook.server.console")
+
+THEME_COOKIE: Final = "tidebook_theme"
+FLASH_COOKIE: Final = "tidebook_flash"
+THEMES: Final = ("auto", "light", "dark")
+FLASH_CHARS_MAX: Final = 400
+FIELDS_MAX: Final = 2_000
+SIGN_IN_PATH: Final = "/sign-in"
+#: Nothing is loaded from elsewhere, and neither scripts nor styles are taken from the page itself.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Without any referrer, browsers send the forms of these pages with the origin "null".
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Console:
+    """The pages of one server."""
+
+    def __init__(self, state: ServerState, catalog: Catalog) -> None:
+        self.parts = Parts(state, catalog)
+        self._static = static_files()
+        self._render = Renderer(self._static)
+
+    @property
+    def state(self) -> ServerState:
+        """The state of the server."""
+        return self.parts.state
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        await self.parts.surveyor.close()
+
+    def application(self, more: Iterable[StarletteRoute] = ()) -> Starlette:
+        """Return the application that serves everything outside the API."""
+        routes: list[StarletteRoute] = []
+        for page in self.parts.catalog.pages.values():
+            routes.append(StarletteRoute(page.path, self._endpoint(self._page, page), methods=["GET"]))
+            routes.append(StarletteRoute(page.twin, self._endpoint(self._twin, page), methods=["GET"]))
+        for act in self.parts.catalog.acts.values():
+            routes.append(StarletteRoute(act.path, self._endpoint(self._confirm, act), methods=["GET"]))
+            routes.append(StarletteRoute(act.path, self._endpoint(self._act, act), methods=["POST"]))
+        routes.append(StarletteRoute("/static/{version}/{name}", self._file, methods=["GET"]))
+        routes.append(StarletteRoute("/{rest:path}", self._missing))
+        return Starlette(routes=[*more, *routes])
+
+    # ---- requests
+
+    def _endpoint(self, serve: Callable[[Any, Request, Headers], Any], target: Page | Act) -> Any:
+        async def endpoint(request: Request) -> Response:
+            headers = Headers(request.scope["headers"])
+            as_json, limit_s = serve == self._twin, self.state.settings.request_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    response: Response = await serve(target, request, headers)
+            except SignInRequired as error:
+                if as_json or request.method != "GET" or target.path == SIGN_IN_PATH:
+                    response = self._problem(error, headers, as_json=as_json)
+                else:
+                    response = RedirectResponse(link(SIGN_IN_PATH, next=_address(request)), 303)
+            except TidebookError as error:
+                response = self._problem(error, headers, as_json=as_json)
+            except TimeoutError:
+                late = DeadlineExceeded(f"this took longer than {limit_s:g} s: ask for less", deadline_s=limit_s)
+                response = self._problem(late, headers, as_json=as_json)
+            except Exception:
+                logger.exception("%s failed", target.path)
+                response = self._failure(internal_problem(), headers, as_json=as_json)
+            response.headers.setdefault("cache-control", "no-store")
+            response.headers.update(SECURITY_HEADERS)
+            return response
+
+        return endpoint
+
+    def _require_role(self, target: Page | Act, headers: Headers) -> None:
+        """Refuse a token that is too weak before anything else of its request is looked at."""
+        principal = self.state.gate.authenticate("GET", headers)
+        if principal.role < target.route.role:
+            self.state.gate.authorize(principal, target.route, None)
+
+    def _view(self, target: Page | Act, request: Request, headers: Headers, fields: Any) -> View:
+        """Check who asks, as the API does, and return what the handler sees."""
+        gate = self.state.gate
+        principal = gate.authenticate(request.method, headers)
+        gate.authorize(principal, target.route, scope_name(target.route, fields))
+        return View(
+            self.parts,
+            target,
+            principal,
+            fields,
+            client=request.client.host if request.client else "",
+            session=headers.cookie_value(COOKIE) or "",
+            csrf_token=self._csrf_token(headers),
+            theme=_theme(headers),
+            flash=unquote(headers.cookie_value(FLASH_COOKIE) or ""),
+            url=_address(request),
+        )
+
+    def _csrf_token(self, headers: Headers) -> str:
+        cookie = headers.cookie_value(COOKIE)
+        session = None if cookie is None else self.state.sessions.find(cookie)
+        return "" if session is None else session.csrf_token
+
+    async def _read(self, page: Page, request: Request, headers: Headers) -> tuple[View, Any]:
+        self._require_role(page, headers)
+        fields = _decode(page.query, request.scope["query_string"])
+        view = self._view(page, request, headers, fields)
+        data = await page.read(view)
+        if view.unmask:
+            await self.state.audit.record_durably(
+                view.principal, view.client, page.route.name, _address(request), 200, unmask=True
+            )
+        return view, data
+
+    async def _page(self, page: Page, request: Request, headers: Headers) -> Response:
+        view, data = await self._read(page, request, headers)
+        response = self._html(page.template, view=view, page=page, data=data)
+        if view.flash:
+            response.delete_cookie(FLASH_COOKIE)
+        return response
+
+    async def _twin(self, page: Page, request: Request, headers: Headers) -> Response:
+        _, data = await self._read(page, request, headers)
+        return Response(msgspec.json.encode(data, enc_hook=str), media_type="application/json")
+
+    async def _confirm(self, act: Act, request: Request, headers: Headers) -> Response:
+        """Show what an act would do."""
+        self._require_role(act, headers)
+        view = self._view(act, request, headers, _decode(act.form, request.scope["query_string"]))
+        if act.preview is None:
+            raise MethodNotAllowed("this is done by a form of the console", allowed=["POST"])
+        preview = await act.preview(view)
+        return self._confirmation(act, view, preview, back=_local(request.query_params.get("back")), warning="")
+
+    def _confirmation(self, act: Act, view: View, preview: Preview, *, back: str, warning: str) -> Response:
+        fields = given_fields(view.fields)
+        shown = self._html(
+            "confirm.html", view=view, act=act, preview=preview, fields=fields, back=back, warning=warning
+        )
+        shown.status_code = 409 if warning else 200
+        return shown
+
+    async def _act(self, act: Act, request: Request, headers: Headers) -> Response:
+        state = self.state
+        self._require_role(act, headers)
+        form = dict(parse_form(await self._body(request, headers)))
+        headers.csrf_token = headers.csrf_token or form.pop("csrf_token", "")
+        back, confirmed, counted = _local(form.pop("back", None)), form.pop("confirm", ""), form.pop("count", "")
+        view = self._view(act, request, headers, decode_fields(act.form, form))
+        state.audit.check_room()
+        if act.preview is not None:
+            preview = await act.preview(view)
+            warning = _refusal(preview, confirmed, counted)
+            if warning:
+                return self._confirmation(act, view, preview, back=back, warning=warning)
+        try:
+            done = await act.run(view)
+        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
+            await self._record(act, view, 504)
+            raise
+        if done.changed:
+            await self._record(act, view, 200)
+        return self._answer(act, view, done, back)
+
+    def _answer(self, act: Act, view: View, done: ActResult, back: str) -> Response:
+        if done.secret is not None:
+            return self._html("secret.html", view=view, act=act, done=done, back=back)
+        response = RedirectResponse(done.to or back, 303, headers=dict(done.headers))
+        text = quote(done.message[:FLASH_CHARS_MAX])
+        response.set_cookie(FLASH_COOKIE, text, max_age=30, httponly=True, samesite="strict", secure=self.state.tls)
+        return response
+
+    async def _record(self, act: Act, view: View, status: int) -> None:
+        """Record an act as the API records its route; secrets are no part of the target."""
+        audit, route = self.state.audit, act.route
+        target = act.path if route.answers_secret else link(act.path, **given_fields(view.fields))
+        if route.destructive:
+            await audit.record_durably(view.principal, view.client, route.name, target, status)
+        else:
+            audit.record(view.principal, view.client, route.name, target, status)
+
+    async def _body(self, request: Request, headers: Headers) -> bytes:
+        limit = self.state.settings.body_bytes_max
+        parts, size = list[bytes](), 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise TooLarge("the form", size_bytes=size, limit_bytes=limit)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        body = self._static.get(name)
+        kind = _TYPES.get(name.rpartition(".")[2])
+        if body is None or kind is None:
+            return await self._missing(request)
+        headers = {**SECURITY_HEADERS, "cache-control": "public, max-age=31536000, immutable"}
+        return Response(body, media_type=kind, headers=headers)
+
+    async def _missing(self, request: Request) -> Response:
+        error = NotFound(f"there is no page {request.url.path[:200]!r} here")
+        as_json = request.url.path.endswith(".json")
+        response = self._problem(error, Headers(request.scope["headers"]), as_json=as_json)
+        response.headers["cache-control"] = "no-store"
+        response.headers.update(SECURITY_HEADERS)
+        return response
+
+    # ---- answers
+
+    def _html(self, template: str, **context: Any) -> Response:
+        return Response(self._render(template, **context), media_type="text/html")
+
+    def _problem(self, error: TidebookError, headers: Headers, *, as_json: bool) -> Response:
+        return self._failure(problem_of(error), headers, as_json=as_json)
+
+    def _failure(self, problem: dict[str, Any], headers: Headers, *, as_json: bool) -> Response:
+        if as_json:
+            return Response(msgspec.json.encode(problem), problem["status"], media_type=CONTENT_TYPE)
+        body = self._render("problem.html", problem=problem, theme=_theme(headers))
+        return Response(body, problem["status"], media_type="text/html")
+
+
+def _refusal(preview: Preview, confirmed: str, counted: str) -> str:
+    """Return why a confirmation is not accepted; empty if it is."""
+    if counted != str(preview.count):
+        return "This changed since it was counted: read the new count, then confirm."
+    if preview.word is not None and confirmed != preview.word:
+        return f"Nothing was done: the typed text is not “{preview.word}”."
+    return ""
+
+
+def _theme(headers: Headers) -> str:
+    theme = headers.cookie_value(THEME_COOKIE)
+    return theme if theme in THEMES else "auto"
+
+
+def _address(request: Request) -> str:
+    """Return the path and the query of a request."""
+    query = request.scope["query_string"].decode("latin-1")
+    path = quote(request.scope["path"])
+    return f"{path}?{query}" if query else path
+
+
+def _local(address: str | None) -> str:
+    """Return an address of this console; any other becomes the overview, so that no form leads elsewhere."""
+    if not address or not address.startswith("/") or address.startswith("//") or "\\" in address:
+        return "/"
+    return address if address.isprintable() and address.isascii() else "/"
+
+
+def parse_form(body: bytes) -> list[tuple[str, str]]:
+    """Return the fields of a form that a browser sent; line ends become those of Unix."""
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
+    except ValueError as error:
+        raise InvalidInput(f"the form is not valid: {error}") from error
+    return [(name, value.replace("\r\n", "\n")) for name, value in pairs]
+
+
+def _decode(type_: type[msgspec.Struct], raw: bytes) -> Any:
+    return decode_fields(type_, dict(parse_form(raw)))
+
+
+def decode_fields(type_: type[msgspec.Struct], given: dict[str, str]) -> Any:
+    """Return the parameters of a page or an act; empty ones are treated as not given, unknown ones are left out."""
+    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    try:
+        values = {name: value for name, value in given.items() if value != "" and name in known}
+        return msgspec.convert(values, type_, strict=False)
+    except _DECODE_ERRORS as error:
+        raise InvalidInput(f"a parameter is not valid: {error}") from error

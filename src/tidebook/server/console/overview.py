@@ -1,0 +1,196 @@
+"""The overview: what needs a person first, then the numbers of the book and the health of its parts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.core.errors import TidebookError
+from tidebook.server.console.page import Page
+from tidebook.server.console.render import link, size, span
+from tidebook.server.console.routes import OVERVIEW
+from tidebook.server.console.survey import Survey, summary
+from tidebook.server.console.view import View
+
+#: What is above these bounds needs a person.
+LAG_S_MAX: Final = 60.0
+OUTBOX_AGE_S_MAX: Final = 60.0
+PINNED_BYTES_MAX: Final = 256_000_000
+FINDINGS_MAX: Final = 50
+
+Level = Literal["bad", "warn"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that needs a person, and the page where it is seen to."""
+
+    level: Level
+    what: str
+    detail: str
+    href: str
+
+
+class PartHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One server or file that the book uses."""
+
+    part: str
+    kind: str
+    ok: bool
+    detail: str
+
+
+class OverviewQuery(msgspec.Struct, frozen=True):
+    """How many hours the charts show."""
+
+    hours: Annotated[float, Meta(gt=0, le=6)] = 1.0
+
+
+class OverviewData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    findings: list[Finding]
+    findings_left_out: int
+    numbers: dict[str, Any]
+    parts: list[PartHealth]
+    as_of_ms: int
+    hours: float
+
+
+async def overview(view: View) -> OverviewData:
+    """Show the book at a glance."""
+    survey = visible(await view.parts.surveyor.read(), view)
+    findings = find(survey, [job for job in view.state.jobs.list() if job.state == "failed"][:5])
+    return OverviewData(
+        findings=findings[:FINDINGS_MAX],
+        findings_left_out=max(0, len(findings) - FINDINGS_MAX),
+        numbers=summary(survey),
+        parts=await part_health(view, survey),
+        as_of_ms=survey.at_ms,
+        hours=view.fields.hours,
+    )
+
+
+def visible(survey: Survey, view: View) -> Survey:
+    """Return what the token may see of a survey."""
+    prefix = view.principal.prefix
+    if not prefix:
+        return survey
+    return msgspec.structs.replace(
+        survey,
+        topics=[each for each in survey.topics if each.topic.startswith(prefix)],
+        queues=[each for each in survey.queues if each.queue.startswith(prefix)],
+        regions=[each for each in survey.regions if each.namespace.startswith(prefix)],
+        outbox=[],
+        job=None,
+        problems={},
+    )
+
+
+def find(survey: Survey, failed_jobs: list[Any]) -> list[Finding]:
+    """Return what needs a person, the worst first."""
+    bad, warn = list[Finding](), list[Finding]()
+    for part, reason in survey.problems.items():
+        bad.append(Finding(level="bad", what=f"{part} cannot be read", detail=reason, href="/doctor"))
+    if survey.job is not None:
+        for where, reason in survey.job.stopped.items():
+            bad.append(Finding(level="bad", what=f"Partition {where} is stopped", detail=reason, href="/pipeline"))
+    for each in survey.topics:
+        href = link("/topic", topic=each.topic)
+        if each.problem is not None:
+            bad.append(Finding(level="bad", what=f"Topic {each.topic}", detail=each.problem, href=href))
+        elif each.lag_s is not None and each.lag_s > LAG_S_MAX:
+            detail = f"{each.lag:,} records wait, the oldest for {span(each.lag_s)}"
+            warn.append(Finding(level="warn", what=f"Topic {each.topic} lags", detail=detail, href="/pipeline"))
+    for queue in survey.queues:
+        if queue.dead:
+            href = link("/queue", queue=queue.queue, status="dead")
+            noun = "dead letter" if queue.dead == 1 else "dead letters"
+            bad.append(Finding(level="bad", what=f"Queue {queue.queue}", detail=f"{queue.dead:,} {noun}", href=href))
+    for topic in survey.outbox:
+        if topic.parked:
+            noun = "message is parked" if topic.parked == 1 else "messages are parked"
+            href = link("/outbox", topic=topic.topic)
+            bad.append(Finding(level="bad", what=f"Outbox {topic.topic}", detail=f"{topic.parked:,} {noun}", href=href))
+        if topic.error:
+            bad.append(
+                Finding(level="bad", what=f"Outbox {topic.topic}", detail=topic.reason or "it fails", href="/outbox")
+            )
+        if topic.oldest_age_ms is not None and topic.oldest_age_ms > OUTBOX_AGE_S_MAX * 1000:
+            detail = f"the oldest message waits for {span(topic.oldest_age_ms / 1000)}"
+            warn.append(Finding(level="warn", what=f"Outbox {topic.topic}", detail=detail, href="/outbox"))
+        if topic.notice is not None:
+            warn.append(Finding(level="warn", what=f"Outbox {topic.topic}", detail=topic.notice, href="/outbox"))
+    for region in survey.regions:
+        name = f"Region {region.namespace}/{region.region}"
+        href = link("/region", namespace=region.namespace, region=region.region)
+        if region.problem is not None:
+            bad.append(Finding(level="bad", what=name, detail=region.problem, href=href))
+        elif region.status is not None:
+            if region.status.cleaner_error is not None:
+                bad.append(
+                    Finding(level="bad", what=name, detail=f"cleaning fails: {region.status.cleaner_error}", href=href)
+                )
+            if region.status.held_bytes > PINNED_BYTES_MAX:
+                detail = f"table {region.status.pinned_by} pins {size(region.status.held_bytes)} of the log"
+                warn.append(Finding(level="warn", what=name, detail=detail, href=href))
+    for job in failed_jobs:
+        answer = job.answer()
+        detail = answer.error or "it failed"
+        bad.append(Finding(level="bad", what=f"Job {answer.kind}", detail=detail, href=link("/job", job=answer.id)))
+    return bad + warn
+
+
+async def part_health(view: View, survey: Survey) -> list[PartHealth]:
+    """Return the parts of the book: what each is, and whether it answers."""
+    settings = view.book.settings
+    parts = []
+    for name, section, failed in (
+        ("Log", "log", "log and store"),
+        ("Store", "store", "log and store"),
+        ("Queues", "sql", "queues"),
+        ("Outbox", "sql", "outbox"),
+    ):
+        url = settings.section(section).url
+        kind = "SQLite" if url is None else url.partition(":")[0].partition("+")[0]
+        problem = survey.problems.get(failed)
+        detail = "answers" if problem is None else problem
+        parts.append(PartHealth(part=name, kind=kind, ok=problem is None, detail=detail))
+    parts.append(await _replication(view, survey))
+    try:
+        health = await view.book.health()
+        for run in health.running:
+            parts.append(
+                PartHealth(part=run.name, kind="running here", ok=run.healthy, detail=run.problem or run.state)
+            )
+    except TidebookError:
+        pass  # the log and the store are reported above
+    return parts
+
+
+async def _replication(view: View, survey: Survey) -> PartHealth:
+    here, job = view.book.replication, survey.job
+    if here is not None:
+        status = here.status()
+        ok = not status.stopped and status.last_error is None
+        detail = "replicates in this process" if ok else status.last_error or "a partition is stopped"
+        return PartHealth(part="Replication", kind="inline", ok=ok, detail=detail)
+    if job is None:
+        return PartHealth(part="Replication", kind="none", ok=True, detail="nothing has been replicated yet")
+    age_s = max(0, view.now_ms - job.at_ms) / 1000
+    detail = f"last reported {span(age_s)} ago by {job.process or 'an unnamed process'}"
+    return PartHealth(part="Replication", kind=job.engine, ok=not job.stopped, detail=detail)
+
+
+PAGES = (
+    Page(
+        name="overview",
+        path="/",
+        title="Overview",
+        route=OVERVIEW,
+        read=overview,
+        template="overview.html",
+        query=OverviewQuery,
+    ),
+)

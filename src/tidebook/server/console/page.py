@@ -1,0 +1,89 @@
+"""What a page and an act of the console declare: where it is, and the route of the API whose role and scope it has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from tidebook.api.route import Route
+
+#: The query parameter or form field that a token's prefix must cover, by scope of the route.
+NAMED_SCOPES = ("topic", "queue", "namespace")
+
+
+class NoFields(msgspec.Struct, frozen=True):
+    """A page or an act without parameters."""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A page: its data is shown by a template, and by its twin, whose path ends with `.json`."""
+
+    name: str
+    path: str
+    title: str
+    #: The route of the API that shows the same: the page has its role and its scope.
+    route: Route
+    read: Callable[[Any], Awaitable[Any]]
+    template: str
+    query: type[msgspec.Struct] = NoFields
+
+    @property
+    def twin(self) -> str:
+        """The path of the page's data as JSON."""
+        return "/overview.json" if self.path == "/" else f"{self.path}.json"
+
+
+class ActResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What an act did, in a sentence, and the page to show next: by default the one that it was started from."""
+
+    message: str
+    to: str | None = None
+    #: A secret that is shown once, in the answer itself.
+    secret: str | None = None
+    #: Further headers of the answer.
+    headers: tuple[tuple[str, str], ...] = ()
+    #: Whether something was changed; what changes nothing is not audited.
+    changed: bool = True
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What an act would do: a dry run."""
+
+    #: A sentence with the exact number of what would be affected.
+    text: str
+    count: int
+    #: The text to type, so that the act is not done by mistake; None if a click is enough.
+    word: str | None = None
+    #: A few of the things that would be affected.
+    sample: list[str] = []
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a form of the console does: it has the role, the scope and the audit of its route."""
+
+    name: str
+    label: str
+    route: Route
+    run: Callable[[Any], Awaitable[ActResult]]
+    form: type[msgspec.Struct] = NoFields
+    #: The dry run; an act that has one is confirmed on a page of its own.
+    preview: Callable[[Any], Awaitable[Preview]] | None = None
+
+    @property
+    def path(self) -> str:
+        """Where the form is sent, and where the dry run is shown."""
+        return f"/acts/{self.name}"
+
+
+def scope_name(route: Route, fields: msgspec.Struct) -> str | None:
+    """Return the topic, queue or namespace that a request names, for the check of a token's prefix."""
+    return getattr(fields, route.scope) if route.scope in NAMED_SCOPES else None
+
+
+class Catalog(msgspec.Struct, frozen=True):
+    """All pages and acts by name."""
+
+    pages: dict[str, Page]
+    acts: dict[str, Act]

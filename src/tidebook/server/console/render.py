@@ -1,0 +1,106 @@
+"""Turns the data of a page into HTML: the templates, and how numbers, sizes and times are written."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+#: Counts above this are estimates.
+EXACT_MAX: Final = 10_000
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+_SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+
+class Count(msgspec.Struct, frozen=True):
+    """A number of things; above `EXACT_MAX` it is an estimate, and says so."""
+
+    value: int
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.value:,}" if self.exact else f"about {self.value:,}"
+
+
+def number(value: float | None) -> str:
+    """Return a number with separators; a dash if there is none."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes with its unit."""
+    if value is None:
+        return "–"
+    amount, unit = float(value), 0
+    while amount >= 1000 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{amount:,.0f} B" if unit == 0 else f"{amount:,.1f} {_UNITS[unit]}"
+
+
+def span(seconds: float | None) -> str:
+    """Return a duration in its largest unit."""
+    if seconds is None:
+        return "–"
+    for length, unit in _SPANS:
+        if seconds >= length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:,.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def moment(value: float | datetime | None) -> str:
+    """Return a time in UTC, to the millisecond; numbers are milliseconds since 1970."""
+    if value is None:
+        return "–"
+    try:
+        at = value if isinstance(value, datetime) else datetime.fromtimestamp(value / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return f"{value} ms"
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"
+
+
+def link(path: str, **fields: Any) -> str:
+    """Return the address of a page with its parameters; those that are None are left out."""
+    given = [(name, _parameter(value)) for name, value in fields.items() if value is not None and value != ""]
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _parameter(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value)
+
+
+def static_files() -> dict[str, bytes]:
+    """Return the files that the pages load, by name."""
+    folder = files("tidebook.server.console") / "static"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+class Renderer:
+    """The templates; values are escaped wherever they are used."""
+
+    def __init__(self, static: dict[str, bytes]) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("tidebook.server.console"),
+            autoescape=select_autoescape(default=True, default_for_string=True),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(number=number, size=size, span=span, moment=moment)
+        versions = {name: blake2b(body, digest_size=6).hexdigest() for name, body in static.items()}
+        # The version in the address lets browsers keep a file for good.
+        self._environment.globals.update(link=link, static=lambda name: f"/static/{versions[name]}/{name}")
+
+    def __call__(self, template: str, **context: Any) -> bytes:
+        """Return a page as UTF-8; a lone surrogate, which UTF-8 cannot hold, becomes a question mark."""
+        return self._environment.get_template(template).render(**context).encode(errors="replace")

@@ -1,0 +1,73 @@
+"""Sign a browser in and out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidebook.api.errors import SignInRequired
+from tidebook.api.routes import BY_NAME
+from tidebook.server.console.page import Act, ActResult, Page
+from tidebook.server.console.routes import SIGN_IN_PAGE
+from tidebook.server.console.view import View
+
+
+class SignInQuery(msgspec.Struct, frozen=True):
+    """The page that was asked for."""
+
+    next: str = "/"
+
+
+class SignInForm(msgspec.Struct, frozen=True):
+    """The token that `tidebook token create` printed."""
+
+    token: str = ""
+
+
+class SignInData(msgspec.Struct, frozen=True):
+    """What the page shows."""
+
+    #: Whether this server asks for no token.
+    open: bool
+    next: str
+
+
+async def page(view: View) -> SignInData:
+    """Ask for a token."""
+    return SignInData(view.state.gate.is_open, view.fields.next)
+
+
+async def sign_in(view: View) -> ActResult:
+    """Begin a session."""
+    state = view.state
+    found = state.tokens.find(view.fields.token.strip())
+    if found is None:
+        raise SignInRequired("the token is unknown, revoked or expired: create one with 'tidebook token create'")
+    view.principal = found
+    value, _ = state.sessions.begin(found.id)
+    cookie = state.sessions.cookie(value, secure=state.tls).decode()
+    return ActResult(message=f"Signed in as {found.name}.", headers=(("set-cookie", cookie),))
+
+
+async def sign_out(view: View) -> ActResult:
+    """End the session."""
+    state = view.state
+    state.sessions.end(view.session)
+    cookie = state.sessions.cookie("", secure=state.tls).decode()
+    return ActResult(message="Signed out.", to="/sign-in", headers=(("set-cookie", cookie),))
+
+
+PAGES = (
+    Page(
+        name="sign_in",
+        path="/sign-in",
+        title="Sign in",
+        route=SIGN_IN_PAGE,
+        read=page,
+        template="sign_in.html",
+        query=SignInQuery,
+    ),
+)
+ACTS = (
+    Act(name="access.sign_in", label="Sign in", route=BY_NAME["access.sign_in"], run=sign_in, form=SignInForm),
+    Act(name="access.sign_out", label="Sign out", route=BY_NAME["access.sign_out"], run=sign_out),
+)

@@ -1,0 +1,146 @@
+// What the pages cannot do without a script: keys, theme, charts, live views.
+"use strict";
+(() => {
+  const $ = (selector, from = document) => from.querySelector(selector);
+  const $$ = (selector, from = document) => [...from.querySelectorAll(selector)];
+  const root = document.documentElement;
+
+  // ---- theme
+  const themes = ["auto", "light", "dark"];
+  function setTheme(theme) {
+    root.dataset.theme = theme;
+    document.cookie = `tidebook_theme=${theme}; path=/; max-age=31536000; samesite=strict`;
+    nameTheme();
+    drawCharts();
+  }
+  function nameTheme() {
+    for (const button of $$("[data-theme-toggle]")) button.textContent = `Theme: ${root.dataset.theme}`;
+  }
+  const nextTheme = () => setTheme(themes[(themes.indexOf(root.dataset.theme) + 1) % themes.length]);
+
+  // ---- keys
+  let afterG = false;
+  let row = -1;
+  function moveRow(by) {
+    const rows = $$(".rows tbody tr, ul.rows > li");
+    if (!rows.length) return;
+    row = Math.min(rows.length - 1, Math.max(0, row + by));
+    const target = $("a, button, summary", rows[row]) || rows[row];
+    target.focus();
+    rows[row].scrollIntoView({ block: "nearest" });
+  }
+  const click = (selector) => { const found = $(selector); if (found) found.click(); };
+  function onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = event.target.closest("input, textarea, select, [contenteditable]");
+    if (typing) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const dialog = $("#keys");
+    if (dialog && dialog.open && event.key !== "?") return;
+    if (afterG) {
+      afterG = false;
+      const link = $(`nav a[data-key="${CSS.escape(event.key)}"]`);
+      if (link) { event.preventDefault(); link.click(); }
+      return;
+    }
+    switch (event.key) {
+      case "?": event.preventDefault(); toggleHelp(); break;
+      case "g": afterG = true; setTimeout(() => { afterG = false; }, 1500); break;
+      case "/": { const box = $("[data-search]"); if (box) { event.preventDefault(); box.focus(); box.select(); } break; }
+      case "j": moveRow(1); break;
+      case "k": moveRow(-1); break;
+      case "n": click("a[rel=next]"); break;
+      case "p": click("a[rel=prev]"); break;
+      case "t": nextTheme(); break;
+      case " ": {
+        const pause = $("[data-pause]");
+        if (pause && !event.target.closest("button, summary, a")) { event.preventDefault(); pause.click(); }
+        break;
+      }
+    }
+  }
+  function toggleHelp() {
+    const dialog = $("#keys");
+    if (dialog) dialog.open ? dialog.close() : dialog.showModal();
+  }
+
+  // ---- charts
+  const groups = {
+    rates: [["pipeline_records_total", "replicated/s", true], ["outbox_sent_total", "relayed/s", true], ["queue_done_total", "jobs/s", true]],
+    lag: [["pipeline_lag_records", "records", false]],
+    backlog: [["outbox_waiting", "outbox", false], ["outbox_parked", "parked", false]],
+  };
+  let plots = [];
+  let history = null;
+  const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  function series(names, samples, name, isRate) {
+    const index = names.indexOf(name);
+    const values = samples.map((sample) => (index < 0 ? null : sample.values[index]));
+    if (!isRate) return values;
+    return values.map((value, i) => {
+      const last = i ? values[i - 1] : null;
+      if (value === null || last === null) return null;
+      const seconds = (samples[i].at_ms - samples[i - 1].at_ms) / 1000;
+      return value < last || seconds <= 0 || seconds > 60 ? null : (value - last) / seconds;
+    });
+  }
+  function drawCharts() {
+    const box = $("[data-history]");
+    if (!box || !history || !window.uPlot) return;
+    for (const plot of plots) plot.destroy();
+    plots = [];
+    const colors = [color("--line-1"), color("--line-2"), color("--line-3")];
+    const grid = { stroke: color("--line"), width: 1 };
+    for (const target of $$("[data-chart]", box)) {
+      const group = groups[target.dataset.chart];
+      target.textContent = "";
+      if (history.samples.length < 2) {
+        target.textContent = "There is a point every ten seconds: wait for the first ones.";
+        target.classList.add("muted");
+        continue;
+      }
+      target.classList.remove("muted");
+      const data = [history.samples.map((sample) => sample.at_ms / 1000)];
+      for (const [name, , isRate] of group) data.push(series(history.series, history.samples, name, isRate));
+      const axis = { stroke: color("--muted"), grid, ticks: grid, font: "12px system-ui" };
+      plots.push(new uPlot({
+        width: target.clientWidth,
+        height: 160,
+        cursor: { y: false },
+        legend: { live: true },
+        scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        axes: [{ ...axis }, { ...axis, size: 56 }],
+        series: [{}, ...group.map(([, label], i) => ({ label, stroke: colors[i], width: 1.5, points: { show: false } }))],
+      }, data, target));
+    }
+  }
+  async function loadCharts() {
+    const box = $("[data-history]");
+    if (!box || document.hidden) return;
+    const since = Date.now() - Number(box.dataset.hours) * 3600e3;
+    const answer = await fetch(`${box.dataset.history}?since_ms=${Math.round(since)}`).catch(() => null);
+    if (answer && answer.ok) { history = await answer.json(); drawCharts(); }
+  }
+
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("[data-theme-toggle]")) nextTheme();
+    if (event.target.closest("[data-help]")) toggleHelp();
+    const menu = event.target.closest("[data-menu]");
+    if (menu) {
+      const open = menu.getAttribute("aria-expanded") !== "true";
+      menu.setAttribute("aria-expanded", String(open));
+      $(".side").classList.toggle("open", open);
+    }
+  });
+  nameTheme();
+  loadCharts();
+  if ($("[data-history]")) {
+    setInterval(loadCharts, 10000);
+    addEventListener("resize", drawCharts);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+  }
+  root.dataset.ready = "true";
+})();

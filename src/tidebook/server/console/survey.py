@@ -1,0 +1,234 @@
+"""A survey of the whole book: how far every topic is, which queues, outbox topics and regions there are, what is wrong.
+
+A book may have ten thousand topics, so no page waits for a new survey: it shows the last one with its age, and starts
+the next one in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from tidebook.core.errors import TidebookError
+from tidebook.core.replication_plan import first_unreplicated_offset
+from tidebook.outbox.port import OutboxTopicStatus
+from tidebook.queue.views import QueueStatus
+from tidebook.replication.status import JobStatus, read_job_status
+from tidebook.wal.region import RegionStatus
+from tidebook.wiring.book import Book
+
+R = TypeVar("R")
+
+#: A survey that is younger is shown as it is.
+FRESH_S: Final = 2.0
+#: A survey may take this share of the time, so that a large book is not surveyed all the time.
+SHARE: Final = 0.1
+#: How long the first page waits for the first survey.
+FIRST_WAIT_S: Final = 1.0
+TOPICS_MAX: Final = 20_000
+REGIONS_MAX: Final = 50
+#: How many partitions are read at once from servers, and how many topics between two pauses for other work.
+TOPICS_AT_ONCE: Final = 20
+#: For so many topics, those that lag most, the age of the first unreplicated record is read.
+LAGGING_MAX: Final = 20
+#: How long one part of a survey may take.
+PART_S_MAX: Final = 20.0
+
+WAL_TOPIC: Final = re.compile(r"wal\.(.+)\.(0|[1-9][0-9]*)\.data")
+
+
+class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic with journals."""
+
+    topic: str
+    partitions: int
+    epoch: int
+    #: Records in the log, and those that are not replicated yet.
+    records: int
+    lag: int
+    #: Records since the log began: rates are computed from it.
+    end: int
+    #: The age of the oldest unreplicated record; None if it was not read.
+    lag_s: float | None = None
+    #: Appended records a second since the survey before; None in the first one.
+    rate: float | None = None
+    problem: str | None = None
+
+
+class RegionSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """One region of a write-ahead log."""
+
+    namespace: str
+    region: int
+    status: RegionStatus | None = None
+    problem: str | None = None
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """The book as it was a moment ago."""
+
+    at_ms: int
+    took_s: float
+    topics: list[TopicSurvey] = []
+    #: Topics above the bound are not surveyed.
+    topics_left_out: int = 0
+    queues: list[QueueStatus] = []
+    outbox: list[OutboxTopicStatus] = []
+    regions: list[RegionSurvey] = []
+    job: JobStatus | None = None
+    #: Parts of the book that did not answer, and why.
+    problems: dict[str, str] = {}
+
+    def topic(self, name: str) -> TopicSurvey | None:
+        """Return what is known of a topic."""
+        return next((each for each in self.topics if each.topic == name), None)
+
+
+class Surveyor:
+    """Surveys a book when a page asks for it, one survey at a time."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._last: Survey | None = None
+        self._read_s = -1e9
+        self._task: asyncio.Task[None] | None = None
+
+    async def read(self, *, wait_s: float = FIRST_WAIT_S) -> Survey:
+        """Return the last survey and start another one if it is old; wait for the first one a short time."""
+        last = self._last
+        due_s = FRESH_S if last is None else max(FRESH_S, last.took_s / SHARE)
+        if (self._task is None or self._task.done()) and time.monotonic() - self._read_s >= due_s:
+            self._task = asyncio.create_task(self._survey())
+        if last is None and self._task is not None:
+            await asyncio.wait((self._task,), timeout=wait_s)
+        return self._last or Survey(at_ms=self._book.clock.now_ms(), took_s=0.0)
+
+    async def refresh(self) -> Survey:
+        """Take a new survey and return it."""
+        await self._survey()
+        assert self._last is not None
+        return self._last
+
+    async def close(self) -> None:
+        """Stop a survey that runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _survey(self) -> None:
+        started_s = time.monotonic()
+        at_ms = self._book.clock.now_ms()
+        problems: dict[str, str] = {}
+        names = await _answer("log and store", self._topic_names(), ([], []), problems)
+        journals, regions = names
+        topics = await _answer("topics", self._topics(journals[:TOPICS_MAX], at_ms), [], problems)
+        self._last = Survey(
+            at_ms=at_ms,
+            took_s=time.monotonic() - started_s,
+            topics=topics,
+            topics_left_out=max(0, len(journals) - TOPICS_MAX),
+            queues=await _answer("queues", self._book.queues.status(), [], problems),
+            outbox=await _answer("outbox", self._book.outbox.status(count_max=10_000), [], problems),
+            regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
+            job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
+            problems=problems,
+        )
+        self._read_s = time.monotonic()
+
+    async def _topic_names(self) -> tuple[list[str], list[tuple[str, int]]]:
+        journals = await self._book.topics()
+        found = (WAL_TOPIC.fullmatch(each) for each in await self._book.log.topics())
+        return journals, sorted((match[1], int(match[2])) for match in found if match)
+
+    async def _topics(self, names: list[str], at_ms: int) -> list[TopicSurvey]:
+        before = {} if self._last is None else {each.topic: each for each in self._last.topics}
+        elapsed_s = 0.0 if self._last is None else (at_ms - self._last.at_ms) / 1000
+        found: list[TopicSurvey] = []
+        for start in range(0, len(names), TOPICS_AT_ONCE):
+            for each in await asyncio.gather(*map(self.topic, names[start : start + TOPICS_AT_ONCE])):
+                last = before.get(each.topic)
+                if last is not None and elapsed_s > 0 and last.epoch == each.epoch:
+                    each = msgspec.structs.replace(each, rate=max(0.0, each.end - last.end) / elapsed_s)
+                found.append(each)
+            await asyncio.sleep(0)  # an embedded book answers without a pause
+        lagging = sorted((each for each in found if each.lag), key=lambda each: -each.lag)[:LAGGING_MAX]
+        ages = {each.topic: await self._lag_s(each, at_ms) for each in lagging}
+        return [msgspec.structs.replace(each, lag_s=ages[each.topic]) if each.topic in ages else each for each in found]
+
+    async def topic(self, topic: str) -> TopicSurvey:
+        """Return the numbers of one topic as they are now."""
+        log, store = self._book.log, self._book.store
+        empty = TopicSurvey(topic=topic, partitions=0, epoch=0, records=0, lag=0, end=0)
+        try:
+            pointers, config = await store.pointers(topic), await store.topic_config(topic)
+            if config is None:
+                return empty
+            records = lag = last = 0
+            for number in range(config.partitions):
+                start, end = await log.start(topic, number), await log.end(topic, number)
+                first = first_unreplicated_offset(pointers.get(number), topic, number, config)
+                records, lag, last = records + end - start, lag + max(0, end - max(start, first)), last + end
+            return msgspec.structs.replace(
+                empty, partitions=config.partitions, epoch=config.epoch, records=records, lag=lag, end=last
+            )
+        except TidebookError as error:
+            return msgspec.structs.replace(empty, problem=str(error))
+
+    async def _lag_s(self, topic: TopicSurvey, now_ms: int) -> float | None:
+        log, store, name = self._book.log, self._book.store, topic.topic
+        oldest_ms: int | None = None
+        try:
+            pointers, config = await store.pointers(name), await store.topic_config(name)
+            if config is None:
+                return None
+            for number in range(config.partitions):
+                first = first_unreplicated_offset(pointers.get(number), name, number, config)
+                first, end = max(first, await log.start(name, number)), await log.end(name, number)
+                if first < end:
+                    page = await log.read(name, number, start=first, stop=end, limit=1)
+                    times = [record.timestamp_ms for record in page.records]
+                    oldest_ms = min([*times, *([] if oldest_ms is None else [oldest_ms])], default=None)
+        except TidebookError:
+            return None  # the survey of the topic reports it
+        return None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
+
+    async def _regions(self, names: list[tuple[str, int]]) -> list[RegionSurvey]:
+        found: list[RegionSurvey] = []
+        for namespace, id in names[:REGIONS_MAX]:
+            try:
+                region = await self._book.wal(namespace).open_region(id, writable=False)
+                found.append(RegionSurvey(namespace=namespace, region=id, status=await region.status()))
+            except TidebookError as error:
+                found.append(RegionSurvey(namespace=namespace, region=id, problem=str(error)))
+        return found
+
+
+async def _answer(part: str, call: Awaitable[R], missing: R, problems: dict[str, str]) -> R:
+    """Return the answer of a part of the book; if it fails or takes too long, write down why."""
+    try:
+        async with asyncio.timeout(PART_S_MAX):
+            return await call
+    except TimeoutError:
+        problems[part] = f"no answer within {PART_S_MAX:g} s"
+    except TidebookError as error:
+        problems[part] = str(error)
+    return missing
+
+
+def summary(survey: Survey) -> dict[str, Any]:
+    """Return the numbers that the overview shows."""
+    return {
+        "topics": len(survey.topics) + survey.topics_left_out,
+        "records": sum(each.records for each in survey.topics),
+        "lag": sum(each.lag for each in survey.topics),
+        "queues": len(survey.queues),
+        "waiting": sum(each.waiting for each in survey.queues),
+        "dead": sum(each.dead for each in survey.queues),
+        "outbox_waiting": sum(each.waiting for each in survey.outbox),
+        "held_bytes": sum(each.status.held_bytes for each in survey.regions if each.status is not None),
+    }

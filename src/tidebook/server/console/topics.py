@@ -1,0 +1,161 @@
+"""The topics with journals, and the ids of one topic."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import NotFound
+from tidebook.core.key import topic_name
+from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.survey import TopicSurvey
+from tidebook.server.console.view import View
+from tidebook.wiring.topics import TopicDescription
+
+ROWS_MAX: Final = 50
+IDS_MAX: Final = 100
+#: How many ids are looked at for those with a prefix.
+SCAN_MAX: Final = 10_000
+
+Sort = Literal["name", "records", "lag", "rate"]
+
+
+class TopicsQuery(msgspec.Struct, frozen=True):
+    """Which topics, in which order."""
+
+    prefix: str = ""
+    sort: Sort = "name"
+    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+
+
+class TopicsData(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of topics."""
+
+    topics: list[TopicSurvey]
+    #: How many there are.
+    total: int
+    page: int
+    pages: int
+    #: When the survey was made that the order and the rates are from.
+    as_of_ms: int
+
+
+async def topics(view: View) -> TopicsData:
+    """List topics; their numbers are read now, the order by numbers is that of the last survey."""
+    query, surveyor = view.fields, view.parts.surveyor
+    survey = await surveyor.read()
+    known = {each.topic: each for each in survey.topics}
+    names = [
+        name
+        for name in await view.book.topics()
+        if view.principal.may_see(name) and query.prefix.casefold() in name.casefold()
+    ]
+    match query.sort:
+        case "name":
+            pass
+        case "records" | "lag" | "rate":
+            empty = TopicSurvey(topic="", partitions=0, epoch=0, records=0, lag=0, end=0)
+            names.sort(key=lambda name: -(getattr(known.get(name, empty), query.sort) or 0))
+    pages = max(1, -(-len(names) // ROWS_MAX))
+    page = min(query.page, pages)
+    shown = names[(page - 1) * ROWS_MAX : page * ROWS_MAX]
+    rows = []
+    for name in shown:
+        row, last = await surveyor.topic(name), known.get(name)
+        rows.append(row if last is None else msgspec.structs.replace(row, rate=last.rate, lag_s=last.lag_s))
+    return TopicsData(topics=rows, total=len(names), page=page, pages=pages, as_of_ms=survey.at_ms)
+
+
+class TopicQuery(msgspec.Struct, frozen=True):
+    """One topic, and the beginning of the ids to list."""
+
+    topic: str
+    prefix: str = ""
+
+
+class TopicData(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic with some of its journals."""
+
+    topic: TopicDescription
+    limit_bytes: int | None
+    ids: list[str]
+    #: Whether there may be more ids, and how many were looked at.
+    more: bool
+    scanned: int
+
+
+async def topic(view: View) -> TopicData:
+    """Show a topic and the first ids with a prefix, within a bound of ids that are looked at."""
+    name, prefix = topic_name(view.fields.topic), view.fields.prefix
+    described = await view.book.describe_topic(name)
+    config = await view.book.store.topic_config(name)
+    if config is None:
+        raise NotFound(f"topic {name} holds no journals")
+    ids, scanned, more = list[str](), 0, False
+    if prefix and await view.book.journal(name).head(prefix, barrier="offset") is not None:
+        ids.append(prefix)
+    async with aclosing(view.book.store.ids(name)) as found:  # type: ignore[type-var]
+        async for id in found:
+            scanned += 1
+            if id.startswith(prefix) and id not in ids[:1]:
+                ids.append(id)
+            if len(ids) > IDS_MAX or scanned >= SCAN_MAX:
+                more = True
+                break
+    shown = sorted(ids[:IDS_MAX])
+    return TopicData(topic=described, limit_bytes=config.limit_bytes, ids=shown, more=more, scanned=scanned)
+
+
+class TopicForm(msgspec.Struct, frozen=True):
+    """One topic."""
+
+    topic: str
+
+
+async def preview_delete(view: View) -> Preview:
+    """Count what deleting a topic would remove."""
+    found = await view.book.describe_topic(topic_name(view.fields.topic))
+    text = f"This deletes topic {found.topic} with all its journals: {found.records:,} records of the log."
+    return Preview(text=text, count=found.records, word=found.topic)
+
+
+async def delete(view: View) -> ActResult:
+    """Delete a topic."""
+    await view.book.delete_topic(view.fields.topic)
+    return ActResult(message=f"Topic {view.fields.topic} is deleted.", to="/journals")
+
+
+PAGES = (
+    Page(
+        name="journals",
+        path="/journals",
+        title="Journals",
+        route=BY_NAME["topics.list"],
+        read=topics,
+        template="topics.html",
+        query=TopicsQuery,
+    ),
+    Page(
+        name="topic",
+        path="/topic",
+        title="Topic",
+        route=BY_NAME["journals.ids"],
+        read=topic,
+        template="topic.html",
+        query=TopicQuery,
+    ),
+)
+ACTS = (
+    Act(
+        name="topics.delete",
+        label="Delete topic",
+        route=BY_NAME["topics.delete"],
+        run=delete,
+        form=TopicForm,
+        preview=preview_delete,
+    ),
+)

@@ -1,0 +1,129 @@
+"""One request for a page or an act, as its handler sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidebook.api.access import Role
+from tidebook.api.errors import PermissionDenied
+from tidebook.server.console.page import Act, Page
+from tidebook.server.console.parts import Parts
+from tidebook.server.console.render import link
+from tidebook.server.masking import Mask
+from tidebook.server.principal import Principal
+from tidebook.server.state import ServerState
+from tidebook.wiring.book import Book
+
+
+class View:
+    """Who asks for what, and what of it may be shown."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        target: Page | Act,
+        principal: Principal,
+        fields: Any,
+        *,
+        client: str = "",
+        session: str = "",
+        csrf_token: str = "",
+        theme: str = "auto",
+        flash: str = "",
+        url: str = "/",
+    ) -> None:
+        self.parts = parts
+        self.target = target
+        self.principal = principal
+        #: The decoded query of a page, or form of an act.
+        self.fields = fields
+        self.client = client
+        #: The cookie of the browser's session.
+        self.session = session
+        self.csrf_token = csrf_token
+        self.theme = theme
+        #: What the last act did.
+        self.flash = flash
+        #: The path and the query of the page.
+        self.url = url
+        self.unmask = self._may_unmask(getattr(fields, "unmask", False))
+
+    @property
+    def state(self) -> ServerState:
+        """The state of the server."""
+        return self.parts.state
+
+    @property
+    def book(self) -> Book:
+        """The book that is served."""
+        return self.parts.state.book
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the book's clock."""
+        return self.book.clock.now_ms()
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether masked fields may be shown."""
+        return self.principal.role >= Role.ADMIN
+
+    @property
+    def may_sign_out(self) -> bool:
+        """Whether somebody is signed in."""
+        return bool(self.principal.id)
+
+    def may(self, name: str) -> bool:
+        """Return whether the token allows an act or a page; those that it does not are not shown."""
+        target = self.parts.catalog.acts.get(name) or self.parts.catalog.pages[name]
+        if self.principal.role < target.route.role:
+            return False
+        return not (self.principal.prefix and target.route.scope == "book")
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a page."""
+        return self.parts.catalog.pages[name].path
+
+    @property
+    def twin(self) -> str:
+        """The address of this page's data as JSON."""
+        assert isinstance(self.target, Page)
+        return link(self.target.twin, **given_fields(self.fields))
+
+    @property
+    def may_see_history(self) -> bool:
+        """Whether the token may see the metrics, which concern the whole book."""
+        return not self.principal.prefix
+
+    def act(self, name: str) -> Act:
+        """Return an act by name."""
+        return self.parts.catalog.acts[name]
+
+    def mask(self, name: str) -> Mask | None:
+        """Return the mask of a topic or queue for this request; None if nothing is hidden."""
+        return None if self.unmask else self.state.masks.of(name)
+
+    def is_masked(self, name: str) -> bool:
+        """Return whether a rule hides something of a topic or queue, also if it is shown in this request."""
+        return self.state.masks.of(name) is not None
+
+    def here(self, **changes: Any) -> str:
+        """Return the address of this page with some parameters changed, or left out if they are None."""
+        return link(self.target.path, **{**given_fields(self.fields), **changes})
+
+    def _may_unmask(self, wanted: bool) -> bool:
+        if wanted and not self.is_admin:
+            raise PermissionDenied("only an admin may see masked fields: leave unmask out", required="admin")
+        return wanted
+
+
+def given_fields(fields: msgspec.Struct) -> dict[str, Any]:
+    """Return the parameters that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(fields):
+        value = getattr(fields, field.name)
+        if field.required or value != field.default:
+            found[field.name] = value
+    return found

@@ -1,0 +1,101 @@
+"""The console opens, is signed in to with a token, and its pages lead to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.served_console import ServedConsole, create_token, served_console
+from tidebook import Event
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedConsole]:
+    with served_console(tmp_path_factory.mktemp("console") / "book") as served:
+        served.run(served.book.journal("orders").append("o-1", [Event({"total": 3}, tags={"paid"})]))
+        yield served
+
+
+def test_the_address_that_is_printed_shows_the_overview(console: ServedConsole, page: Page) -> None:
+    page.goto(console.url)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    expect(page.get_by_text("Nothing: everything runs.")).to_be_visible()
+    page.get_by_role("link", name="Journals").click()
+    expect(page).to_have_url(f"{console.url}/journals")
+    page.get_by_role("link", name="orders").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+    expect(page.get_by_role("link", name="o-1")).to_be_visible()
+
+
+def test_keys_lead_through_the_pages_and_are_shown_by_a_question_mark(console: ServedConsole, page: Page) -> None:
+    page.goto(console.url)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    expect(page).to_have_url(f"{console.url}/journals")
+    page.keyboard.press("/")
+    expect(page.locator("[data-search]")).to_be_focused()
+    page.keyboard.type("ord")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{console.url}/journals?prefix=ord")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{console.url}/topic?topic=orders")
+
+
+def test_the_first_tab_reaches_the_skip_link(console: ServedConsole, page: Page) -> None:
+    page.goto(console.url)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+
+def test_the_theme_is_kept_in_a_cookie(console: ServedConsole, page: Page) -> None:
+    page.goto(console.url)
+    html = page.locator("html")
+    expect(html).to_have_attribute("data-theme", "auto")
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    expect(html).to_have_attribute("data-theme", "dark")
+    page.goto(f"{console.url}/journals")
+    expect(html).to_have_attribute("data-theme", "dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 21, 27)"
+
+
+def test_every_answer_forbids_scripts_of_the_page_and_other_hosts(console: ServedConsole) -> None:
+    for path in ("/", "/overview.json", "/journals", "/nothing", "/acts/topics.delete?topic=orders"):
+        answer = httpx.get(console.url + path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["cache-control"] == "no-store"
+
+
+def test_a_browser_signs_in_with_a_token_and_out_again(tmp_path: Path, page: Page) -> None:
+    token = create_token(tmp_path / "book", "viewer")
+    with served_console(tmp_path / "book") as served:
+        page.goto(f"{served.url}/journals?prefix=x")
+        expect(page).to_have_url(f"{served.url}/sign-in?next=%2Fjournals%3Fprefix%3Dx")
+        page.get_by_label("Token").fill("tb_wrong")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_text("the token is unknown, revoked or expired")).to_be_visible()
+        page.go_back()
+        page.get_by_label("Token").fill(token.token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page).to_have_url(f"{served.url}/journals?prefix=x")
+        expect(page.get_by_text("Signed in as viewer.")).to_be_visible()
+        page.reload()
+        expect(page.get_by_text("Signed in as viewer.")).to_have_count(0)
+        page.get_by_role("button", name="Sign out").click()
+        expect(page).to_have_url(f"{served.url}/sign-in")
+        page.goto(served.url)
+        expect(page).to_have_url(f"{served.url}/sign-in?next=%2F")
+        assert httpx.get(f"{served.url}/journals.json").status_code == 401
