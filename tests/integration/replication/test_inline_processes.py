@@ -156,16 +156,17 @@ async def test_a_stopped_holder_is_reported_and_replaced_and_does_no_harm_when_i
     with replicators(folder, 1) as (holder,):
         await asyncio.to_thread(holder.wait_for, "active")
         async with tidebook.open(folder, replicate=True) as book:
-            journal = book.journal("orders")
-            await eventually(lambda: book.replication.status().state == "passive")
+            journal, replication = book.journal("orders"), book.replication
+            assert replication is not None
+            await eventually(lambda: replication.status().state == "passive")
             assert await seen(book, 1) == [0]
             holder.process.send_signal(signal.SIGSTOP)
             await journal.append("o-2", [Event(1, tags={"paid"})])
-            await eventually(lambda: book.replication.status().silent_holder is not None)
+            await eventually(lambda: replication.status().silent_holder is not None)
             problems = (await book.health()).problems
             assert any("has not responded" in each for each in problems), problems
             assert sorted(await seen(book, 2)) == [0, 1]
-            status = book.replication.status()
+            status = replication.status()
             assert (status.state, status.silent_holder) == ("active", None)
             holder.process.send_signal(signal.SIGCONT)
             await asyncio.to_thread(holder.wait_for, "passive")
