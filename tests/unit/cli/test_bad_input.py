@@ -241,7 +241,7 @@ def test_the_type_of_an_event_is_given_and_shown(cli: Cli) -> None:
     assert cli("journal", "append", "accounts", "a-1", '{"amount": 5}', *typed).code == 0
     refused(cli("journal", "append", "accounts", "a-1", "1", "--version", "3"), 2, "--version needs --type")
     assert cli("journal", "append", "accounts", "a-1", "6").code == 0
-    first, second = (json.loads(line) for line in cli("journal", "read", "accounts", "a-1", "--json").out.splitlines())
+    first, second = map(json.loads, cli("journal", "read", "accounts", "a-1", "--json").out.splitlines())
     assert (first["type"], first["version"]) == ("deposited", 3)
     assert "type" not in second
     assert cli("pipeline", "replicate", "--once", "--engine", "inline").code == 0
