@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -13,12 +14,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
 
 from tidebook.api.errors import DeadlineExceeded, MethodNotAllowed, SignInRequired
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge
 from tidebook.server.browser_sessions import COOKIE
-from tidebook.server.console.page import Act, ActResult, Catalog, Page, Preview, scope_name
+from tidebook.server.console.live import LiveEndpoint, row_chunks, send_rows
+from tidebook.server.console.page import Act, ActResult, Catalog, LiveView, Page, Preview, scope_name
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import Renderer, link, static_files
 from tidebook.server.console.view import View, given_fields
@@ -68,7 +71,7 @@ class Console:
         """End what runs in the background."""
         await self.parts.surveyor.close()
 
-    def application(self, more: Iterable[StarletteRoute] = ()) -> Starlette:
+    def application(self) -> Starlette:
         """Return the application that serves everything outside the API."""
         routes: list[StarletteRoute] = []
         for page in self.parts.catalog.pages.values():
@@ -77,9 +80,11 @@ class Console:
         for act in self.parts.catalog.acts.values():
             routes.append(StarletteRoute(act.path, self._endpoint(self._confirm, act), methods=["GET"]))
             routes.append(StarletteRoute(act.path, self._endpoint(self._act, act), methods=["POST"]))
+        for live in self.parts.catalog.lives.values():
+            routes.append(StarletteRoute(live.path, LiveEndpoint(partial(self._live, live))))
         routes.append(StarletteRoute("/static/{version}/{name}", self._file, methods=["GET"]))
         routes.append(StarletteRoute("/{rest:path}", self._missing))
-        return Starlette(routes=[*more, *routes])
+        return Starlette(routes=routes)
 
     # ---- requests
 
@@ -109,13 +114,13 @@ class Console:
 
         return endpoint
 
-    def _require_role(self, target: Page | Act, headers: Headers) -> None:
+    def _require_role(self, target: Page | Act | LiveView, headers: Headers) -> None:
         """Refuse a token that is too weak before anything else of its request is looked at."""
         principal = self.state.gate.authenticate("GET", headers)
         if principal.role < target.route.role:
             self.state.gate.authorize(principal, target.route, None)
 
-    def _view(self, target: Page | Act, request: Request, headers: Headers, fields: Any) -> View:
+    def _view(self, target: Page | Act | LiveView, request: Request, headers: Headers, fields: Any) -> View:
         """Check who asks, as the API does, and return what the handler sees."""
         gate = self.state.gate
         principal = gate.authenticate(request.method, headers)
@@ -130,6 +135,7 @@ class Console:
             csrf_token=self._csrf_token(headers),
             theme=_theme(headers),
             flash=unquote(headers.cookie_value(FLASH_COOKIE) or ""),
+            last_event_id=headers.last_event_id,
             url=_address(request),
         )
 
@@ -144,9 +150,7 @@ class Console:
         view = self._view(page, request, headers, fields)
         data = await page.read(view)
         if view.unmask:
-            await self.state.audit.record_durably(
-                view.principal, view.client, page.route.name, _address(request), 200, unmask=True
-            )
+            await self._record_unmask(view)
         return view, data
 
     async def _page(self, page: Page, request: Request, headers: Headers) -> Response:
@@ -215,6 +219,25 @@ class Console:
             await audit.record_durably(view.principal, view.client, route.name, target, status)
         else:
             audit.record(view.principal, view.client, route.name, target, status)
+
+    async def _live(self, live: LiveView, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the rows of a live view; what is refused is a problem, as in the API."""
+        request, headers = Request(scope, receive), Headers(scope["headers"])
+        try:
+            self._require_role(live, headers)
+            view = self._view(live, request, headers, _decode(live.query, scope["query_string"]))
+            rows = await live.follow(view)
+        except TidebookError as error:
+            await self._problem(error, headers, as_json=True)(scope, receive, send)
+            return
+        if view.unmask:
+            await self._record_unmask(view)
+        rendered = row_chunks(rows, lambda row: self._render(live.template, view=view, row=row))
+        await send_rows(self.state, view.principal.id, rendered, receive, send, SECURITY_HEADERS)
+
+    async def _record_unmask(self, view: View) -> None:
+        name = view.target.route.name
+        await self.state.audit.record_durably(view.principal, view.client, name, view.url, 200, unmask=True)
 
     async def _body(self, request: Request, headers: Headers) -> bytes:
         limit = self.state.settings.body_bytes_max

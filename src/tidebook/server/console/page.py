@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -82,8 +82,21 @@ def scope_name(route: Route, fields: msgspec.Struct) -> str | None:
     return getattr(fields, route.scope) if route.scope in NAMED_SCOPES else None
 
 
+class LiveView(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that a page follows: `follow` yields each with the id from which a browser continues."""
+
+    name: str
+    path: str
+    route: Route
+    follow: Callable[[Any], Awaitable[AsyncIterator[tuple[str, Any]]]]
+    #: The template of one row.
+    template: str
+    query: type[msgspec.Struct]
+
+
 class Catalog(msgspec.Struct, frozen=True):
-    """All pages and acts by name."""
+    """All pages, acts and live views by name."""
 
     pages: dict[str, Page]
     acts: dict[str, Act]
+    lives: dict[str, LiveView]

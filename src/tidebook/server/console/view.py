@@ -8,7 +8,7 @@ import msgspec
 
 from tidebook.api.access import Role
 from tidebook.api.errors import PermissionDenied
-from tidebook.server.console.page import Act, Page
+from tidebook.server.console.page import Act, LiveView, Page
 from tidebook.server.console.parts import Parts
 from tidebook.server.console.render import link
 from tidebook.server.masking import Mask
@@ -23,7 +23,7 @@ class View:
     def __init__(
         self,
         parts: Parts,
-        target: Page | Act,
+        target: Page | Act | LiveView,
         principal: Principal,
         fields: Any,
         *,
@@ -32,6 +32,7 @@ class View:
         csrf_token: str = "",
         theme: str = "auto",
         flash: str = "",
+        last_event_id: str | None = None,
         url: str = "/",
     ) -> None:
         self.parts = parts
@@ -46,6 +47,8 @@ class View:
         self.theme = theme
         #: What the last act did.
         self.flash = flash
+        #: The last row of a live view that a browser has.
+        self.last_event_id = last_event_id
         #: The path and the query of the page.
         self.url = url
         self.unmask = self._may_unmask(getattr(fields, "unmask", False))

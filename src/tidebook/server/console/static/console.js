@@ -124,10 +124,50 @@
     if (answer && answer.ok) { history = await answer.json(); drawCharts(); }
   }
 
+  // ---- live views: while one is paused, rows wait, the oldest are dropped
+  const ROWS_MAX = 500;
+  let paused = false;
+  let waiting = [];
+  let dropped = 0;
+  const status = (text) => { const found = $("[data-live-status]"); if (found) found.textContent = text; };
+  document.addEventListener("htmx:sseBeforeMessage", (event) => {
+    if (!paused) return;
+    event.preventDefault();
+    waiting.push(event.detail.data);
+    if (waiting.length > ROWS_MAX) { waiting.shift(); dropped += 1; }
+    status(`Paused: ${waiting.length} new${dropped ? `, ${dropped} dropped` : ""}.`);
+  });
+  document.addEventListener("htmx:sseMessage", () => {
+    const rows = $("[data-live]");
+    while (rows && rows.children.length > ROWS_MAX) rows.lastElementChild.remove();
+  });
+  document.addEventListener("htmx:sseOpen", () => { if (!paused) status("Connected: new rows appear at the top."); });
+  document.addEventListener("htmx:sseError", () => status("Disconnected: it connects again."));
+  function togglePause(button) {
+    paused = !paused;
+    button.setAttribute("aria-pressed", String(paused));
+    button.textContent = paused ? "Resume" : "Pause";
+    if (paused) { status("Paused."); return; }
+    const rows = $("[data-live]");
+    for (const data of waiting) htmx.swap(rows, data, { swapStyle: "afterbegin" });
+    status(dropped ? `${dropped} rows were dropped while it was paused.` : "Connected: new rows appear at the top.");
+    waiting = [];
+    dropped = 0;
+  }
+
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", (event) => {
     if (event.target.closest("[data-theme-toggle]")) nextTheme();
     if (event.target.closest("[data-help]")) toggleHelp();
+    const pause = event.target.closest("[data-pause]");
+    if (pause) togglePause(pause);
+    const stop = event.target.closest("[data-stop]");
+    if (stop) {
+      const row = stop.closest("[hx-get]");
+      row.removeAttribute("hx-get");
+      htmx.trigger(row, "htmx:abort");
+      stop.remove();
+    }
     const menu = event.target.closest("[data-menu]");
     if (menu) {
       const open = menu.getAttribute("aria-expanded") !== "true";

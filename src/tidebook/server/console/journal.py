@@ -1,0 +1,446 @@
+"""One journal: its head, a page of its events, the search for a number, an offset, a time or a filter, and its acts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import InvalidInput
+from tidebook.core.event import Event, ReadEvent
+from tidebook.core.head import Head
+from tidebook.core.payload import decode_json
+from tidebook.core.replication_plan import EventRow
+from tidebook.core.seq_nr import LAST
+from tidebook.journal.journal import Journal
+from tidebook.server.console import payload_view
+from tidebook.server.console.expression import Expression, FilterFields, matches, parse
+from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview
+from tidebook.server.console.render import link
+from tidebook.server.console.view import View
+from tidebook.server.masking import Mask
+
+EVENTS_MAX: Final = 50
+#: How many events one request may look at for a filter, and for how long; the next one continues.
+SCAN_EVENTS_MAX: Final = 20_000
+SCAN_S_MAX: Final = 0.25
+#: After this many matches a filter continues only if it is asked to.
+MATCHES_MAX: Final = 200
+TAGS_SHOWN_MAX: Final = 50
+#: How many of the last events a live view begins with.
+LIVE_EVENTS: Final = 10
+
+Number = Annotated[int, Meta(ge=1, le=LAST)]
+
+
+class JournalQuery(msgspec.Struct, frozen=True):
+    """A journal, and which of its events to show: from a number, an offset or a time on, or those that match."""
+
+    topic: str
+    id: str
+    at: Number | None = None
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    time: str | None = None
+    where: str = ""
+    #: How many events matched in earlier steps of the same search.
+    found: Annotated[int, Meta(ge=0)] = 0
+    live: bool = False
+    unmask: bool = False
+
+
+class EventRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of the list."""
+
+    number: int
+    timestamp_ms: int
+    type: str | None
+    version: int
+    tags: list[str]
+    summary: str
+    partition: int
+    offset: int
+
+
+class HeadView(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the journal."""
+
+    last: int
+    deleted_to: int
+    incarnation: str
+    position: str
+    expires_at_ms: int | None
+    touched_ms: int
+    tags: dict[str, int]
+    tags_left_out: int
+    snapshots: list[int]
+
+
+class ScanProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a filter has looked."""
+
+    scanned: int
+    #: The number up to which everything was looked at, and the last number of the journal.
+    to: int
+    last: int
+    done: bool
+    #: Whether the page goes on by itself.
+    continues: bool
+    #: The number from which to go on, and how many matched so far.
+    next: int | None
+    found: int
+
+
+class JournalData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    topic: str
+    id: str
+    head: HeadView | None
+    events: list[EventRowView]
+    previous: int | None
+    next: int | None
+    scan: ScanProgress | None
+    masked: bool
+
+
+async def journal(view: View) -> JournalData:
+    """Show a journal."""
+    query = view.fields
+    found = view.book.journal(query.topic)
+    head = await found.head(query.id, barrier="offset")
+    mask = view.mask(query.topic)
+    events, scan, start, more = list[ReadEvent](), None, 1, False
+    if head is not None and not query.live:
+        start = await _start(found, query, head)
+        if query.where.strip():
+            expression = parse(query.where)
+            events, scan = await scan_events(found, query.id, head, query, expression, mask)
+        else:
+            events, more = await read_page(found, query.id, start, head, EVENTS_MAX)
+    first = 1 if head is None else head.delete_to + 1
+    return JournalData(
+        topic=query.topic,
+        id=query.id,
+        head=None if head is None else await _head_view(found, query.id, head),
+        events=[row_of(event, mask) for event in events],
+        previous=max(first, start - EVENTS_MAX) if start > first and scan is None else None,
+        next=events[-1].seq_nr + 1 if more else None,
+        scan=scan,
+        masked=view.is_masked(query.topic),
+    )
+
+
+def row_of(event: ReadEvent, mask: Mask | None) -> EventRowView:
+    """Return an event as the list shows it."""
+    payload = event.payload if mask is None else mask(event.payload)
+    return EventRowView(
+        number=event.seq_nr,
+        timestamp_ms=event.timestamp_ms,
+        type=event.type,
+        version=event.version,
+        tags=sorted(event.tags),
+        summary=payload_view.summary(payload),
+        partition=event.partition,
+        offset=event.offset,
+    )
+
+
+async def _head_view(journal: Journal, id: str, head: Head) -> HeadView:
+    tags = sorted(head.tag_counts.items(), key=lambda each: -each[1])
+    return HeadView(
+        last=head.seq_nr,
+        deleted_to=head.delete_to,
+        incarnation=f"{head.incarnation.epoch}/{head.incarnation.offset}",
+        position=f"{head.position.epoch}/{head.position.offset}",
+        expires_at_ms=head.expires_at_ms,
+        touched_ms=head.touched_ms,
+        tags=dict(tags[:TAGS_SHOWN_MAX]),
+        tags_left_out=max(0, len(tags) - TAGS_SHOWN_MAX),
+        snapshots=[each.seq_nr for each in await journal.snapshots(id, head)],
+    )
+
+
+async def read_page(journal: Journal, id: str, start: int, head: Head, limit: int) -> tuple[list[ReadEvent], bool]:
+    """Return events from a number on, and whether there are more; skipped numbers are not searched one by one."""
+    events: list[ReadEvent] = []
+    for low, high in ((start, start + limit - 1), (start + limit, LAST)):
+        if low > head.seq_nr:
+            break
+        async with aclosing(_read(journal, id, low, min(high, LAST))) as found:
+            async for event in found:
+                if len(events) == limit:
+                    return events, True
+                events.append(event)
+        if len(events) == limit:
+            break
+    return events, bool(events) and events[-1].seq_nr < head.seq_nr
+
+
+def _read(journal: Journal, id: str, start: int, end: int) -> Any:
+    return journal.read(id, start=start, end=end, barrier="offset")
+
+
+async def _start(journal: Journal, query: JournalQuery, head: Head) -> int:
+    """Return the number from which events are shown: the last page without a place to seek."""
+    if sum(each is not None for each in (query.at, query.offset, query.time)) > 1:
+        raise InvalidInput("seek by a number, an offset or a time, not by several of them")
+    if query.at is not None:
+        return query.at
+    if query.offset is not None:
+        offset = query.offset
+        return await seek(journal, query.id, head, lambda event: event.offset >= offset)
+    if query.time is not None:
+        time_ms = parse_time(query.time)
+        return await seek(journal, query.id, head, lambda event: event.timestamp_ms >= time_ms)
+    if query.where.strip():
+        return head.delete_to + 1
+    return max(head.delete_to + 1, head.seq_nr - EVENTS_MAX + 1)
+
+
+async def seek(journal: Journal, id: str, head: Head, reached: Callable[[ReadEvent], bool]) -> int:
+    """Return the number of the first event that has reached a place, by bisection; after the last one if none has."""
+    low, high = head.delete_to + 1, head.seq_nr + 1
+    while low < high:
+        middle = (low + high) // 2
+        event = await first_event(journal, id, middle, head)
+        if event is None or reached(event):
+            high = middle
+        else:
+            low = event.seq_nr + 1
+    return low
+
+
+async def first_event(journal: Journal, id: str, start: int, head: Head) -> ReadEvent | None:
+    """Return the first event at or after a number."""
+    events, _ = await read_page(journal, id, start, head, 1)
+    return events[0] if events else None
+
+
+def parse_time(text: str) -> int:
+    """Return the milliseconds of an ISO date; without a time zone it is in UTC."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"a time is an ISO date such as 2026-01-31T12:00, not {text[:40]!r}") from error
+
+
+async def scan_events(
+    journal: Journal, id: str, head: Head, query: JournalQuery, expression: Expression, mask: Mask | None
+) -> tuple[list[ReadEvent], ScanProgress]:
+    """Return the next events that match, within the budget of one request."""
+    start = await _start(journal, query, head)
+    ends_s = time.monotonic() + SCAN_S_MAX
+    matched, scanned, last, done = list[ReadEvent](), 0, start - 1, True
+    async with aclosing(_read(journal, id, min(start, LAST), LAST)) as events:
+        async for event in events:
+            if len(matched) >= EVENTS_MAX or scanned >= SCAN_EVENTS_MAX or time.monotonic() > ends_s:
+                done = False
+                break
+            scanned, last = scanned + 1, event.seq_nr
+            if matches(expression, fields_of(event, mask)):
+                matched.append(event)
+    found = query.found + len(matched)
+    progress = ScanProgress(
+        scanned=scanned,
+        to=last,
+        last=head.seq_nr,
+        done=done,
+        continues=not done and found < MATCHES_MAX,
+        next=None if done else last + 1,
+        found=found,
+    )
+    return matched, progress
+
+
+def fields_of(event: ReadEvent, mask: Mask | None) -> FilterFields:
+    """Return what a filter sees of an event: masked fields are masked for it too."""
+    return FilterFields(
+        number=event.seq_nr,
+        offset=event.offset,
+        time_ms=event.timestamp_ms,
+        type=event.type,
+        version=event.version,
+        tags=event.tags,
+        payload=event.payload if mask is None else mask(event.payload),
+        meta=event.metadata if mask is None or event.metadata is None else mask(event.metadata),
+    )
+
+
+# ---- live
+
+
+class JournalLiveQuery(msgspec.Struct, frozen=True):
+    """The journal to follow."""
+
+    topic: str
+    id: str
+    unmask: bool = False
+
+
+async def follow(view: View) -> AsyncIterator[tuple[str, EventRowView]]:
+    """Follow a journal: the last events, then each new one; a browser that comes back continues where it was."""
+    query, journal = view.fields, view.book.journal(view.fields.topic)
+    head = await journal.head(query.id, barrier="offset")
+    start = 1 if head is None else max(head.delete_to + 1, head.seq_nr - LIVE_EVENTS + 1)
+    last = view.last_event_id or ""
+    if last.isascii() and last.isdecimal() and len(last) < 17:
+        start = int(last) + 1
+    return _rows(journal.tail(query.id, start=start), view.mask(query.topic))
+
+
+async def _rows(events: AsyncIterator[ReadEvent], mask: Mask | None) -> AsyncIterator[tuple[str, EventRowView]]:
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            yield str(event.seq_nr), row_of(event, mask)
+
+
+# ---- acts
+
+
+class JournalForm(msgspec.Struct, frozen=True):
+    """One journal."""
+
+    topic: str
+    id: str
+
+
+class AppendForm(msgspec.Struct, frozen=True):
+    """An event to append by hand."""
+
+    topic: str
+    id: str
+    payload: str = ""
+    kind: str = "json"
+    tags: str = ""
+    type: str | None = None
+    metadata: str = ""
+    #: The last number that the journal must have.
+    expected: Annotated[int, Meta(ge=0)] | None = None
+
+
+class DeleteForm(msgspec.Struct, frozen=True):
+    """The last event to delete."""
+
+    topic: str
+    id: str
+    to: Number
+
+
+async def append(view: View) -> ActResult:
+    """Append one event."""
+    form = view.fields
+    payload = form.payload if form.kind == "text" else _json(form.payload, "the payload")
+    metadata = _json(form.metadata, "the metadata") if form.metadata.strip() else None
+    tags = {tag.strip() for tag in form.tags.split(",")} - {""}
+    event = Event(payload, tags=tags, metadata=metadata, type=form.type)
+    done = await view.book.journal(form.topic).append(form.id, [event], expected=form.expected)
+    where = link("/journal", topic=form.topic, id=form.id)
+    return ActResult(message=f"Event {done.first} is appended.", to=where)
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return decode_json(text.encode())
+    except (ValueError, UnicodeEncodeError) as error:
+        raise InvalidInput(f"{what} is no JSON: {error}") from error
+
+
+class _Numbered(msgspec.Struct, frozen=True, gc=False):
+    seq_nr: int
+
+
+def _numbers(rows: Iterable[EventRow], partition: int) -> Sequence[_Numbered]:
+    return [_Numbered(row.seq_nr) for row in rows]
+
+
+async def count_events(journal: Journal, id: str, to: int = LAST) -> int:
+    """Return how many events there are up to a number, without decoding them."""
+    count = 0
+    found: AsyncIterator[_Numbered] = journal.read_decoded(id, _numbers, end=to, barrier="offset")
+    async for _ in found:
+        count += 1
+    return count
+
+
+async def preview_delete(view: View) -> Preview:
+    """Count the events that would be deleted."""
+    form = view.fields
+    count = await count_events(view.book.journal(form.topic), form.id, form.to)
+    events = "1 event" if count == 1 else f"{count:,} events"
+    text = (
+        f"This deletes {events} of journal {form.topic}/{form.id}: those up to number {form.to}. It cannot be undone."
+    )
+    return Preview(text=text, count=count, word=form.id)
+
+
+async def delete(view: View) -> ActResult:
+    """Delete events up to a number."""
+    form = view.fields
+    await view.book.journal(form.topic).delete(form.id, to=form.to)
+    where = link("/journal", topic=form.topic, id=form.id)
+    return ActResult(message=f"The events up to number {form.to} are deleted.", to=where)
+
+
+async def preview_purge(view: View) -> Preview:
+    """Count the events that a purge would remove."""
+    form = view.fields
+    count = await count_events(view.book.journal(form.topic), form.id)
+    events = "1 event" if count == 1 else f"all {count:,} events"
+    text = f"This removes journal {form.topic}/{form.id} with {events}. It cannot be undone."
+    return Preview(text=text, count=count, word=form.id)
+
+
+async def purge(view: View) -> ActResult:
+    """Remove the journal."""
+    form = view.fields
+    await view.book.journal(form.topic).purge(form.id)
+    return ActResult(message=f"Journal {form.id} is purged.", to=link("/topic", topic=form.topic))
+
+
+PAGES = (
+    Page(
+        name="journal",
+        path="/journal",
+        title="Journal",
+        route=BY_NAME["journals.read"],
+        read=journal,
+        template="journal.html",
+        query=JournalQuery,
+    ),
+)
+ACTS = (
+    Act(name="journals.append", label="Append", route=BY_NAME["journals.append"], run=append, form=AppendForm),
+    Act(
+        name="journals.delete",
+        label="Delete events",
+        route=BY_NAME["journals.delete"],
+        run=delete,
+        form=DeleteForm,
+        preview=preview_delete,
+    ),
+    Act(
+        name="journals.purge",
+        label="Purge journal",
+        route=BY_NAME["journals.purge"],
+        run=purge,
+        form=JournalForm,
+        preview=preview_purge,
+    ),
+)
+LIVES = (
+    LiveView(
+        name="journal.live",
+        path="/journal/live",
+        route=BY_NAME["journals.read"],
+        follow=follow,
+        template="event_row.html",
+        query=JournalLiveQuery,
+    ),
+)

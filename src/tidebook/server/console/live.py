@@ -1,0 +1,49 @@
+"""Live views: rows of HTML as server-sent events, for the pages that follow a journal or a tag."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from tidebook.server.answers import Chunk, Lines
+from tidebook.server.state import ServerState
+from tidebook.server.streams import StreamSender
+
+
+class LiveEndpoint:
+    """The application of one live view, in a form that Starlette does not take for a handler of requests."""
+
+    def __init__(self, serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, receive, send)
+
+
+async def row_chunks(
+    rows: AsyncIterator[tuple[str, Any]], render: Callable[[Any], bytes]
+) -> AsyncGenerator[Chunk, None]:
+    """Yield each row as the data of a server-sent event, which is one line."""
+    async with aclosing(rows):  # type: ignore[type-var]
+        async for id, row in rows:
+            yield [(id, b" ".join(render(row).splitlines()))]
+
+
+async def send_rows(
+    state: ServerState, token: str, rows: AsyncGenerator[Chunk, None], receive: Receive, send: Send,
+    headers: dict[str, str],
+) -> None:  # fmt: skip
+    """Send rows until the browser leaves or the server drains."""
+    settings = state.settings
+    state.slots.take(token)
+    try:
+        lines = Lines(lambda _: rows, live=True, events=True)
+        sender = StreamSender(receive, send, state.live, send_s=settings.send_s, deadline_s=settings.request_s)
+        await sender.run(
+            lines, events=True, headers=[(name.encode(), value.encode()) for name, value in headers.items()]
+        )
+    finally:
+        state.slots.release(token)
