@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -23,7 +22,7 @@ class TestSimulatedCassandraStore(StoreContract):
     last_write_wins = True
 
     @pytest.fixture
-    async def open_store(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OpenStore]:
+    def open_store(self, monkeypatch: pytest.MonkeyPatch) -> OpenStore:
         monkeypatch.setattr(clusters, "LATENCY_S", 0.0)
         cluster = Cluster(random.Random(1))
         for ddl in (*BOOTSTRAP, *(ddl for migration in MIGRATIONS for ddl in migration.statements)):
@@ -35,4 +34,4 @@ class TestSimulatedCassandraStore(StoreContract):
         async def open_one() -> CassandraStore:
             return clients.store()
 
-        yield open_one
+        return open_one
