@@ -258,7 +258,10 @@ class ForkingLoop:
                 return
             for item, following in zip(items, [*items[1:], None], strict=True):
                 self._seconds = 0.0
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                try:
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                except BaseException:  # an exit that the test did not expect, or a plugin that failed on its report
+                    self._failed = True
                 os.write(writing, f"{self._seconds:.4f} {int(self._failed)}\n".encode())
                 if self._failed:
                     return
