@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools.mutants.coverage_map import IMPORT, OUTPUT, SOURCE
-from tools.mutants.fork_server import ROOT, ForkServer, Outcome
+from tools.mutants.fork_server import ROOT, ForkServer, Outcome, TextMutant, replaced
 from tools.mutants.operators import Mutant, mutants_of
 
 PACKAGE = ROOT / "src" / "tidebook"
@@ -42,12 +42,14 @@ TESTS_MAX = 400
 #: run: a busy machine must not count as a kill.
 SLOWER_MAX = 4.0
 LATE_SECONDS_MIN = 5.0
+NAMED_SECONDS_MAX = 120.0
 #: Rewriting the asserts of Tidebook, which is a plugin of pytest, would import its modules in front of the mutant.
 PYTEST_OPTIONS = (
     *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "--hypothesis-seed=0", "--assert=plain"),
     *("-m", DESELECTED),
 )
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
+NAMED = Path(__file__).with_name("named.toml")
 DEFAULT_PACKAGES = ("core", "journal", "store", "replication")
 
 
@@ -94,6 +96,8 @@ class CoverageData:
 def main(arguments: Sequence[str]) -> int:
     """Run the mutants that the arguments name; return 1 if a package has fewer than the required share killed."""
     options = _options(arguments)
+    if options.named:
+        return run_named(tomllib.loads(NAMED.read_text())["mutant"])
     modules = {name: sorted(_modules(name)) for name in options.packages}
     every = {
         name: [mutant for path in paths for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
@@ -182,6 +186,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
     parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
+    parser.add_argument("--named", action="store_true", help="run the mutants of named.toml, each against its test")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     return parser.parse_args(arguments)
 
@@ -276,10 +281,10 @@ class Judge:
         """Return what the tests of a mutant's line say of it."""
         if not (tests := self._covered.tests_of(mutant)):
             return Verdict.UNCOVERED
-        if not self._covered.is_imported(mutant):
-            found = self._verdict(partial(self._server().run, mutant), tests)
-            if found is not None:
-                return found
+        found = self._verdict(partial(self._server().run, mutant), tests)
+        # Code that ran while the tests were loaded may have left its results there: only a failure proves anything.
+        if found is Verdict.KILLED or (found is not None and not self._covered.is_imported(mutant)):
+            return found
         files = sorted({test.split("::")[0] for test in tests})
         server = ForkServer(files, mutant, options=PYTEST_OPTIONS)
         try:
@@ -351,6 +356,26 @@ def judge(
         else:
             return Verdict.SURVIVED
     return Verdict.SURVIVED
+
+
+def run_named(mutants: Sequence[Mapping[str, str]]) -> int:
+    """Run each mutant that a person described against the test that must fail; return 1 if one does not."""
+    survived = 0
+    for each in mutants:
+        module, test = each["test"].split("::")[0], each["test"]
+        mutant = TextMutant(f"src/tidebook/{each['path']}", each["old"], each["new"])
+        replaced((ROOT / mutant.path).read_text(), mutant.old, mutant.new)
+        found: list[bool] = []
+        for change in (None, mutant):
+            server = ForkServer([module], change, options=PYTEST_OPTIONS)
+            try:
+                found.append(server.run(None, [test], [NAMED_SECONDS_MAX]).failed is not None)
+            finally:
+                server.close()
+        verdict = "killed" if found == [False, True] else "fails anyway" if found[0] else "survived"
+        survived += verdict != "killed"
+        print(f"{verdict:<12} {each['name']}: {test}", flush=True)
+    return int(survived > 0)
 
 
 def _run_all(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import os
 from pathlib import Path
@@ -24,11 +26,17 @@ class CoverageMap:
         self._coverage = coverage.Coverage(data_file=None, source=[os.environ[SOURCE]], config_file=False)
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
+        self._memories: list[functools._lru_cache_wrapper[Any]] = []
 
     def pytest_sessionstart(self) -> None:
         self._coverage.start()
 
+    def pytest_collection_finish(self) -> None:
+        self._memories = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        for memory in self._memories:
+            memory.cache_clear()  # else only the first test of many would run what is remembered
         self._coverage.switch_context(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:

@@ -7,6 +7,7 @@ of the functions that are already loaded.
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import importlib.machinery
 import importlib.util
@@ -51,10 +52,21 @@ class Outcome:
     unfit: bool = False
 
 
+@dataclass(frozen=True)
+class TextMutant:
+    """A change that a person wrote: one text of a module replaced by another."""
+
+    path: str
+    old: str
+    new: str
+
+
 class ForkServer:
     """The process that loads test modules, once, and forks for each request."""
 
-    def __init__(self, tests: Sequence[str], mutant: Mutant | None = None, *, options: Sequence[str]) -> None:
+    def __init__(
+        self, tests: Sequence[str], mutant: Mutant | TextMutant | None = None, *, options: Sequence[str]
+    ) -> None:
         """Start the process; a mutant given here is imported by it, and is part of every run."""
         self._folder = tempfile.TemporaryDirectory(prefix="mutants")
         requests, self._requests = os.pipe()
@@ -62,7 +74,7 @@ class ForkServer:
         start = {
             "requests": requests,
             "answers": answers,
-            "mutant": None if mutant is None else [mutant.path, mutant.index],
+            "mutant": _arguments(mutant),
             "arguments": [*options, "-q", "--no-header", f"--basetemp={self._folder.name}/tests", *tests],
         }
         self._process = subprocess.Popen(
@@ -82,8 +94,9 @@ class ForkServer:
 
     def run(self, mutant: Mutant | None, tests: Sequence[str], limits_s: Sequence[float] | None = None) -> Outcome:
         """Run tests in a fork until one fails or takes longer than its limit."""
-        change = None if mutant is None else [mutant.path, mutant.index]
-        self._writer.write(json.dumps({"mutant": change, "tests": list(tests), "limits_s": limits_s}) + "\n")
+        self._writer.write(
+            json.dumps({"mutant": _arguments(mutant), "tests": list(tests), "limits_s": limits_s}) + "\n"
+        )
         self._writer.flush()
         answer = self._reader.readline()
         return Outcome(**json.loads(answer)) if answer else Outcome(broken=True)
@@ -96,12 +109,25 @@ class ForkServer:
         self._folder.cleanup()
 
 
-class MutantFinder(MetaPathFinder):
-    """Imports one module from its mutated tree; all others are imported normally."""
+def _arguments(mutant: Mutant | TextMutant | None) -> list[str | int] | None:
+    match mutant:
+        case None:
+            return None
+        case Mutant(path, _, index):
+            return [path, index]
+        case TextMutant(path, old, new):
+            return [path, old, new]
 
-    def __init__(self, path: str, index: int) -> None:
+
+class MutantFinder(MetaPathFinder):
+    """Imports one module with its mutation; all others are imported normally."""
+
+    def __init__(self, path: str, *change: Any) -> None:
+        """`change` is the index of a mutation, or a text of the module and the one that replaces it."""
         self._path = ROOT / path
-        self._code = compile(mutated(self._path.read_text(), index), str(self._path), "exec")
+        source = self._path.read_text()
+        tree = mutated(source, *change) if len(change) == 1 else ast.parse(replaced(source, *change))
+        self._code = compile(tree, str(self._path), "exec")
         self.name = ".".join(self._path.relative_to(SOURCE).with_suffix("").parts)
 
     def find_spec(
@@ -117,6 +143,13 @@ class MutantFinder(MetaPathFinder):
                 return code
 
         return importlib.util.spec_from_loader(fullname, Loader(fullname, str(self._path)), is_package=False)
+
+
+def replaced(source: str, old: str, new: str) -> str:
+    """Return the source with the text replaced; raise `LookupError` if it is not there exactly once."""
+    if source.count(old) != 1:
+        raise LookupError(f"the text to replace is there {source.count(old)} times: {old!r}")
+    return source.replace(old, new)
 
 
 def loaded_functions() -> Functions:
@@ -143,6 +176,9 @@ def replace_code(functions: Functions, path: str, index: int) -> bool:
                 return False
             function.__code__ = code
             replaced = True
+    for each in gc.get_objects():
+        if isinstance(each, functools._lru_cache_wrapper):
+            each.cache_clear()  # what the present code returned while the tests were loaded
     return replaced
 
 
@@ -179,8 +215,6 @@ class ForkingLoop:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         functions = loaded_functions()
-        gc.collect()
-        gc.freeze()
         for line in self._requests:
             request = json.loads(line)
             self._answer(self._run(items, functions, **request))
@@ -224,7 +258,10 @@ class ForkingLoop:
                 return
             for item, following in zip(items, [*items[1:], None], strict=True):
                 self._seconds = 0.0
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                try:
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                except BaseException:  # an exit that the test did not expect, or a plugin that failed on its report
+                    self._failed = True
                 os.write(writing, f"{self._seconds:.4f} {int(self._failed)}\n".encode())
                 if self._failed:
                     return

@@ -127,8 +127,9 @@ def _of_node(node: ast.AST) -> Iterator[_Mutation]:
             yield line, f"{value} -> {not value}", lambda: _set(node, value=not value)
         case ast.Constant(value=int(number), lineno=line) if abs(number) <= INTEGER_MAX:
             yield line, f"{number} -> {number + 1}", lambda: _set(node, value=number + 1)
+        # None in place of False is the same to every caller; a constant is mutated by itself.
         case ast.Return(value=ast.expr() as value, lineno=line) if not (
-            isinstance(value, ast.Constant) and value.value is None
+            isinstance(value, ast.Constant) and (value.value is None or value.value is False)
         ):
             yield line, "returns None", lambda: _set(node, value=ast.Constant(None))
         case ast.Expr(value=ast.Call() | ast.Await(), lineno=line):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.errors import Corrupt, InvalidInput
 from tidebook.core.event import (
+    NOT_PLAIN,
     TAG_BYTES_MAX,
     TAGS_BYTES_MAX,
     TYPE_BYTES_MAX,
@@ -22,9 +24,11 @@ from tidebook.core.event import (
     encode_events,
     event_type_of,
     pack_events,
+    plain_payloads,
     restore_event,
     unpack_events,
 )
+from tidebook.core.payload import BYTES, JSON, TEXT
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import EventRow
 from tidebook.journal.view import read_events
@@ -181,3 +185,44 @@ def test_tags_that_were_changed_afterwards_are_encoded_and_counted_once() -> Non
     body, tagged = encode_events([event, Event(2, tags={"b"})])
     assert tagged == (("a", 1), ("b", 2))
     check_events(body, 2, tagged)
+
+
+def test_events_are_equal_if_all_their_fields_are() -> None:
+    event = Event(1, tags={"x"}, metadata={"m": 1}, type="t", version=2)
+    assert event == Event(1, tags={"x"}, metadata={"m": 1}, type="t", version=2)
+    others = [
+        Event(2, tags={"x"}, metadata={"m": 1}, type="t", version=2),
+        Event(1, tags={"y"}, metadata={"m": 1}, type="t", version=2),
+        Event(1, tags={"x"}, metadata={"m": 2}, type="t", version=2),
+        Event(1, tags={"x"}, metadata={"m": 1}, type="u", version=2),
+        Event(1, tags={"x"}, metadata={"m": 1}, type="t", version=3),
+    ]
+    assert [event == other for other in (*others, 1)] == [False] * 6
+
+
+def test_only_single_events_that_are_a_payload_and_nothing_else_are_plain() -> None:
+    plain = [[Event(b"a")], [Event("b")], [Event({"c": 1})]]
+    others: list[Any] = [
+        [Event(b"a", tags={"x"})],
+        [Event(b"a", metadata={})],
+        [Event(b"a", type="t")],
+        [Event(b"a"), Event(b"b")],
+        [],
+        (Event(b"a"),),
+        ["no event"],
+    ]
+    assert plain_payloads([*plain, *others]) == (
+        [BYTES, TEXT, JSON, *[NOT_PLAIN] * len(others)],
+        [b"a", b"b", b'{"c":1}', *[b""] * len(others)],
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 255, 256, 65_535, 65_536])
+def test_a_packed_body_is_a_msgpack_array(count: int) -> None:
+    event = encode_event(Event(b""))
+    body = pack_events([event] * count)
+    assert msgspec.msgpack.decode(body) == [[BYTES, b""]] * count
+    assert unpack_events(body) == [event] * count
+    check_events(body, count, ())
+    with pytest.raises(Corrupt, match="announces"):
+        check_events(body, count + 1, ())

@@ -554,3 +554,10 @@ def test_an_append_that_expects_an_incarnation_is_void_where_there_is_no_journal
     nothing = msgspec.structs.replace(append(expected=0), incarnation=Position(1, 0))
     assert Journal().do(nothing) == Rejected(0)
     assert Journal(append(1), purge()).do(nothing) == Rejected(0)
+
+
+def test_a_first_attempt_at_the_start_of_this_epoch_is_after_everything_evicted_before_it() -> None:
+    journal = evicting()
+    journal.epoch, journal.offset = 2, 5
+    action = append(append_id=ID, floor=0)
+    assert isinstance(journal.do(msgspec.structs.replace(action, epoch=2)), AppendApplied)

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.errors import InvalidInput
-from tidebook.core.key import ID_BYTES_MAX, TOPIC_LENGTH_MAX, Key, journal_id, partition_of, topic_name
+from tidebook.core.key import (
+    ID_BYTES_MAX,
+    TOPIC_LENGTH_MAX,
+    Key,
+    home_of,
+    journal_id,
+    journal_of,
+    partition_of,
+    topic_name,
+)
 
 
 @pytest.mark.parametrize("topic", ["a", "orders", "Orders.v2", "a_b-c.d", "...", "x" * TOPIC_LENGTH_MAX])
@@ -65,3 +74,15 @@ def test_the_partition_of_an_id_never_changes(id: str, partitions: int, partitio
 @given(st.text(min_size=1), st.integers(1, 1000))
 def test_the_partition_is_the_crc_of_the_utf8_bytes(id: str, partitions: int) -> None:
     assert partition_of(id, partitions) == crc32(id.encode()) % partitions
+
+
+@pytest.mark.parametrize(
+    ("record_key", "home"),
+    [(b"o-1", ("o-1", 2)), (b"a", ("a", 3)), (None, (None, None)), (b"", (None, None)), (b"\xff", (None, None))],
+)
+def test_a_record_key_names_a_journal_and_its_partition_or_none(
+    record_key: bytes | None, home: tuple[str | None, int | None]
+) -> None:
+    assert home_of(record_key, 4) == home
+    for partition in range(4):
+        assert journal_of(record_key, partition, 4) == (home[0] if partition == home[1] else None)

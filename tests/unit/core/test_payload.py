@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidebook.core.errors import Corrupt, InvalidInput
-from tidebook.core.payload import BYTES, DEPTH_MAX, JSON, TEXT, decode_json, decode_payload, encode_payload
+from tidebook.core.payload import BYTES, DEPTH_MAX, JSON, TEXT, EncodedJson, decode_json, decode_payload, encode_payload
 
 scalars = (
     st.none()
@@ -168,3 +168,7 @@ def test_json_that_is_nested_deeper_than_the_stack_allows_is_corrupt() -> None:
         decode_payload(JSON, b"[" * 5_000 + b"]" * 5_000)
     with pytest.raises(ValueError, match="nested"):
         decode_json(b"[" * 5_000 + b"]" * 5_000)
+
+
+def test_json_that_is_encoded_already_is_kept_as_it_is() -> None:
+    assert encode_payload(EncodedJson(b'{"a": 1}')) == (JSON, b'{"a": 1}')

@@ -23,6 +23,8 @@ from tidebook.core.record import (
     decode_record,
     encode_plain_appends,
     encode_record,
+    has_other_version,
+    is_record,
     read_record,
 )
 
@@ -265,3 +267,20 @@ def test_tags_are_counted_by_the_encoder_as_the_decoder_counts_them(events: list
     body, tagged = encode_events(events)
     action = Append(1, ID, len(events), body, tagged=tagged)
     assert decode_record(encode_record(action, limit_bytes=LIMIT)) == action
+
+
+def test_only_a_framed_record_of_any_version_counts_as_a_journals() -> None:
+    value = encode_record(Mark(1), limit_bytes=LIMIT)
+    newer = bytes([MAGIC, VERSION + 1])
+    newer += crc32(newer[1:] + b"x").to_bytes(4, "big") + b"x"
+    assert [is_record(each) for each in (value, newer, None, b"", b"a message", value[:-1])] == [True] * 2 + [False] * 4
+    claims = [has_other_version(each) for each in (value, newer, None, b"", b"a message", b"x" + newer[1:])]
+    assert claims == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("payload", [b"a", "a", {"a": 1}])
+def test_an_append_that_counts_tags_which_its_plain_events_do_not_carry_is_corrupt(payload: object) -> None:
+    body = pack_events([encode_event(Event(payload))])
+    value = encode_record(Append(1, ID, 1, body, tagged=(("x", 1),)), limit_bytes=LIMIT)
+    with pytest.raises(Corrupt, match="tags"):
+        decode_record(value)

@@ -17,12 +17,17 @@ from tidebook.core.replication_plan import (
     RECORD_LAG_MS_MAX,
     ClearEvents,
     ClearJournal,
+    EventRow,
     ForgetSegments,
     Pointer,
     PositionedAction,
     PutEvents,
     PutHead,
     PutSegments,
+    PutTags,
+    TagPosition,
+    TopicPosition,
+    TopicRow,
     Write,
     advance_time,
     may_remove_grave,
@@ -244,6 +249,57 @@ def test_segments_are_unlisted_when_they_are_cleared() -> None:
     assert kinds(plan(None, positioned(append(7), append(at=100), purge()))) == [
         PutSegments, PutHead, ClearJournal, ForgetSegments,
     ]  # fmt: skip
+
+
+# ---- tag rows
+
+
+def tagged_as(*tags: set[str], start: int = 0) -> PositionedAction:
+    events = [Event(n, tags=each) for n, each in enumerate(tags)]
+    body, counts = encode_events(events)
+    action = Append(1, b"%016d" % start, len(events), body, tagged=counts)
+    return PositionedAction(Position(1, start), 1000 * start, action, 2000 * start)
+
+
+@pytest.mark.parametrize(
+    "tags", [[{"x"}], [{"x", "y"}, {"x"}], [{"x"}, {"x"}], [{"x", "y"}, {"x", "y"}], [{"x"}, set()]]
+)
+def test_each_event_has_a_row_for_each_of_its_own_tags(tags: list[set[str]]) -> None:
+    """They are numbered by tag over all events of the journal."""
+    records = [tagged_as({"x"}), tagged_as(*tags, start=1)]
+    [put] = [write for write in plan(None, records) if isinstance(write, PutTags)]
+    expected = {("x", 1, 1, 0, 0)}
+    counts = {"x": 1}
+    for index, of_event in enumerate(tags):
+        for tag in of_event:
+            counts[tag] = counts.get(tag, 0) + 1
+            expected.add((tag, counts[tag], index + 2, 1, index))
+    assert {(row.tag, row.tag_seq_nr, row.seq_nr, row.offset, row.index) for row in put.rows} == expected
+    assert len(put.rows) == len(expected)
+    assert {(row.timestamp_ms, row.time_ms) for row in put.rows if row.offset == 1} == {(1000, 2000)}
+
+
+def test_a_deleted_event_has_no_tag_row_and_a_tag_that_is_not_cleared_keeps_it() -> None:
+    records = [tagged_as({"x"}, {"x"}, {"x"}), *positioned(delete(2), start=1)]
+    for clear_tags, left in ((True, [3]), (False, [1, 2, 3])):
+        writes = plan_key(KEY, None, records, CONFIG, clear_tags=clear_tags)
+        [put] = [write for write in writes if isinstance(write, PutTags)]
+        assert [row.seq_nr for row in put.rows] == left
+        [clear] = [write for write in writes if isinstance(write, ClearEvents)]
+        assert [place.index for place in clear.unwritten] == ([0, 1] if clear_tags else [])
+        assert clear.clear_tags is clear_tags
+
+
+def test_tag_rows_and_topic_rows_are_event_rows_with_a_place_in_their_stream() -> None:
+    [put] = [write for write in plan(None, [tagged_as({"x"}, {"x"}, start=3)]) if isinstance(write, PutTags)]
+    row = put.rows[1]
+    event = EventRow(2, row.encoded, 3000, Position(1, 3), 1, 6000)
+    assert row.event == event
+    assert row.place == TagPosition("x", 6000, "orders", 0, 3, 1, 1)
+    assert (row.position, row.incarnation) == (Position(1, 3), Position(1, 3))
+    of_topic = TopicRow(6000, 1, 3, "o-1", 2, 1, 3000, row.encoded)
+    assert of_topic.event == event
+    assert of_topic.place == TopicPosition(6000, 1, 3, "o-1", 2)
 
 
 # ---- tag rows that are cleared before they are written

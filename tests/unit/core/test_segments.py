@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidebook.core.segments import event_segment, head_segment
+from tidebook.core.segments import event_segment, head_segment, lower
 
 #: The results of Java's String.hashCode.
 JAVA_HASHES = {
@@ -44,3 +44,8 @@ def test_a_head_segment_is_below_the_count(id: str, segments: int) -> None:
 )
 def test_an_event_is_in_the_segment_of_its_number(seq_nr: int, size: int, segment: int) -> None:
     assert event_segment(seq_nr, size) == segment
+
+
+@pytest.mark.parametrize("text", ["ΑΣ", "ΣΑ", "ΑΣΑ", "Σ", "ΑΣ.", "Α.Σ", "ΑΣ.Α", "Α-Σ", "ΑΣ-Α", "ÄÖ", "İ", "ǅ", "日Σ"])
+def test_the_frozen_lower_case_is_that_of_python(text: str) -> None:
+    assert lower(text) == text.lower()

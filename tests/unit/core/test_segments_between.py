@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -101,3 +103,21 @@ def test_an_empty_range_has_no_segments() -> None:
     head, _, listed = build(0, [(0, 9), (20, 1)], 5)
     assert visited(head, listed, 4, 4) == []
     assert visited(head, listed, 9, 4) == []
+
+
+@given(st.lists(st.integers(1, 60), min_size=3, max_size=5, unique=True), st.integers(1, 7), st.integers(0, 70))
+@example([1, 11, 12], 5, 0)
+def test_only_segments_with_possible_events_are_visited_between_the_gaps_of_an_earlier_version(
+    numbers: list[int], size: int, above: int
+) -> None:
+    """A gap hides the segments that it covers as a whole, and no other."""
+    numbers.sort()
+    head, _, _ = build(0, [(0, 1)], size)
+    # An earlier version kept a gap only if it skipped a segment.
+    pairs = pairwise(numbers)
+    jumps = tuple(Jump(last, next_) for last, next_ in pairs if (next_ - 1) // size > (last - 1) // size + 1)
+    head = msgspec.structs.replace(head, seq_nr=numbers[-1], jumps=jumps)
+    hidden = {n for jump in jumps for n in range(jump.last + 1, jump.next)}
+    reach = range(above // size, (numbers[-1] - 1) // size + 1) if numbers[-1] > above else range(0)
+    possible = {segment for segment in reach if not set(range(segment * size + 1, (segment + 1) * size + 1)) <= hidden}
+    assert visited(head, set(), above, numbers[-1]) == sorted(possible)

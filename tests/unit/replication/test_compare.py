@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from tests.pipeline.spoiling import Spoiler
@@ -131,6 +132,30 @@ async def test_one_read_says_nothing_of_damage_or_of_a_head_past_the_bounds(book
     await replicate(book.log, book.store, TOPIC)
     assert not comparing.comparer.is_equal(KEY, 0, await state_of(book), comparing.records)
     assert await comparing.told() == []  # which reads what came later
+
+
+async def test_one_read_that_finds_no_head_or_an_old_one_is_not_equal(book: Book) -> None:
+    comparing = await Comparing.of(book)
+    found = await state_of(book)
+    head = found.head
+    assert head is not None
+    found.head = None
+    assert not comparing.comparer.is_equal(KEY, 0, found, comparing.records)
+    found.head = msgspec.structs.replace(head, seq_nr=5)
+    assert not comparing.comparer.is_equal(KEY, 0, found, comparing.records)
+    found.head = head
+    assert comparing.comparer.is_equal(KEY, 0, found, comparing.records)
+
+
+async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found_again(book: Book) -> None:
+    journal = book.journal(TOPIC)
+    await journal.append("a", [Event("far")], at=1_000_000)
+    await replicate(book.log, book.store, TOPIC)
+    assert await (await Comparing.of(book)).told() == []
+    change(book, "UPDATE journal SET seq_nr = 500000 WHERE id = 'a' AND seq_nr = 6")
+    told = await (await Comparing.of(book, rev=1)).told()
+    assert whats(told) == [("event missing", 6, True), ("event extra", 500_000, True)]
+    assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6, 1_000_000]
 
 
 @pytest.mark.parametrize("rev", [0, 1])

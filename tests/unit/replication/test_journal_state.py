@@ -239,6 +239,7 @@ def test_a_damaged_head_is_certain_only_with_the_whole_log() -> None:
         ((4,), False, False),
         ((4,), True, True),
         ((3, 4), False, False),
+        ((1, 4), False, False),
         ((5,), False, False),
         ((8,), False, True),
     ],
@@ -340,3 +341,76 @@ def test_segments_are_listed_for_a_head_whose_last_run_began_after_a_jump() -> N
     assert jumped.head.run_start > 0
     listed = repair(folded_from([append(2), append(1, at=1_000)]), jumped).segments
     assert set(listed) == {0, (1_000 - 1) // CONFIG.segment_size}
+
+
+def test_rows_that_the_log_has_are_missing_whatever_a_wrong_head_says_was_deleted() -> None:
+    found = stored(LATER)
+    assert found.head is not None
+    found.head = msgspec.structs.replace(found.head, delete_to=3)
+    del found.rows[1], found.rows[3]
+    folded = folded_from(LATER, found)
+    assert whats(folded, found) == [("head differs", None), ("event missing", 1), ("event missing", 3)]
+    assert [row.seq_nr for row in repair(folded, found).rows] == [1, 3]
+
+
+def test_a_damaged_row_whose_number_is_unknown_is_expected_to_be_nothing() -> None:
+    found = stored(LATER)
+    found.damaged = (damage("event", None),)
+    [told] = differences(folded_from(LATER, found), found)
+    assert (told.what, told.seq_nr, told.expected) == ("event damaged", None, None)
+
+
+@pytest.mark.parametrize(
+    ("evicted", "recent_from", "last"),
+    [(None, 2, 4), (None, 4, 8), (1, 2, 4), (2, 3, None), (3, 4, None)],
+    ids=["the log has all later ones", "no later append", "evicted before", "evicted since", "evicted later"],
+)
+def test_the_last_number_before_the_log_is_known_from_the_appends_after_it(
+    evicted: int | None, recent_from: int, last: int | None
+) -> None:
+    """Where no row from before the log is left, and the head has not evicted an append since."""
+    found = stored([*LATER, delete(8)])
+    assert found.head is not None
+    since = Position(CONFIG.epoch, 2)
+    found.head = msgspec.structs.replace(
+        found.head,
+        recent=tuple(each for each in found.head.recent if each.position.offset >= recent_from),
+        evicted=None if evicted is None else Position(CONFIG.epoch, evicted),
+    )
+    assert found.rows == {}
+    folded = fold_journal(KEY, 0, found, [], CONFIG, since)
+    assert folded.partial
+    assert folded.state.head is not None
+    if last is None:  # the fold can only repeat what the store says
+        assert folded.state == found
+    else:
+        assert (folded.state.head.seq_nr, folded.state.head.delete_to) == (last, 0)
+
+
+def test_a_grave_from_before_the_log_stays_one() -> None:
+    found = stored([append(2), purge()])
+    folded = fold_journal(KEY, 0, found, [], CONFIG, Position(CONFIG.epoch, 5))
+    assert folded.state == found
+    assert differences(folded, found) == []
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_appends_from_before_the_log_that_the_head_remembers_are_no_difference(start: int) -> None:
+    """The journal began after the log's start, and its head remembers appends of an earlier incarnation."""
+    actions: list[Action] = [append(1), purge(), append(2), append(1)]
+    found = stored(actions)
+    folded = folded_from(actions, found, start=start)
+    assert folded.partial is (start == 3)
+    assert differences(folded, found) == []
+
+
+def test_a_repaired_head_keeps_the_later_position() -> None:
+    actions: list[Action] = [*LATER, delete(2)]
+    found = stored(actions)
+    head = found.head
+    assert head is not None
+    for offset in (3, 9):
+        found.head = msgspec.structs.replace(head, position=Position(CONFIG.epoch, offset))
+        mended = repair(folded_from(actions, found, start=2), found)
+        assert mended.head.position == Position(CONFIG.epoch, max(4, offset))
+        assert mended.head.live

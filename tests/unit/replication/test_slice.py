@@ -138,6 +138,41 @@ async def test_what_lies_at_or_below_the_pointer_is_left_out(store: StoreWriter,
     assert [row.seq_nr for row in events.rows] == [3]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("at", [0, 5])
+async def test_an_empty_range_changes_nothing_wherever_it_is(store: StoreWriter, config: TopicConfig, at: int) -> None:
+    plan = await plan_slice(store, TOPIC, 0, [], config, start=at, stop=at)
+    assert (plan.pointer, plan.writes, plan.stopped_by) == (None, None, None)
+
+
+async def test_a_range_that_ends_at_the_pointer_changes_nothing(store: StoreWriter, config: TopicConfig) -> None:
+    pointer = await replicate_slice(store, TOPIC, 0, records_of([("a", append())]), config, start=0, stop=3)
+    plan = await plan_slice(store, TOPIC, 0, [], config, start=0, stop=3)
+    assert (plan.pointer, plan.writes) == (pointer, None)
+
+
+async def test_a_record_of_a_newer_version_stops_after_what_comes_before_it(
+    store: StoreWriter, config: TopicConfig
+) -> None:
+    records = [*records_of([("a", append()), ("a", append())]), Record(2, FIRST_MS, b"a", newer_version())]
+    with pytest.raises(UnknownVersion):
+        await replicate_slice(store, TOPIC, 0, records, config, start=0, stop=9)
+    assert await numbers(store) == [(1, 0), (2, 1)]
+    pointer = await store.pointer(TOPIC, 0)
+    assert pointer is not None
+    assert pointer.position == Position(FIRST_EPOCH, 1)
+
+
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (0, 2, 2)])
+async def test_records_of_one_offset_or_out_of_order_are_refused(
+    store: StoreWriter, config: TopicConfig, offsets: tuple[int, ...]
+) -> None:
+    [record] = records_of([("a", append())])
+    records = [msgspec.structs.replace(record, offset=offset) for offset in offsets]
+    with pytest.raises(InvalidInput):
+        await replicate_slice(store, TOPIC, 0, records, config, start=0, stop=3)
+    assert await store.pointer(TOPIC, 0) is None
+
+
 async def test_records_out_of_order_are_refused(store: StoreWriter, config: TopicConfig) -> None:
     one, two = records_of([("a", append()), ("a", append())])
     with pytest.raises(InvalidInput):

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("acsylla")
 
-from tidebook.core.errors import Unavailable
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, Unavailable, UnknownVersion
 from tidebook.store.cassandra import migrations
 from tidebook.store.cassandra import statements as cql
-from tidebook.store.cassandra.migrations import LOCK_S, Migration, migrate, use_keyspace
+from tidebook.store.cassandra.migrations import LOCK_S, Migration, is_created, migrate, use_keyspace
 from tidebook.store.cassandra.session import SCHEMA_TIMEOUT_S
 from tidebook.store.cassandra.settings import CassandraSettings
 
@@ -124,3 +124,130 @@ async def test_the_lock_is_not_taken_before_the_nodes_agree_on_the_schema(monkey
     keyspace = Keyspace(*BOTH_TABLES, versions=[["v", "v", "u"], ["v", "u", "u"], ["u", "u", "u"]])
     await migrate(keyspace, "k", [Migration("first", ("A",))])  # type: ignore[arg-type]
     assert keyspace.done == ["lock", "renew", "A", "renew"]
+
+
+class Opened(Keyspace):
+    """A keyspace with a version, whose lock others may hold for some attempts."""
+
+    def __init__(
+        self, version: int | None, *, held: Sequence[dict[str, Any] | OutcomeUnknown] = (), **given: Any
+    ) -> None:
+        super().__init__(*BOTH_TABLES, **given)
+        self.version = version
+        self._held = list(held)
+        self.applied = True
+        self.swaps: list[tuple[str, list[Any]]] = []
+
+    async def query(self, text: str) -> list[tuple[str, ...]]:
+        if text.startswith("SELECT value FROM k.setting"):
+            return [] if self.version is None else [(str(self.version),)]
+        return await super().query(text)
+
+    def first(self) -> Any:
+        return None if self.version is None else self
+
+    def as_tuple(self) -> tuple[str]:
+        return (str(self.version),)
+
+    async def compare_and_set(self, statement: str, values: Sequence[Any]) -> dict[str, Any]:
+        if statement == cql.LOCK and self._held:
+            held = self._held.pop(0)
+            if isinstance(held, OutcomeUnknown):
+                raise held
+            return {"[applied]": False, "holder": values[1] if held["holder"] == "own" else held["holder"]}
+        if statement in (cql.NEW_SETTING, cql.CHANGE_SETTING):
+            self.swaps.append((statement, list(values)))
+            return {"[applied]": self.applied}
+        if statement == cql.UNLOCK:
+            self.done.append("unlock")
+        return await super().compare_and_set(statement, values)
+
+
+SCHEMA = [Migration("first", ("A",)), Migration("second", ("B",)), Migration("third", ("C",))]
+
+
+@pytest.mark.parametrize("version", [None, 1, 2])
+async def test_only_later_migrations_run_and_each_raises_the_version_by_one(version: int | None) -> None:
+    keyspace = Opened(version)
+    await migrate(keyspace, "k", SCHEMA)  # type: ignore[arg-type]
+    begun = version or 0
+    assert [each for each in keyspace.done if each in "ABC"] == ["A", "B", "C"][begun:]
+    assert keyspace.done[-1] == "unlock"
+    name, setting = migrations.SCHEMA, migrations.VERSION
+    assert keyspace.swaps == [
+        (cql.NEW_SETTING, [name, setting, "1"]) if number == 1
+        else (cql.CHANGE_SETTING, [str(number), name, setting, str(number - 1)])
+        for number in range(begun + 1, 4)
+    ]  # fmt: skip
+
+
+async def test_a_schema_of_this_version_is_left_alone_and_a_newer_one_is_refused() -> None:
+    keyspace = Opened(3)
+    await migrate(keyspace, "k", SCHEMA)  # type: ignore[arg-type]
+    assert (keyspace.done, keyspace.swaps) == ([], [])
+    with pytest.raises(UnknownVersion) as caught:
+        await migrate(Opened(4), "k", SCHEMA)  # type: ignore[arg-type]
+    assert (caught.value.version, caught.value.known) == (4, 3)
+
+
+async def test_a_version_that_another_process_changed_meanwhile_is_not_overwritten() -> None:
+    keyspace = Opened(1)
+    keyspace.applied = False
+    with pytest.raises(OutcomeUnknown, match="migration 2"):
+        await migrate(keyspace, "k", SCHEMA)  # type: ignore[arg-type]
+    assert "C" not in keyspace.done
+    assert keyspace.done[-1] == "unlock"
+
+
+@pytest.mark.parametrize("held", [{"holder": "another"}, OutcomeUnknown("no answer")], ids=["held", "unknown"])
+async def test_a_held_lock_is_awaited(monkeypatch: pytest.MonkeyPatch, held: Any) -> None:
+    monkeypatch.setattr(migrations, "LOCK_POLL_S", 0)
+    keyspace = Opened(2, held=[held, held, {"holder": "own"}])
+    await migrate(keyspace, "k", SCHEMA)  # type: ignore[arg-type]
+    assert [each for each in keyspace.done if each in "ABC"] == ["C"]
+    monkeypatch.setattr(migrations, "LOCK_WAIT_S_MAX", -1)
+    with pytest.raises(Unavailable, match="held the schema's lock"):
+        await migrate(Opened(2, held=[held] * 3), "k", SCHEMA)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("version", "created"), [(None, False), (1, True), (3, True)])
+async def test_a_schema_without_a_version_is_not_created(version: int | None, created: bool) -> None:
+    assert await is_created(Opened(version), "k") is created  # type: ignore[arg-type]
+    assert await is_created(Keyspace(), "k") is False  # type: ignore[arg-type]
+    assert await is_created(Keyspace("locks"), "k") is False  # type: ignore[arg-type]
+
+
+async def test_a_failed_statement_names_its_migration_and_leaves_the_version() -> None:
+    class Failing(Opened):
+        async def define(self, ddl: str, *, address: str | None = None) -> None:
+            raise Unavailable("the node is down")
+
+    keyspace = Failing(1)
+    with pytest.raises(Unavailable) as caught:
+        await migrate(keyspace, "k", SCHEMA)  # type: ignore[arg-type]
+    [note] = caught.value.__notes__
+    assert "migration 2 (second)" in note
+    assert "stays 1" in note
+    assert keyspace.swaps == []
+
+
+@pytest.mark.parametrize(
+    ("options", "replicas"),
+    [({}, "'replication_factor': 3"), ({"replication": 1}, "'replication_factor': 1"),
+     ({"replication": {"dc1": 3, "dc2": 2}}, "'dc1': 3, 'dc2': 2")],
+)  # fmt: skip
+async def test_a_keyspace_is_created_with_as_many_replicas_as_there_are_nodes_up_to_three(
+    options: dict[str, Any], replicas: str
+) -> None:
+    keyspace = Keyspace(*BOTH_TABLES)
+    await use_keyspace(keyspace, CassandraSettings.read("cassandra://one/books", options, environment={}))  # type: ignore[arg-type]
+    assert replicas in keyspace.done[0]
+    assert keyspace.done[-1] == "use books"
+    with pytest.raises(InvalidInput, match="create_keyspace is off"):
+        await use_keyspace(
+            Keyspace(), CassandraSettings.read("cassandra://one/books", {"create_keyspace": False}, environment={})  # type: ignore[arg-type]
+        )  # fmt: skip
+    with pytest.raises(InvalidInput, match="can miss"):
+        await use_keyspace(
+            keyspace, CassandraSettings.read("cassandra://one/books", {"consistency": "ONE"}, environment={})  # type: ignore[arg-type]
+        )  # fmt: skip

@@ -1,0 +1,77 @@
+"""Errors carry their facts as fields, and say them in their text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidebook.core.errors import (
+    Conflict,
+    LogLost,
+    MissingTaggedEvent,
+    OutcomeUnknown,
+    ProjectionStopped,
+    TooLarge,
+    UnknownEventType,
+    UnknownVersion,
+    UnreadableEvent,
+    format_int,
+)
+
+
+@pytest.mark.parametrize(
+    ("type_", "known", "reason"),
+    [(None, None, "without a type"), ("paid", None, "no class declares"), ("paid", 2, "knows version 2")],
+)
+def test_an_unknown_type_says_what_is_known_of_it(type_: str | None, known: int | None, reason: str) -> None:
+    error = UnknownEventType(topic="orders", id="o-1", seq_nr=7, type=type_, version=3, known=known)
+    assert isinstance(error, UnreadableEvent)
+    assert (error.topic, error.id, error.seq_nr, error.type, error.version, error.known) == (
+        "orders", "o-1", 7, type_, 3, known,
+    )  # fmt: skip
+    assert reason in error.reason
+    assert f"orders/o-1: event 7 of type {type_!r}, version 3, cannot be read" in str(error)
+
+
+def test_a_stopped_projection_names_its_slice_and_the_command_that_resumes_it() -> None:
+    error = ProjectionStopped(name="totals", slice=3, reason="orders/o-1, event 7")
+    assert (error.name, error.slice, error.reason) == ("totals", 3, "orders/o-1, event 7")
+    assert "projection resume totals" in str(error)
+
+
+def test_a_newer_version_is_named_beside_the_known_one() -> None:
+    error = UnknownVersion("the record", version=9, known=1)
+    assert (error.version, error.known) == (9, 1)
+    assert str(error).startswith("the record has version 9, this Tidebook knows up to 1")
+
+
+@pytest.mark.parametrize(
+    ("expected", "at", "found", "texts"),
+    [
+        (3, None, 5, ["expected seq_nr 3", "found 5"]),
+        (None, 4, 5, ["at seq_nr 4", "found 5"]),
+        (None, None, 5, ["largest seq_nr", "found 5"]),
+        (3, None, None, ["expected seq_nr 3", "no longer known"]),
+    ],
+)
+def test_a_conflict_says_what_was_wanted_and_what_was_found(
+    expected: int | None, at: int | None, found: int | None, texts: list[str]
+) -> None:
+    error = Conflict(key="orders/o-1", expected=expected, at=at, found=found)
+    assert (error.key, error.expected, error.at, error.found) == ("orders/o-1", expected, at, found)
+    assert all(text in str(error) for text in texts)
+
+
+def test_other_errors_say_their_facts() -> None:
+    assert "takes 2,000 bytes and the limit is 1,000" in str(TooLarge("it", size_bytes=2000, limit_bytes=1000))
+    assert str(OutcomeUnknown("no answer")) == "no answer"
+    lost = LogLost(topic="orders", partition=2, first=3, last=7)
+    assert str(lost) == "orders/2: the log lost offsets 3 to 7 before they were replicated"
+    assert str(LogLost(topic="orders", partition=2, first=3, last=7, remedy="do this")) == f"{lost}: do this"
+    missing = MissingTaggedEvent(tag="x", topic="orders", id="a", missing=(3, 4), last_known_offset="z")
+    assert "orders/a lacks tag_seq_nr 3 to 4" in str(missing)
+    assert (missing.missing, missing.last_known_offset) == ((3, 4), "z")
+
+
+def test_only_numbers_of_many_digits_are_not_printed() -> None:
+    assert format_int((1 << 128) - 1) == str((1 << 128) - 1)
+    assert format_int(1 << 128) == "a number of 129 bits"
