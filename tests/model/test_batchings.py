@@ -33,7 +33,7 @@ from tidebook.core.seq_nr import LAST
 from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.view import ReadView, ViewBase
 from tidebook.log.port import Record
-from tidebook.testing.histories import ACTION_TEMPLATES, FIRST_MS, ActionTemplate, Extension, extensions
+from tidebook.testing.action_histories import ACTION_TEMPLATES, FIRST_MS, ActionTemplate, Extension, extensions
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)

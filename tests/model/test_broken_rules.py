@@ -24,7 +24,7 @@ from tidebook.journal.prefetch import PrefetchedRange, RowPrefetcher
 from tidebook.journal.reader import Reader
 from tidebook.journal.settings import BarrierKind
 from tidebook.journal.view import ReadPlan, ReadView, ViewBase, page_is_valid, plan_read, stored_base
-from tidebook.testing.histories import ACTION_TEMPLATES, ActionTemplate, append, delete, histories, purge
+from tidebook.testing.action_histories import ACTION_TEMPLATES, ActionTemplate, append, delete, histories, purge
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)

@@ -14,7 +14,15 @@ from tests.model.world import CONFIG, Step, World
 from tidebook.core.action import Action
 from tidebook.core.seq_nr import LAST
 from tidebook.journal.reader import Reader
-from tidebook.testing.histories import ACTION_TEMPLATES, ActionTemplate, append, delete, extensions, histories, purge
+from tidebook.testing.action_histories import (
+    ACTION_TEMPLATES,
+    ActionTemplate,
+    append,
+    delete,
+    extensions,
+    histories,
+    purge,
+)
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)

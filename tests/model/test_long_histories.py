@@ -14,7 +14,7 @@ from tests.model.world import CONFIG, KEYS, World, own_segments
 from tidebook.core.action import Action
 from tidebook.core.head import Head
 from tidebook.core.replication_plan import plan_key
-from tidebook.testing.histories import random_histories
+from tidebook.testing.action_histories import random_histories
 
 #: About a minute of computing, more on a busy machine, and much more under --long.
 pytestmark = pytest.mark.timeout(3600)

@@ -38,7 +38,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.testing.histories import FIRST_MS, placed_at
+from tidebook.testing.action_histories import FIRST_MS, placed_at
 
 #: Segments of two numbers, so that the smallest history crosses a border.
 CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=2, segments=2)

@@ -16,7 +16,7 @@ from tidebook.core.record import encode_record, read_record
 from tidebook.core.replication_plan import EventRow, Parked, TagRow, advance_time, tag_row
 from tidebook.core.topic_config import TopicConfig
 from tidebook.log.port import Record
-from tidebook.testing.histories import FIRST_MS
+from tidebook.testing.action_histories import FIRST_MS
 
 TOPIC = "orders"
 PARTITION = 0

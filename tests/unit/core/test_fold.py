@@ -23,7 +23,7 @@ from tidebook.core.head import GRAVE_RETENTION_MS, JOURNAL_TAGS_MAX, RECENT_MAX,
 from tidebook.core.position import Position
 from tidebook.core.seq_nr import LAST
 from tidebook.core.topic_config import TopicConfig
-from tidebook.testing.histories import append, delete, purge
+from tidebook.testing.action_histories import append, delete, purge
 
 CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=5)
 T0 = 1_700_000_000_000

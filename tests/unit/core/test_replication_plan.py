@@ -34,7 +34,7 @@ from tidebook.core.replication_plan import (
     plan_key,
 )
 from tidebook.core.topic_config import TopicConfig
-from tidebook.testing.histories import append, delete, placed_at, purge
+from tidebook.testing.action_histories import append, delete, placed_at, purge
 
 CONFIG = TopicConfig(topic_id="t", partitions=1, segment_size=5)
 KEY = Key("orders", "o-1")

@@ -22,7 +22,7 @@ from tidebook.core.replication_plan import (
 )
 from tidebook.core.segments import event_segment
 from tidebook.core.topic_config import TopicConfig
-from tidebook.testing.histories import append, delete, placed_at
+from tidebook.testing.action_histories import append, delete, placed_at
 
 #: Each step skips some numbers and appends some events; a delete on no journal may precede them.
 steps = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=6)

@@ -13,7 +13,7 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.replication_plan import ClearEvents, ClearJournal, PositionedAction, PutTags, Write, plan_key
 from tidebook.core.topic_config import TopicConfig
-from tidebook.testing.histories import append, delete, placed_at, purge
+from tidebook.testing.action_histories import append, delete, placed_at, purge
 
 KEY = Key("orders", "o-1")
 CONFIG = TopicConfig(topic_id="t", partitions=1)

@@ -17,7 +17,7 @@ from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import MAGIC, VERSION
 from tidebook.core.replication_plan import Pointer, SliceWrites
-from tidebook.testing.histories import append, placed_at
+from tidebook.testing.action_histories import append, placed_at
 
 OpenRig = Callable[..., Rig]
 

@@ -15,7 +15,7 @@ from tidebook.core.key import Key
 from tidebook.log.port import read_all
 from tidebook.replication.slice import plan_slice
 from tidebook.sqlite.database import Database, Schema
-from tidebook.testing.histories import append, placed_at
+from tidebook.testing.action_histories import append, placed_at
 
 OpenRig = Callable[..., Rig]
 

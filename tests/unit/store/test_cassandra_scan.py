@@ -36,7 +36,7 @@ from tidebook.store.cassandra import statements as cql
 from tidebook.store.cassandra.mutations import event_batches
 from tidebook.store.cassandra.rows import encode_row
 from tidebook.store.cassandra.scan import PAGE_BYTES, PAGE_ROWS_MIN, EventPages, listed_segments
-from tidebook.testing.histories import append, placed_at
+from tidebook.testing.action_histories import append, placed_at
 
 LARGE, SMALL = Key("t", "large"), Key("t", "small")
 BYTES = {"large": 500_000, "small": 200}

@@ -19,7 +19,7 @@ from tidebook.core.replication_plan import Pointer, PositionedAction, PutHead, S
 from tidebook.core.topic_config import TopicConfig
 from tidebook.sqlite.multi_insert import insert_rows
 from tidebook.store.sqlite import SqliteStore, writes
-from tidebook.testing.histories import append, delete, placed_at, purge
+from tidebook.testing.action_histories import append, delete, placed_at, purge
 
 KEY = Key("orders", "o-1")
 CONFIG = TopicConfig(topic_id="t", partitions=1)

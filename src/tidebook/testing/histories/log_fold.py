@@ -1,0 +1,123 @@
+"""The checker's own fold: what the records of a log partition make of its journals.
+
+It is written from the reference of journals, for whole histories in memory, and is deliberately not the product's fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from tidebook.testing.histories.call import RecordedHistory
+
+#: How many append ids a journal remembers.
+IDS_MAX = 16
+
+
+class FoldedEvent(msgspec.Struct):
+    """An event that the log made part of a journal, and whether it still is."""
+
+    key: str
+    seq_nr: int
+    value: str
+    tags: frozenset[str]
+    partition: int
+    offset: int
+    index: int
+    removed: bool = False
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The event's place in the log."""
+        return self.partition, self.offset, self.index
+
+
+class LoggedJournal:
+    """One journal, folded record by record."""
+
+    def __init__(self, key: str, partition: int) -> None:
+        self.key = key
+        self.live = False
+        self.last = 0
+        self.deleted = 0
+        self.incarnation: list[int] | None = None
+        self.position: list[int] | None = None
+        #: All events that ever were, in log order.
+        self.events: list[FoldedEvent] = []
+        self._partition = partition
+        self._ids: list[tuple[str, list[int]]] = []
+        self._forgotten: list[int] | None = None
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Apply a record of this journal."""
+        at = [record["epoch_of_log"], record["offset"]]
+        if record["kind"] in ("append", "delete", "purge") and record["epoch"] == record["epoch_of_log"]:
+            {"append": self._append, "delete": self._delete, "purge": self._purge}[record["kind"]](record, at)
+
+    def _append(self, record: Mapping[str, Any], at: list[int]) -> None:
+        if any(id == record["append_id"] for id, _ in self._ids):
+            return
+        floor = record.get("floor")
+        if floor is not None and self._forgotten is not None and (floor < 0 or [at[0], floor] <= self._forgotten):
+            return
+        expected, wanted, incarnation = record.get("expected"), record.get("at"), record.get("incarnation")
+        last = self.last if self.live else 0
+        if (expected is not None and expected != last) or (wanted is not None and wanted <= last):
+            return
+        if incarnation is not None and (not self.live or incarnation != self.incarnation):
+            return
+        if not self.live:
+            self.live, self.deleted, self.incarnation = True, 0, at
+        first = last + 1 if wanted is None else wanted
+        for index, value in enumerate(record["values"]):
+            tags = frozenset(record["tags"][index])
+            event = FoldedEvent(self.key, first + index, value, tags, self._partition, at[1], index)
+            self.events.append(event)
+        self.last, self.position = first + len(record["values"]) - 1, at
+        self._ids.append((record["append_id"], at))
+        if len(self._ids) > IDS_MAX:
+            self._forgotten = self._ids.pop(0)[1]
+
+    def _delete(self, record: Mapping[str, Any], at: list[int]) -> None:
+        incarnation = record.get("incarnation")
+        if not self.live:
+            if incarnation is None:
+                self.live, self.last, self.deleted = True, record["to"], record["to"]
+                self.incarnation = self.position = at
+            return
+        to = min(record["to"], self.last)
+        if (incarnation is None or incarnation == self.incarnation) and to > self.deleted:
+            self.deleted, self.position = to, at
+            self._remove(to)
+
+    def _purge(self, record: Mapping[str, Any], at: list[int]) -> None:
+        wanted = record.get("if_position")
+        if self.live and wanted in (None, self.position):
+            self._remove(self.last)
+            self.live, self.last, self.deleted, self.incarnation, self.position = False, 0, 0, None, at
+
+    def _remove(self, to: int) -> None:
+        for event in self.events:
+            # Events of earlier incarnations are removed already, whatever their numbers.
+            event.removed = event.removed or event.seq_nr <= to
+
+
+def fold_log(history: RecordedHistory) -> dict[str, LoggedJournal] | None:
+    """Return all journals that the dumps of the log give; None if the history has no dump."""
+    dumps = [call for call in history.of("dump_log") if call.outcome == "ok"]
+    if not dumps:
+        return None
+    found: dict[str, LoggedJournal] = {}
+    for dump in dumps:
+        for record in dump.result:
+            if record["kind"] in ("append", "delete", "purge"):
+                key = record["key"]
+                found.setdefault(key, LoggedJournal(key, dump.args["partition"])).take(record)
+    return found
+
+
+def all_events(journals: Iterable[LoggedJournal]) -> dict[str, FoldedEvent]:
+    """Return every event that the log made part of a journal, by its value."""
+    return {event.value: event for journal in journals for event in journal.events}

@@ -1,0 +1,120 @@
+"""The rules of queues: one holder at a time, finished at least once, finished for good."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import msgspec
+
+from tidebook.testing.histories.call import NEVER_NS, RecordedCall, RecordedHistory
+from tidebook.testing.histories.verdict import RuleRun, RuleVerdict
+
+
+class Hold(msgspec.Struct):
+    """An entry in the hands of one worker, from its claim to its end."""
+
+    claim: RecordedCall
+    id: int
+    key: str | None
+    value: str
+    #: By the clock of the store, which decides leases.
+    started_ms: int
+    lease_until_ms: int
+    #: When the worker began to give the entry back, finished or failed.
+    released_ns: int = NEVER_NS
+    released_by: str | None = None
+    #: The outcome of that call; None if there was none.
+    outcome: str | None = None
+    ended_ns: int = NEVER_NS
+
+    @property
+    def subject(self) -> str:
+        """What only one worker may hold at a time: all entries of a key, or one without a key."""
+        return self.key if self.key is not None else f"entry {self.id}"
+
+
+def _holds(history: RecordedHistory) -> list[Hold]:
+    found: dict[str, Hold] = {}
+    for call in history.of("claim", "heartbeat", "finish", "give_back"):
+        if call.op == "claim":
+            for each in call.result or () if call.outcome == "ok" else ():
+                found[each["hold"]] = Hold(
+                    call, each["id"], each["key"], each["value"], each["started_ms"], each["lease_until_ms"]
+                )
+            continue
+        hold = found[call.args["hold"]]
+        if call.op == "heartbeat":
+            if call.outcome == "ok":
+                hold.lease_until_ms = max(hold.lease_until_ms, call.result["lease_until_ms"])
+        else:
+            hold.released_ns, hold.released_by = call.start_ns, call.op
+            hold.outcome, hold.ended_ns = call.outcome, call.end_ns
+    return list(found.values())
+
+
+def one_holder(history: RecordedHistory) -> RuleVerdict:
+    """Check that no entry, and no key, ever has two holders with a valid lease, and that finished is for good."""
+    run = RuleRun("a queue entry has one valid holder")
+    by_subject: dict[str, list[Hold]] = defaultdict(list)
+    for hold in _holds(history):
+        by_subject[hold.subject].append(hold)
+    for subject, holds in by_subject.items():
+        holds.sort(key=lambda hold: (hold.started_ms, hold.claim.end_ns))
+        run.check(len(holds))
+        for first, second in pairwise(holds):
+            # The store dates a claim when its statement begins; it takes effect at some moment of the call.
+            took_ms = (second.claim.end_ns - second.claim.start_ns) / 1_000_000
+            if second.started_ms + took_ms < first.lease_until_ms and second.claim.end_ns < first.released_ns:
+                run.violated(subject, f"held by {first.claim.name} and by {second.claim.name} at one time")
+        finished = {hold.id: hold for hold in holds if hold.released_by == "finish" and hold.outcome == "ok"}
+        for hold in holds:
+            end = finished.get(hold.id)
+            if end is None or end is hold:
+                continue
+            if hold.claim.start_ns > end.ended_ns:
+                run.violated(subject, f"{hold.claim.name} claimed what {end.claim.name} had finished")
+            elif end.claim.precedes(hold.claim) and hold.claim.end_ns < end.released_ns:
+                run.violated(subject, f"{end.claim.name} finished what {hold.claim.name} had claimed meanwhile")
+    return run.verdict()
+
+
+def finished(history: RecordedHistory) -> RuleVerdict:
+    """Check that every acknowledged put is finished: itself or, merged, with a later one of its key.
+
+    It needs the end of the history to be quiet: `dump_queue` says what is left, which must be nothing.
+    """
+    run = RuleRun("queue entries are finished at least once")
+    dumps = [call for call in history.of("dump_queue") if call.outcome == "ok"]
+    if not dumps:
+        return run.verdict()
+    left = {entry["value"] for dump in dumps for entry in dump.result}
+    begun: dict[str, RecordedCall] = {call.args["value"]: call for call in history.of("put")}
+    done: dict[str, list[RecordedCall]] = defaultdict(list)
+    held: set[str] = set()
+    for hold in _holds(history):
+        held.add(hold.value)
+        if hold.value not in begun:
+            run.violated(hold.subject, f"{hold.value} was put by nobody")
+        elif hold.released_by == "finish" and hold.outcome != "fail":
+            done[hold.key or hold.value].append(begun[hold.value])
+    for call in history.of("put"):
+        if call.outcome != "ok":
+            continue
+        run.check()
+        if call.args["value"] in left:
+            run.violated(call.args["value"], "is left in the queue")
+        elif not any(_covers(put, call, held) for put in done[call.args.get("key") or call.args["value"]]):
+            run.violated(call.args["value"], f"was put by {call.name}, and never finished")
+    return run.verdict()
+
+
+def _covers(finished: RecordedCall, put: RecordedCall, held: set[str]) -> bool:
+    """Return whether the finished put may have been merged with this one, whose data the later one replaces.
+
+    A put that reports no merge found none waiting; but an entry that a worker gave back is merged into a newer one.
+    """
+    if finished is put:
+        return True
+    merged = finished.outcome != "ok" or finished.result["merged"] > 0 or put.args["value"] in held
+    return merged and not finished.precedes(put)
