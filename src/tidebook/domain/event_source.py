@@ -68,6 +68,9 @@ class SourcePage(msgspec.Struct, frozen=True, gc=False):
 
     rows: Sequence[SourceRow]
     position: SourcePosition
+    #: Whether the position begins or ends a scan, which does not deliver in the order of places: it is stored even if
+    #: there are no rows, and the stream is read again from there.
+    jumps: bool = False
 
 
 class EventSource(Protocol):

@@ -28,6 +28,7 @@ from tidebook.domain.projection_rebuild import Rebuild
 from tidebook.domain.projection_runner import Build, OnFailure, ProjectionSettings, RunnerProgress, SliceRunner
 from tidebook.domain.projection_tables import RACES, BuildState, ParkedEvent, ProjectionTables, create_tables
 from tidebook.domain.sql_engine import Handler, ProjectionTx, SqlEngine, check_handler
+from tidebook.domain.topic_scan import in_scan
 from tidebook.domain.typed_event import TypedEvent, decode_row
 from tidebook.runtime.blocking_facade import BlockingFacade, blocking
 from tidebook.runtime.clock import Clock, Ids
@@ -356,7 +357,8 @@ class Projection:
 
         for event, position, reason in await self._engine.run(read):
             # Time and offset separate the append from those of earlier incarnations of the journal.
-            if (at := decode_position(position).at)[:1] == goal[:1] and at[3:4] == goal[3:4]:
+            at = decode_position(position).at
+            if in_scan(at) or (at[:1] == goal[:1] and at[3:4] == goal[3:4]):
                 raise EventParked(name=self.name, event=event, reason=reason)
 
     async def _reach(self, goals: Mapping[int, At]) -> None:
@@ -476,7 +478,7 @@ class Projection:
 
 def _time_ms(at: At) -> int | None:
     """Return the time of a place; None before the first event, also if the horizon is before all time."""
-    return at[0] if at and at[0] >= 0 else None
+    return at[0] if at and at[0] > 0 else None
 
 
 def _accept(_: ProjectionTx) -> None:

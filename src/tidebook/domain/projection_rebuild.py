@@ -15,6 +15,7 @@ from tidebook.domain.projection_runner import Build, SliceRunner
 from tidebook.domain.projection_tables import SWAP_OWNER, BuildState, ProjectionTables, SliceState, create_tables
 from tidebook.domain.sql_engine import ProjectionTx, SqlEngine
 from tidebook.domain.table_swap import copied, has_transactional_ddl, swap_tables
+from tidebook.domain.topic_scan import PLACE_SIZE, in_scan
 from tidebook.runtime.clock import Ids
 
 #: For how long a swap may hold the live build back.
@@ -133,6 +134,8 @@ class Rebuild:
 def _goals(live: Iterable[SliceState], *, is_same: bool) -> dict[int, At]:
     """Return how far a new build must come; places of another source compare by their time only."""
     places = {each.slice: decode_position(each.position).at for each in live}
+    # A scan of another build has other places: it must have ended where this one will.
+    places = {number: (at[PLACE_SIZE],) if in_scan(at) else at for number, at in places.items()}
     return places if is_same else {number: (at[0] + 1,) if at else at for number, at in places.items()}
 
 

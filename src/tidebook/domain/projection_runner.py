@@ -26,6 +26,7 @@ from tidebook.domain.event_source import (
 )
 from tidebook.domain.projection_tables import ProjectionTables, SliceState
 from tidebook.domain.sql_engine import Handler, HandlerFailed, ProjectionTx, RolledBack, SqlEngine, is_passing
+from tidebook.domain.topic_scan import can_join
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock
@@ -228,7 +229,8 @@ class SliceRunner:
         if not groups:
             return False
         behind, *others = sorted(groups, key=lambda text: decode_position(text).at)
-        stop = decode_position(others[0]) if others else None
+        begin = decode_position(behind).at
+        stop = next((each for each in map(decode_position, others) if can_join(begin, each.at)), None)
         try:
             return await self._advance_group(sorted(groups[behind]), behind, stop) or stop is not None
         except Fenced:
@@ -240,18 +242,22 @@ class SliceRunner:
         async with aclosing(_read_ahead(self._source.pages(decode_position(text)))) as pages:
             async for page in pages:
                 rows, end = page.rows, page.position
-                if stop is not None and end.at >= stop.at:
+                if stop is not None and end.at >= stop.at and can_join(end.at, stop.at) and not page.jumps:
                     rows, end = [row for row in rows if row.at <= stop.at], stop
-                text, any_mine = await self._take(slices, text, rows, end, joins=end is stop)
+                moves = end is stop or page.jumps
+                text, any_mine = await self._take(slices, text, rows, end, moves=moves)
                 delivered = delivered or any_mine
-                if end is stop or any(number not in self._slices for number in slices) or self._is_renewal_due():
+                if moves or any(number not in self._slices for number in slices) or self._is_renewal_due():
                     return True
         return delivered
 
     async def _take(
-        self, slices: list[int], text: str, rows: Sequence[SourceRow], end: SourcePosition, *, joins: bool
+        self, slices: list[int], text: str, rows: Sequence[SourceRow], end: SourcePosition, *, moves: bool
     ) -> tuple[str, bool]:
-        """Apply the rows of a page in batches; return the stored position, and whether rows were applied."""
+        """Apply the rows of a page in batches; return the stored position, and whether rows were applied.
+
+        With `moves` the position is stored even if no row is applied.
+        """
         count, mine, applied = self._settings.slices, frozenset(slices), False
         begin = 0
         while True:
@@ -262,7 +268,7 @@ class SliceRunner:
             position = end if is_last else SourcePosition(chunk[-1].at, decode_position(text).log)
             after = encode_position(position)
             selected = [row for row in chunk if slice_of(row.topic, row.id, count) in mine]
-            if selected or joins or self._idle_at_ms <= self._clock.monotonic_ms():
+            if selected or moves or self._idle_at_ms <= self._clock.monotonic_ms():
                 if after != text:
                     await self._apply(slices, text, after, selected)
                     text = after
