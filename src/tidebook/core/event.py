@@ -198,25 +198,27 @@ def _encodable(event: Event) -> _Encodable:
     return payload_type, payload, tags, metadata, *check_type(event.type, event.version)
 
 
-def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[bytes]]:
-    """Return the types and the bytes of the payloads of plain appends: one event that is only a payload.
+def plain_payload(events: Sequence[Event]) -> tuple[int, bytes]:
+    """Return the type and the bytes of the payload of a plain append: one event that is only a payload.
 
-    Other appends have type NOT_PLAIN and no bytes. Two lists instead of a list of pairs spare the garbage collector
-    thousands of tuples.
+    Any other append has type NOT_PLAIN and no bytes.
     """
+    if type(events) is list and len(events) == 1:
+        event = events[0]
+        if type(event) is Event and not event.tags and event.metadata is None and event.type is None:
+            payload = event.payload
+            return (BYTES, payload) if type(payload) is bytes else encode_payload(payload)
+    return NOT_PLAIN, b""
+
+
+def plain_payloads(appends: Iterable[Sequence[Event]]) -> tuple[list[int], list[bytes]]:
+    """Return `plain_payload` of each append; two lists instead of pairs spare the garbage collector many tuples."""
     types: list[int] = []
     payloads: list[bytes] = []
     for events in appends:
-        if type(events) is list and len(events) == 1:
-            event = events[0]
-            if type(event) is Event and not event.tags and event.metadata is None and event.type is None:
-                payload = event.payload
-                payload_type, payload = (BYTES, payload) if type(payload) is bytes else encode_payload(payload)
-                types.append(payload_type)
-                payloads.append(payload)
-                continue
-        types.append(NOT_PLAIN)
-        payloads.append(b"")
+        payload_type, payload = plain_payload(events)
+        types.append(payload_type)
+        payloads.append(payload)
     return types, payloads
 
 

@@ -13,7 +13,7 @@ import msgspec
 from tidebook.core.action import Append, expiry_ms
 from tidebook.core.bounds import EVENTS_MAX, IDENTITY_BYTES
 from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError
-from tidebook.core.event import NOT_PLAIN, Event, encode_events, plain_payloads
+from tidebook.core.event import NOT_PLAIN, Event, encode_events, plain_payload, plain_payloads
 from tidebook.core.key import Key
 from tidebook.core.position import Position
 from tidebook.core.record import (
@@ -47,8 +47,9 @@ def encode_append(
 
     The action of a plain append is None: it is encoded from a template, and most unconfirmed appends need no action.
     """
-    if all(each is None for each in (expected, at, expire_after, append_id, retry, incarnation)):
-        (payload_type,), (payload,) = plain_payloads((events,))
+    is_unconditional = expected is None and at is None and incarnation is None
+    if is_unconditional and expire_after is None and append_id is None and retry is None:
+        payload_type, payload = plain_payload(events)
         if payload_type != NOT_PLAIN and 0 < len(payload) <= config.limit_bytes - PLAIN_BYTES_MAX:
             return None, encode_plain_append(config.epoch, ids.new(), payload_type, payload)
     if type(events) is not list or not 0 < len(events) <= EVENTS_MAX:

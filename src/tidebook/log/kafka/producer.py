@@ -116,33 +116,39 @@ class Delivery(msgspec.Struct, gc=False):
         self.producer.done.append(self)
 
     def __call__(self, error: KafkaError | None, message: Any) -> None:
-        """Keep the report, for the loop to resolve; the client calls this in the thread that polls."""
-        self.report = error, message
+        """Resolve the record, or leave that to the loop; the client calls this in the thread that polls."""
         producer = self.producer
         if producer.thread_polls or producer.done:  # a batch that is done comes first, to keep the order of offsets
+            self.report = error, message
             producer.done.append(self)
         else:
-            self.resolve()
+            self._resolve(error, message)
 
     def resolve(self) -> None:
         """Call the sender back with the result."""
-        producer = self.producer
-        result: Any = self.report
-        if type(result) is tuple:
-            producer.in_flight -= 1
-            error, message = result
-            try:
-                offset = message.offset()
-                if error is None and offset is not None:
-                    result = Acknowledged(self.record.partition, offset, message.timestamp()[1])
-                else:
-                    result = producer.delivery_error(self.record, error)
-            except Exception as failure:
-                result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
+        if isinstance(self.report, tuple):
+            self._resolve(*self.report)
+        else:
+            self._call_back(self.report)
+
+    def _call_back(self, result: Any) -> None:
         try:
             self.on_sent(result)
         except Exception as failure:
-            producer.callback_failed(failure)
+            self.producer.callback_failed(failure)
+
+    def _resolve(self, error: KafkaError | None, message: Any) -> None:
+        producer = self.producer
+        producer.in_flight -= 1
+        try:
+            offset = message.offset()
+            if error is None and offset is not None:
+                result: Any = Acknowledged(self.record.partition, offset, message.timestamp()[1])
+            else:
+                result = producer.delivery_error(self.record, error)
+        except Exception as failure:
+            result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
+        self._call_back(result)
 
 
 class ProduceBatch:
