@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvicorn
 
 from bench.timing import percentile, report, timed
 from tidebook import Event
-from tidebook.api.journals import EventLine
+from tidebook.api.access import Role
+from tidebook.api.route import Route
+from tidebook.server.app import ServerApp
+from tidebook.server.serve import collect_garbage_rarely, new_event_loop
+from tidebook.server.state import ServerState
 from tidebook.wiring.book import open as open_book
+from tidebook.wiring.book import open_remote
 
+EMPTY = "/v1/bench/empty"
 PARTS = ("append", "batch", "read", "sse", "queue")
 TARGETS = {
     "append_vs_empty_post": 0.5,
@@ -59,6 +67,7 @@ def main(argv: list[str]) -> None:
 def _ratios(figures: dict[str, float]) -> dict[str, float]:
     pairs = {
         "append_vs_empty_post": ("append_per_s", "empty_post_per_s"),
+        "append_vs_bare_function": ("append_per_s", "bare_function_per_s"),
         "batch_vs_append_many": ("batch_appends_per_s", "append_many_per_s"),
         "read_vs_in_process": ("read_events_per_s", "in_process_read_events_per_s"),
         "first_byte_vs_first_event": ("first_byte_ms", "in_process_first_event_ms"),
@@ -143,34 +152,57 @@ async def clients(port: int, count: int, total: int, call: Callable[[Connection,
     return rate
 
 
-async def empty_posts(figures: dict[str, float], total: int) -> None:
-    """The same stack, uvicorn with httptools and uvloop, answering an empty POST."""
+async def empty_posts(target: Callable[[Any], None], path: str, total: int) -> float:
+    """Return how many empty POSTs a second a server answers, which `target` runs in a process."""
     port_of: multiprocessing.Queue[int] = multiprocessing.get_context("spawn").Queue()
-    process = multiprocessing.get_context("spawn").Process(target=_serve_nothing, args=(port_of,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(port_of,), daemon=True)
     process.start()
     port = await asyncio.to_thread(port_of.get)
-    figures["empty_post_per_s"] = await clients(port, CLIENTS, total, lambda each, _: each.call("POST", "/"))
+    await clients(port, CLIENTS, total // 10, lambda each, _: each.call("POST", path))  # warms up
+    rate = await clients(port, CLIENTS, total, lambda each, _: each.call("POST", path))
     process.terminate()
     process.join()
+    return rate
 
 
-def _serve_nothing(port_of: Any) -> None:
-    import socket
-
-    import uvicorn
-
-    from tidebook.server.serve import new_event_loop
+def serve_function(port_of: Any) -> None:
+    """Serve an ASGI function that answers nothing, with the same uvicorn, httptools and uvloop."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(app, port_of))
+
+
+def serve_empty_route(port_of: Any) -> None:
+    """Serve a book with a route more, which answers an empty POST: router, gate, limits and metrics are in use."""
+    route = Route(
+        name="bench.empty", method="POST", path=EMPTY, role=Role.OPERATOR, scope="none", summary="", status=204
+    )
+
+    async def empty(call: Any) -> None:
+        return None
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="tidebook-bench-") as folder:
+            async with open_book(Path(folder) / "book", create=True) as book:
+                state = ServerState(book)
+                state.start()
+                await _serve(ServerApp(state, more=[(route, empty)]), port_of)
+
+    collect_garbage_rarely()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run())
+
+
+async def _serve(app: Any, port_of: Any) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, http="httptools", lifespan="off", ws="none", access_log=False, log_level="error")
     port_of.put(listening.getsockname()[1])
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(uvicorn.Server(config).serve([listening]))
+    await uvicorn.Server(config).serve([listening])
 
 
 async def append(figures: dict[str, float], scale: int) -> None:
@@ -186,8 +218,10 @@ async def append(figures: dict[str, float], scale: int) -> None:
             await clients(port, CLIENTS, total // 10, call)  # warms up
             with timed("appends"):
                 figures["append_per_s"] = await clients(port, CLIENTS, total, call)
-    with timed("empty posts"):
-        await empty_posts(figures, total)
+    with timed("empty posts, the same server"):
+        figures["empty_post_per_s"] = await empty_posts(serve_empty_route, EMPTY, total)
+    with timed("empty posts, a bare function"):
+        figures["bare_function_per_s"] = await empty_posts(serve_function, "/", total)
 
 
 async def batch(figures: dict[str, float], scale: int) -> None:
@@ -241,27 +275,31 @@ async def read(figures: dict[str, float], scale: int) -> None:
 
 
 async def _read_over_http(figures: dict[str, float], port: int, count: int, rounds: int) -> None:
-    decode_lines = msgspec.json.Decoder(EventLine).decode_lines
+    async with open_remote(f"http://127.0.0.1:{port}") as book:
+        firsts, seconds = [], []
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            found, first = 0, 0.0
+            async for _ in book.journal("bench").read("long"):
+                first = first or time.perf_counter() - began
+                found += 1
+            assert found == count
+            firsts.append(first)
+            seconds.append(time.perf_counter() - began)
+    figures["remote_first_event_ms"] = percentile(firsts[1:], 0.5) * 1000
+    figures["read_events_per_s"] = count / percentile(seconds[1:], 0.5)
     connection = await Connection.open(port)
-    firsts, seconds = [], []
+    firsts = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
         connection.send("GET", "/v1/journals/bench/long/events")
         await connection.head()
-        first, found, rest = 0.0, 0, b""
-        while size := int(await connection.reader.readline(), 16):
-            part = rest + await connection.reader.readexactly(size)
-            first = first or time.perf_counter() - began
-            await connection.reader.readexactly(2)
-            whole = part.rfind(b"\n") + 1
-            lines, rest = part[:whole].removesuffix(b'{"end":true}\n'), part[whole:]
-            found += len([line.event() for line in decode_lines(lines)])
-        await connection.reader.readexactly(2)
-        assert found == count
-        firsts.append(first)
-        seconds.append(time.perf_counter() - began)
+        await connection.reader.readexactly(1)
+        firsts.append(time.perf_counter() - began)
+        while not (await connection.reader.readline()).startswith(b'{"end"'):
+            pass
+        await connection.reader.readuntil(b"0\r\n\r\n")
     figures["first_byte_ms"] = percentile(firsts[1:], 0.5) * 1000
-    figures["read_events_per_s"] = count / percentile(seconds[1:], 0.5)
 
 
 async def sse(figures: dict[str, float], scale: int) -> None:

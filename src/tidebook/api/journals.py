@@ -105,17 +105,17 @@ class AppendBatchAnswer(msgspec.Struct, frozen=True):
     results: list[BatchAppendAnswer]
 
 
-class EventLine(msgspec.Struct, frozen=True, gc=False):
-    """An event as it is read: one line of NDJSON, or the data of one server-sent event."""
+class EventLine(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An event as it is read: one line of NDJSON, or the data of one server-sent event; in the order of `ReadEvent`."""
 
     seq_nr: int
-    timestamp_ms: int
-    partition: int
-    offset: int
     payload: Any = UNSET
     payload_base64: bytes | UnsetType = UNSET
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
+    timestamp_ms: int
+    partition: int
+    offset: int
     type: str | None = None
     version: int = 1
 
@@ -125,8 +125,9 @@ class EventLine(msgspec.Struct, frozen=True, gc=False):
         payload, encoded = payload_to(event.payload)
         tags = tuple(sorted(event.tags)) if event.tags else ()
         return cls(
-            event.seq_nr, event.timestamp_ms, event.partition, event.offset, payload, encoded, tags, event.metadata,
-            event.type, event.version,
+            seq_nr=event.seq_nr, payload=payload, payload_base64=encoded, tags=tags, metadata=event.metadata,
+            timestamp_ms=event.timestamp_ms, partition=event.partition, offset=event.offset, type=event.type,
+            version=event.version,
         )  # fmt: skip
 
     def event(self) -> ReadEvent:

@@ -38,6 +38,7 @@ def serve(
         output.emit({"url": url}, f"Tidebook is served at {url}. Press Ctrl-C to stop.")
 
     async def go() -> None:
+        server.collect_garbage_rarely()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         async with Book(book_settings(book, create=True)) as opened:

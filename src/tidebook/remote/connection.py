@@ -42,6 +42,9 @@ CONNECTIONS_MAX: Final = 1_000
 #: The most bytes of one line of a streamed answer.
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
+#: How the last line of a streamed answer begins.
+ENDS: Final = (b'{"end":', b'{"next":', b'{"problem":')
+
 _PARAMETER = re.compile(r"\{\w+\}")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -238,8 +241,8 @@ class Connection:
 
     async def lines(
         self, name: str, *parameters: object, query: Mapping[str, object] | None = None
-    ) -> AsyncGenerator[list[bytes], None]:
-        """Yield the lines of a streamed answer, those that arrived together in one list, without the last one.
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a streamed answer, those that arrived together as one block, without the last one.
 
         Raise the error with which the answer ends. A connection that breaks before the first line is repeated; after
         it, `Unavailable` is raised, since a second read could be as of another moment.
@@ -254,15 +257,15 @@ class Connection:
                 request.headers["accept"] = "application/x-ndjson"
                 async with self._stream(request, route) as response, aclosing(_split_lines(response)) as pages:
                     async for page in pages:
-                        last = page[-1]
-                        if not _is_end(last):
+                        start = page.rfind(b"\n", 0, -1) + 1  # of the last line
+                        if not page.startswith(ENDS, start):
                             begun = True
                             yield page
                             continue
-                        if len(page) > 1:
+                        if start:
                             begun = True
-                            yield page[:-1]
-                        end = _decode_end(last)
+                            yield page[:start]
+                        end = _decode_end(page[start:])
                         if end.problem is not None:
                             raise error_of(end.problem)
                         return
@@ -354,19 +357,22 @@ def _query_text(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def _is_end(line: bytes) -> bool:
-    return line.startswith((b'{"end":', b'{"next":', b'{"problem":'))
-
-
-async def _split_lines(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
-    """Yield the complete lines of each chunk of an answer, without empty ones."""
-    rest = b""
+async def _split_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the complete lines of each chunk of an answer; a server sends an empty line to keep a connection alive."""
+    parts: list[bytes] = []
+    size = 0
     async for chunk in response.aiter_bytes():
-        *found, rest = (rest + chunk).split(b"\n")
-        if len(rest) > LINE_BYTES_MAX:
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            parts.append(chunk)
+            size += len(chunk)
+        else:
+            block = b"".join((*parts, chunk[:cut])) if parts else chunk[:cut]
+            parts, size = [chunk[cut:]], len(chunk) - cut
+            if block := block.lstrip(b"\n"):
+                yield block
+        if size > LINE_BYTES_MAX:
             raise Unavailable(f"a line of the server's answer takes more than {LINE_BYTES_MAX:,} bytes")
-        if lines := [line for line in found if line]:
-            yield lines
 
 
 async def _split_events(response: httpx.Response) -> AsyncGenerator[tuple[str, ServerEvent], None]:

@@ -56,8 +56,8 @@ BATCHES_IN_FLIGHT_MAX: Final = 4
 
 #: Appends are validated before they are sent, by a configuration that limits nothing which the server's may allow.
 _CHECKED_AS: Final = TopicConfig(topic_id="", partitions=1, limit_bytes=NUMBER_MAX)
-_decode_ids = msgspec.json.Decoder(list[IdLine]).decode
-_decode_events = msgspec.json.Decoder(list[EventLine]).decode
+_decode_ids = msgspec.json.Decoder(IdLine).decode_lines
+_decode_events = msgspec.json.Decoder(EventLine).decode_lines
 _decode_event = msgspec.json.Decoder(EventLine).decode
 
 
@@ -233,7 +233,7 @@ class RemoteJournal(Journal):
     async def _read_lines(self, id: str, decode: DecodeRows[E], query: dict[str, object]) -> AsyncIterator[E]:
         async with aclosing(self._connection.lines("journals.read", self.topic, id, query=query)) as pages:
             async for page in pages:
-                for event in _decode_page(_decode_events(b"[" + b",".join(page) + b"]"), decode):
+                for event in _decode_page(_decode_events(page), decode):
                     yield event
 
     def tail_decoded(self, id: str, decode: DecodeRows[E], *, start: int = FIRST) -> AsyncIterator[E]:
@@ -277,7 +277,7 @@ class RemoteJournal(Journal):
         """Return the ids of all journals of the topic, each once, in no particular order."""
         async with aclosing(self._connection.lines("journals.ids", self.topic)) as pages:
             async for page in pages:
-                for line in _decode_ids(b"[" + b",".join(page) + b"]"):
+                for line in _decode_ids(page):
                     yield line.id
 
     async def save_snapshot(

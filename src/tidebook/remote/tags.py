@@ -22,9 +22,9 @@ from tidebook.tags.settings import Consistency
 from tidebook.tags.subscription import Subscription
 from tidebook.tags.tags import Tags
 
-_decode_lines = msgspec.json.Decoder(list[TaggedEventLine]).decode
+_decode_lines = msgspec.json.Decoder(TaggedEventLine).decode_lines
 _decode_line = msgspec.json.Decoder(TaggedEventLine).decode
-_decode_tags = msgspec.json.Decoder(list[TagLine]).decode
+_decode_tags = msgspec.json.Decoder(TagLine).decode_lines
 
 
 class RemoteTags(Tags):
@@ -65,7 +65,7 @@ class RemoteTags(Tags):
     async def _read(self, tag: str, query: dict[str, object]) -> AsyncIterator[TaggedEvent]:
         async with aclosing(self._connection.lines("tags.read", tag, query=query)) as pages:
             async for page in pages:
-                for line in _decode_lines(b"[" + b",".join(page) + b"]"):
+                for line in _decode_lines(page):
                     yield _tagged_event(tag, line)
 
     async def _follow(self, tag: str, query: dict[str, object], after: str | None) -> AsyncIterator[TaggedEvent]:
@@ -122,7 +122,7 @@ class RemoteTags(Tags):
         """Yield the tags that have events, each once, in order."""
         async with aclosing(self._connection.lines("tags.list")) as pages:
             async for page in pages:
-                for line in _decode_tags(b"[" + b",".join(page) + b"]"):
+                for line in _decode_tags(page):
                     yield line.tag
 
 

@@ -25,7 +25,7 @@ from tidebook.wal.record import WalEntry, Writes, Written, pack_writes, table_id
 from tidebook.wal.region import Cleaned
 from tidebook.wal.topics import region_id
 
-_decode_entries = msgspec.json.Decoder(list[WalEntryLine]).decode
+_decode_entries = msgspec.json.Decoder(WalEntryLine).decode_lines
 
 
 class RemoteRegionMeta:
@@ -92,7 +92,7 @@ class RemoteRegion:
     async def _entries(self, query: dict[str, object]) -> AsyncGenerator[WalEntry, None]:
         async with aclosing(self._connection.lines("wal.read", *self._at, query=query)) as pages:
             async for page in pages:
-                for line in _decode_entries(b"[" + b",".join(page) + b"]"):
+                for line in _decode_entries(page):
                     yield WalEntry(line.table, line.seq, payload_from(line.payload, line.payload_base64), line.offset)
 
     async def refresh(self) -> None:

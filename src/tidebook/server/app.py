@@ -6,7 +6,6 @@ Everything outside /v1 is a Starlette application, for pages.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -89,48 +88,77 @@ class Endpoint:
         self.unmasks = route.query is not None and "unmask" in route.query.__struct_fields__
 
 
+class Exchange:
+    """One request and its answer: counts the answer when it begins."""
+
+    __slots__ = ("_app", "_received_s", "raw_send", "route", "started")
+
+    def __init__(self, app: ServerApp, send: Send) -> None:
+        self._app = app
+        self._received_s = time.perf_counter()
+        self.raw_send = send
+        self.route = NO_ROUTE
+        #: Whether a part of the answer was sent: then its status can no longer be chosen.
+        self.started = False
+
+    def start(self, status: int) -> None:
+        """Count the answer."""
+        self.started = True
+        count, observe = self._app.meters(self.route, status)
+        count()
+        observe(time.perf_counter() - self._received_s)
+
+    async def send(self, message: Message) -> None:
+        """Send a part of an answer that others make, and count it when it begins."""
+        if not self.started:
+            self.start(message["status"])
+        await self.raw_send(message)
+
+
 class ServerApp:
     """The application of one server."""
 
-    def __init__(self, state: ServerState, *, pages: Starlette | None = None) -> None:
+    def __init__(
+        self, state: ServerState, *, pages: Starlette | None = None, more: Iterable[tuple[Route, Handler]] = ()
+    ) -> None:
         self.state = state
         self._pages = pages or Starlette()
-        self._router = Router((route, Endpoint(route, HANDLERS[route.name])) for route in ROUTES)
+        routes = [(route, HANDLERS[route.name]) for route in ROUTES]
+        self._router = Router((route, Endpoint(route, handler)) for route, handler in (*routes, *more))
+        self._meters: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
+
+    def meters(self, route: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
+        """Return what counts the answers of a route with this status, and what times them."""
+        found = self._meters.get((route, status))
+        if found is None:
+            metrics = self.state.book.metrics
+            count = metrics.counter("server_requests", route=route, status=status).inc
+            found = self._meters[route, status] = (count, metrics.duration("server_request", route=route).observe)
+        return found
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        metrics = self.state.book.metrics
-        received_s = time.perf_counter()
-        route, started = NO_ROUTE, False
-
-        async def track(message: Message) -> None:
-            nonlocal started
-            if not started:
-                started = True
-                metrics.count("server_requests", route=route, status=message["status"])
-                metrics.time("server_request", time.perf_counter() - received_s, route=route)
-            await send(message)
-
+        exchange = Exchange(self, send)
         try:
             headers = Headers(scope["headers"])
             self.state.gate.check_host(headers)
             self.state.gate.check_origin(scope["method"], headers)
             if not scope["path"].startswith("/v1/") and scope["path"] != METRICS_PATH:
-                await self._pages(scope, receive, track)
+                await self._pages(scope, receive, exchange.send)
                 return
             endpoint, parameters = self._router.find(scope["method"], scope["raw_path"].partition(b"?")[0])
-            route = endpoint.route.name
-            await self._serve(scope, headers, endpoint, parameters, receive, track)
+            exchange.route = endpoint.route.name
+            await self._serve(scope, headers, endpoint, parameters, receive, exchange)
         except TidebookError as error:
-            if not started:
-                await _send_problem(track, problem_of(error), _problem_headers(error))
+            if not exchange.started:
+                await _send_problem(exchange, problem_of(error), _problem_headers(error))
         except (TimeoutError, ConnectionError):
             pass  # the client reads too slowly, or not any more: its connection is closed
         except Exception:
             logger.exception("%s %s failed", scope["method"], scope["path"][:200])
-            if not started:
-                await _send_problem(track, internal_problem(), [])
+            if not exchange.started:
+                await _send_problem(exchange, internal_problem(), [])
 
     async def _serve(
         self,
@@ -139,7 +167,7 @@ class ServerApp:
         endpoint: Endpoint,
         parameters: list[str],
         receive: Receive,
-        send: Send,
+        exchange: Exchange,
     ) -> None:
         state, route = self.state, endpoint.route
         principal = state.gate.authenticate(route.method, headers)
@@ -152,10 +180,10 @@ class ServerApp:
             call.unmask = endpoint.unmasks and call.may_unmask(call.query.unmask)
         if route.mutates:
             state.audit.check_room()
-        deadline_s = call.deadline_s = self._deadline_s(headers)
-        timer = asyncio.timeout(deadline_s)
+        call.deadline_s = self._deadline_s(headers)
+        timer = state.deadlines.timer(call.deadline_s)
         try:
-            async with timer:
+            with timer:
                 raw = b""
                 if endpoint.decode is not None:
                     raw = await self._read_body(headers, receive)
@@ -165,16 +193,17 @@ class ServerApp:
                 else:
                     answer = await endpoint.handler(call)
         except TimeoutError as error:
-            if not timer.expired():
+            if not timer.expired:
                 raise Unavailable(f"a part of the book did not answer in time: {error}") from error
             if route.mutates:
                 await self._record(call, scope, 504)
                 raise OutcomeUnknown(
-                    f"the request was cancelled after {deadline_s:g} s, and its change may have happened"
+                    f"the request was cancelled after {call.deadline_s:g} s, and its change may have happened"
                 ) from error
             raise DeadlineExceeded(
-                f"the request was cancelled after {deadline_s:g} s: ask for less, or allow more with Request-Timeout",
-                deadline_s=deadline_s,
+                f"the request was cancelled after {call.deadline_s:g} s: ask for less, "
+                "or allow more with Request-Timeout",
+                deadline_s=call.deadline_s,
             ) from error
         except OutcomeUnknown:
             await self._record(call, scope, 504)
@@ -182,20 +211,20 @@ class ServerApp:
         if isinstance(answer, EncodedAnswer):
             if not answer.replayed:
                 await self._record(call, scope, answer.status)
-            await _send(send, answer.status, answer.body, [_REPLAYED] if answer.replayed else [])
+            await _send(exchange, answer.status, answer.body, [_REPLAYED] if answer.replayed else [])
         elif isinstance(answer, Lines):
             await self._record(call, scope, 200)
-            await self._stream(call, answer, receive, send)
+            await self._stream(call, answer, receive, exchange.send)
         elif isinstance(answer, Text):
-            await _send(send, 200, answer.body, kind=answer.content_type)
+            await _send(exchange, 200, answer.body, kind=answer.content_type)
         elif isinstance(answer, Reply):
             await self._record(call, scope, answer.status)
-            await _send(send, answer.status, b"" if answer.body is None else _encode(answer.body), answer.headers)
+            await _send(exchange, answer.status, b"" if answer.body is None else _encode(answer.body), answer.headers)
         else:
             body = b"" if answer is None else _encode(answer)
             if (route.mutates or call.unmask) and call.changed:
                 await self._record(call, scope, route.status)
-            await _send(send, route.status, body)
+            await _send(exchange, route.status, body)
 
     async def _record(self, call: Call, scope: dict[str, Any], status: int) -> None:
         """Record a call that changes or unmasks something; wait until that is durable if it is destructive."""
@@ -315,7 +344,7 @@ def _decode_query(route: Route, raw: bytes) -> Any:
 
 
 async def _send(
-    send: Send,
+    exchange: Exchange,
     status: int,
     body: bytes,
     more: Iterable[tuple[bytes, bytes]] = (),
@@ -326,8 +355,9 @@ async def _send(
         headers = [(b"content-type", kind), _NO_STORE, _NO_SNIFF, (b"content-length", b"%d" % len(body)), *more]
     else:
         headers = [_NO_STORE, *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    exchange.start(status)
+    await exchange.raw_send({"type": "http.response.start", "status": status, "headers": headers})
+    await exchange.raw_send({"type": "http.response.body", "body": body})
 
 
 def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
@@ -344,9 +374,10 @@ def _problem_headers(error: TidebookError) -> list[tuple[bytes, bytes]]:
             return []
 
 
-async def _send_problem(send: Send, problem: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> None:
+async def _send_problem(exchange: Exchange, problem: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> None:
     body = _encode(problem)
+    exchange.start(problem["status"])
     length = (b"content-length", b"%d" % len(body))
     sent = [(b"content-type", CONTENT_TYPE.encode()), _NO_STORE, _NO_SNIFF, length, *headers]
-    await send({"type": "http.response.start", "status": problem["status"], "headers": sent})
-    await send({"type": "http.response.body", "body": body})
+    await exchange.raw_send({"type": "http.response.start", "status": problem["status"], "headers": sent})
+    await exchange.raw_send({"type": "http.response.body", "body": body})

@@ -16,11 +16,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import apsw
+import msgspec
 
 from tidebook.core.errors import OutcomeUnknown, TidebookError, Unavailable
 from tidebook.core.event import Event
+from tidebook.core.payload import EncodedJson
 from tidebook.runtime.backoff import Backoff
-from tidebook.server.audit_entry import FIELDS, GENESIS, TARGET_CHARS_MAX, hash_fields
+from tidebook.server.audit_entry import GENESIS, TARGET_CHARS_MAX, AuditEntry, hash_fields
 from tidebook.server.database import ServerDatabase
 from tidebook.server.gate import AUDIT_TOPIC
 from tidebook.server.principal import Principal
@@ -39,6 +41,7 @@ PREVIOUS_MAX: Final = 10
 
 #: Fields of a waiting entry: at_ms, who, token, role, client, action, target, status, unmask, detail.
 _Fields = tuple[int, str, str, str, str, str, str, int, bool, Any]
+_encode = msgspec.json.Encoder().encode
 
 
 class Audit:
@@ -131,8 +134,7 @@ class Audit:
         events, n, last = list[Event](), self._n, self._hash
         for fields, _ in group:
             n += 1
-            entry = _entry(n, fields, last)
-            last = entry["hash"]
+            entry, last = _entry(n, fields, last)
             events.append(Event(entry))
         await self._append(events)
         self._n, self._hash = n, last
@@ -173,7 +175,7 @@ class Audit:
             logger.warning("the end of the audit's chain is not written: %s", error)
 
 
-def _entry(n: int, fields: _Fields, prev: str) -> dict[str, Any]:
-    """Return an entry with its hash, as the payload of its event."""
-    values = [n, *fields, prev]
-    return {**dict(zip(FIELDS, values, strict=True)), "hash": hash_fields(values)}
+def _entry(n: int, fields: _Fields, prev: str) -> tuple[EncodedJson, str]:
+    """Return an entry, encoded as the payload of its event, and its hash."""
+    found = hash_fields([n, *fields, prev])
+    return EncodedJson(_encode(AuditEntry(n, *fields, prev, found))), found

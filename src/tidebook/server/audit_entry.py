@@ -14,7 +14,7 @@ TARGET_CHARS_MAX: Final = 500
 _encode = msgspec.json.Encoder().encode
 
 
-class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEntry(msgspec.Struct, frozen=True, gc=False):
     """One call: who changed or unmasked what, when, and with which status."""
 
     #: The number in the chain, from 1.
@@ -30,8 +30,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     status: int
     #: Whether masked fields were shown.
-    unmask: bool = False
-    detail: Any = None
+    unmask: bool
+    detail: Any
     #: The hash of the entry before.
     prev: str
     hash: str = ""

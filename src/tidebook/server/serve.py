@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import socket
 import ssl
@@ -23,6 +24,8 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8470
 BACKLOG = 2_048
 #: How long an idle connection is kept.
 KEEP_ALIVE_S = 75
+#: How many new objects start a collection, and how many collections start one of the older objects.
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
 
 
 def is_loopback(host: str) -> bool:
@@ -42,6 +45,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ModuleNotFoundError:  # it has no wheels for this platform
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def collect_garbage_rarely() -> None:
+    """Let the garbage collector skip what exists now, and look less often at the rest; for a process that only serves.
+
+    Requests leave few cycles; at Python's thresholds a collection for every few of them costs a tenth of their time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 class Tls:

@@ -11,6 +11,7 @@ from tidebook.server.audit import Audit
 from tidebook.server.broadcast import Broadcasts
 from tidebook.server.browser_sessions import BrowserSessions
 from tidebook.server.database import ServerDatabase
+from tidebook.server.deadlines import Deadlines
 from tidebook.server.gate import Gate
 from tidebook.server.history import History
 from tidebook.server.idempotency import IdempotencyKeys
@@ -67,6 +68,7 @@ class ServerState:
         self.slots = StreamSlots(settings.streams_max, settings.streams_per_token_max)
         self.live = LiveStreams(send_s=settings.send_s, keepalive_s=settings.keepalive_s)
         self.broadcasts = Broadcasts()
+        self.deadlines = Deadlines()
         self.jobs = PipelineJobs(where or str(book.settings.folder), jobs_max=settings.jobs_max)
         self.regions = RegionSessions(book, idle_s=settings.region_idle_s, sessions_max=settings.region_sessions_max)
         self.history = History(book, self.database)
@@ -81,6 +83,7 @@ class ServerState:
         while True:
             await asyncio.sleep(MAINTAIN_S)
             self.live.keep_alive()
+            self.deadlines.expire()
             try:
                 await self.regions.close_idle()
                 if time.monotonic() - uses_written_s > USED_EVERY_MS / 1000:

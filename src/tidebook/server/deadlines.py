@@ -1,0 +1,74 @@
+"""The time limits of requests.
+
+A timer of the event loop for each request would cost more than the gate. So requests with the usual, long limit are
+only noted, and one look a second cancels those that are too late; a short limit has a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Final
+
+#: Limits of at least this length are noted: they end up to a second late.
+NOTED_S: Final = 10.0
+
+
+class Deadline:
+    """The limit of one request: a block that runs longer is cancelled, and raises `TimeoutError`."""
+
+    __slots__ = ("_deadlines", "_task", "_timer", "at_s", "expired")
+
+    def __init__(self, deadlines: Deadlines, limit_s: float) -> None:
+        self._deadlines = deadlines
+        self.at_s = limit_s
+        self.expired = False
+        self._task: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        if self.at_s >= NOTED_S:
+            self.at_s += time.monotonic()
+            self._deadlines.noted.add(self)
+        else:
+            self._timer = asyncio.get_running_loop().call_later(self.at_s, self.expire)
+
+    def expire(self) -> None:
+        """Cancel the task that runs the block."""
+        assert self._task is not None
+        self.expired = True
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if self._timer is None:
+            self._deadlines.noted.discard(self)
+        else:
+            self._timer.cancel()
+        if self.expired:
+            assert task is not None
+            # A request of others to cancel the task counts too, and is not hidden.
+            if task.uncancel() <= 0 and kind is asyncio.CancelledError:
+                raise TimeoutError from error
+
+
+class Deadlines:
+    """The limits of all requests that run."""
+
+    def __init__(self) -> None:
+        self.noted: set[Deadline] = set()
+
+    def timer(self, limit_s: float) -> Deadline:
+        """Return the limit of a request, which begins when it is entered."""
+        return Deadline(self, limit_s)
+
+    def expire(self) -> None:
+        """Cancel the requests that are too late; call this about every second."""
+        now_s = time.monotonic()
+        for each in [each for each in self.noted if each.at_s <= now_s]:
+            self.noted.discard(each)
+            each.expire()
