@@ -12,7 +12,7 @@ from tidebook.core.bounds import DECODE_ERRORS
 from tidebook.core.errors import Corrupt
 from tidebook.core.event import EncodedEvent
 from tidebook.core.payload import JSON, decode_payload
-from tidebook.core.replication_plan import EventRow
+from tidebook.core.replication_plan import EventRow, TagRow
 from tidebook.domain.event_type import EventTypes
 
 E = TypeVar("E")
@@ -66,6 +66,16 @@ def decode_row(types: EventTypes | None, topic: str, id: str, row: EventRow, par
         event.type,
         event.version,
     )
+
+
+def tag_row_decoder(events: Iterable[type[Any]]) -> Callable[[TagRow], Any]:
+    """Return a function that decodes the payloads of a stream by tag."""
+    types = EventTypes(events)
+
+    def decode(row: TagRow) -> Any:
+        return decode_row(types, row.topic, row.id, row.event, row.partition).data
+
+    return decode
 
 
 def row_decoder(

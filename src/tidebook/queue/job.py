@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 
 from tidebook.queue.port import NEVER_MS, Claimed, LeasedEntry
+
+if TYPE_CHECKING:  # with a default, so that an annotation without a type means any
+    from typing_extensions import TypeVar
+
+    D = TypeVar("D", default=Any)
+else:
+    from typing import TypeVar
+
+    D = TypeVar("D")
 
 #: Decodes the user data of a claimed entry.
 Decode = Callable[[Claimed], Any]
 _NOT_DECODED: Final = object()
 
 
-class Job(msgspec.Struct, eq=False, gc=False):
-    """A claimed entry. Its worker holds it until `lease_until`; `heartbeat` extends the lease."""
+class Job(msgspec.Struct, Generic[D], eq=False, gc=False):
+    """A claimed entry with data of type `D`. Its worker holds it until `lease_until`; `heartbeat` extends the lease."""
 
     queue: str
     _claimed: Claimed
@@ -40,11 +49,12 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return self._claimed.key
 
     @property
-    def data(self) -> Any:
+    def data(self) -> D:
         """Return the user data, of the type that was put."""
         if self._data is _NOT_DECODED:
             self._data = self._decode(self._claimed)
-        return self._data
+        found: D = self._data
+        return found
 
     @property
     def priority(self) -> int:

@@ -9,12 +9,12 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 from tidebook.core.errors import InvalidInput, LeaseLost, NotFound, TidebookError, TooLarge
 from tidebook.queue import port
 from tidebook.queue.entry import Date, Entry, check_source_name, check_steps, chunks, duration_ms, encode_data
-from tidebook.queue.job import Job
+from tidebook.queue.job import D, Job
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.queue.views import DeadLetter, EntryView, QueueStatus, check_list_limit
@@ -37,8 +37,8 @@ class ClaimCall(NamedTuple):
     together: bool
 
 
-class Queue:
-    """One queue of a book; it is created when it is first used."""
+class Queue(Generic[D]):
+    """One queue of a book, with user data of type `D`; it is created when it is first used."""
 
     def __init__(self, name: str, runtime: QueueRuntime) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Queue:
         self._finish: MicroBatcher[list[port.LeasedEntry], list[port.LeasedEntry]] = MicroBatcher(
             self._finish_group, group_max=FINISH_GROUP, flights_max=CALLS_MAX, weigh=len
         )
-        self._claim: MicroBatcher[ClaimCall, list[Job]] = MicroBatcher(
+        self._claim: MicroBatcher[ClaimCall, list[Job[D]]] = MicroBatcher(
             self._claim_group,
             group_max=CLAIM_GROUP,
             share_max=CLAIM_GROUP_MAX,
@@ -58,7 +58,7 @@ class Queue:
 
     async def put(
         self,
-        data: Any,
+        data: D,
         *,
         key: str | None = None,
         priority: int = DEFAULT,
@@ -74,7 +74,7 @@ class Queue:
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return await self.put_many([entry], transaction=transaction)
 
-    async def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> port.Put:
+    async def put_many(self, entries: Iterable[Entry | D], *, transaction: object = None) -> port.Put:
         """Add entries, up to a thousand or 16 MB in one transaction; entries of the same key are merged.
 
         An item that is not an `Entry` is the data of an entry without a key.
@@ -94,7 +94,7 @@ class Queue:
         return total
 
     async def put_once(
-        self, entries: Iterable[Entry | Any], *, source: str, steps: Sequence[port.Step]
+        self, entries: Iterable[Entry | D], *, source: str, steps: Sequence[port.Step]
     ) -> port.Put | None:
         """Add entries, at most a thousand and 16 MB, and move the marks of their source in the same transaction.
 
@@ -123,11 +123,11 @@ class Queue:
         name, ref = check_source_name(source), await self._ref()
         return await (await self._runtime.store()).marks(ref, name)
 
-    def put_in(self, transaction: object, data: Any, **entry: Any) -> port.Put:
+    def put_in(self, transaction: object, data: D, **entry: Any) -> port.Put:
         """Add an entry inside your sync transaction, without await; open the queue first."""
         return self.put_many_in(transaction, [Entry(data=data, **entry)])
 
-    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> port.Put:
+    def put_many_in(self, transaction: object, entries: Iterable[Entry | D]) -> port.Put:
         """Add entries inside your sync transaction, without await; open the queue first."""
         ref, store = self._runtime.opened(self.name)
         inserted_at, total = self._runtime.clock.now_ms(), port.Put(0, 0, 0)
@@ -140,14 +140,14 @@ class Queue:
             total = _add(total, put)
         return total
 
-    async def open(self) -> Queue:
+    async def open(self) -> Queue[D]:
         """Create the queue if it is missing, and return it."""
         await self._ref()
         return self
 
     async def claim(
         self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True
-    ) -> list[Job]:
+    ) -> list[Job[D]]:
         """Claim due entries, by priority, then process date. Each is yours until its lease ends.
 
         The list is empty if nothing is due. It is shorter than `limit` if fewer entries are due or their data is large
@@ -167,7 +167,7 @@ class Queue:
                 self._release(claiming.result())
             raise
 
-    async def heartbeat(self, jobs: Job | Sequence[Job], lease: timedelta | float | None = None) -> None:
+    async def heartbeat(self, jobs: Job[D] | Sequence[Job[D]], lease: timedelta | float | None = None) -> None:
         """Extend the leases of running jobs; raise LeaseLost if one is no longer held."""
         ref = await self._ref()
         lease_ms = ref.settings.lease_ms if lease is None else duration_ms(lease, "lease", least_ms=1)
@@ -180,7 +180,7 @@ class Queue:
                 job.extended(extended[job.held])
         _raise_if_lost([job for job in own_jobs if job.held not in extended])
 
-    async def done(self, jobs: Job | Sequence[Job]) -> None:
+    async def done(self, jobs: Job[D] | Sequence[Job[D]]) -> None:
         """Delete the entries of finished jobs; raise LeaseLost if one is no longer held."""
         own_jobs = self._own_jobs(jobs)
         lost = await self._finish([job.held for job in own_jobs])
@@ -188,7 +188,7 @@ class Queue:
             _raise_if_lost([job for job in own_jobs if job.held in lost])
 
     async def fail(
-        self, jobs: Job | Sequence[Job], *, delay: timedelta | float = 0, reason: str = "it failed"
+        self, jobs: Job[D] | Sequence[Job[D]], *, delay: timedelta | float = 0, reason: str = "it failed"
     ) -> list[port.Outcome]:
         """Return the entries to the queue, to wait for at least `delay`; past `max_timeouts` they are dead letters."""
         ref = await self._ref()
@@ -240,7 +240,7 @@ class Queue:
         if ref is not None:
             self._runtime.wake_listeners(ref)
 
-    async def edit(self, id: int, data: Any) -> None:
+    async def edit(self, id: int, data: D) -> None:
         """Replace a dead letter's data."""
         ref = await self._ref()
         kind, encoded = encode_data(self._runtime.check(self.name, data))
@@ -267,27 +267,27 @@ class Queue:
     async def _ref(self) -> port.QueueRef:
         return await self._runtime.ref(self.name)
 
-    def _release(self, jobs: list[Job]) -> None:
+    def _release(self, jobs: list[Job[D]]) -> None:
         """Return jobs whose claim was cancelled to the queue, instead of holding them until their lease ends."""
         if jobs:
             releasing = asyncio.ensure_future(self._give_back(jobs))
             self._releasing.add(releasing)
             releasing.add_done_callback(self._releasing.discard)
 
-    async def _give_back(self, jobs: list[Job]) -> None:
+    async def _give_back(self, jobs: list[Job[D]]) -> None:
         try:
             await self.fail(jobs, reason="its claim was cancelled")
         except TidebookError:  # they are due again when their lease expires
             pass
 
-    async def _claim_group(self, calls: Sequence[ClaimCall]) -> Sequence[list[Job] | BaseException]:
+    async def _claim_group(self, calls: Sequence[ClaimCall]) -> Sequence[list[Job[D]] | BaseException]:
         """Serve concurrent claims; those of the same lease and kind share a call of the store.
 
         A claim that got nothing calls again while others got something: a call never mixes slow entries with others and
         returns a bounded number of bytes, so only a call that returns nothing at all proves that nothing is due.
         """
         ref, store, decode = await self._ref(), await self._runtime.store(), self._runtime.decoder(self.name)
-        shares: list[list[Job]] = [[] for _ in calls]
+        shares: list[list[Job[D]]] = [[] for _ in calls]
         errors: dict[int, TidebookError] = {}
         for lease_ms, together in dict.fromkeys(call[1:] for call in calls):
             unserved = [index for index, call in enumerate(calls) if call[1:] == (lease_ms, together)]
@@ -303,7 +303,7 @@ class Queue:
                     errors.update(dict.fromkeys(unserved, error))
                     break
                 self._runtime.claimed(ref, len(claimed), lease_ms)
-                jobs: dict[bytes, list[Job]] = {token: [] for token in limits}
+                jobs: dict[bytes, list[Job[D]]] = {token: [] for token in limits}
                 for each in claimed:
                     jobs[each.token].append(Job(self.name, each, decode))
                 dealt = {token: iter(found) for token, found in jobs.items()}
@@ -332,7 +332,7 @@ class Queue:
             finished.difference_update(call)
         return lost
 
-    def _own_jobs(self, jobs: Job | Sequence[Job]) -> list[Job]:
+    def _own_jobs(self, jobs: Job[D] | Sequence[Job[D]]) -> list[Job[D]]:
         several: object = jobs or ()
         given: list[Any] = list(several) if isinstance(several, Iterable) else [several]
         if not given:
@@ -343,7 +343,7 @@ class Queue:
         return given
 
 
-def _raise_if_lost(lost: list[Job]) -> None:
+def _raise_if_lost(lost: Sequence[Job[Any]]) -> None:
     if lost:
         names = ", ".join(str(job.key or job.id) for job in lost[:5])
         raise LeaseLost(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, overload
+
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
 from tidebook.queue.fields import fields_of
+from tidebook.queue.job import D
 from tidebook.queue.port import QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.queue.runtime import QueueRuntime
@@ -18,7 +21,11 @@ class Queues:
         self._runtime = runtime
         self._queues: dict[str, Queue] = {}
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: type[D]) -> Queue[D]: ...
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]: ...
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]:
         """Return a queue by name; settings and declared fields are stored with it when it is first used."""
         found = self._queues.get(queue_name(name))
         if found is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import timedelta
+from typing import Any, Generic
 
 from tidebook.queue.entry import Date, Entry
+from tidebook.queue.job import D, Job
 from tidebook.queue.port import Put
 from tidebook.queue.priority import DEFAULT
 from tidebook.queue.queue import Queue
@@ -14,16 +16,16 @@ from tidebook.runtime.blocking_facade import BlockingFacade, blocking, iterating
 from tidebook.runtime.blocking_portal import BlockingPortal
 
 
-class SyncQueue(BlockingFacade[Queue]):
+class SyncQueue(BlockingFacade[Queue[D]], Generic[D]):
     """The blocking form of `Queue`; a put in a transaction runs in the caller's thread, which owns the connection."""
 
-    def __init__(self, portal: BlockingPortal, target: Queue) -> None:
+    def __init__(self, portal: BlockingPortal, target: Queue[D]) -> None:
         super().__init__(portal, target)
         self.name = target.name
 
     def put(
         self,
-        data: Any,
+        data: D,
         *,
         key: str | None = None,
         priority: int = DEFAULT,
@@ -35,28 +37,31 @@ class SyncQueue(BlockingFacade[Queue]):
         entry = Entry(data=data, key=key, priority=priority, process_at=process_at, expires_at=expires_at)
         return self.put_many([entry], transaction=transaction)
 
-    def put_many(self, entries: Iterable[Entry | Any], *, transaction: object = None) -> Put:
+    def put_many(self, entries: Iterable[Entry | D], *, transaction: object = None) -> Put:
         """Add entries; see `Queue.put_many`."""
         if transaction is None:
             return self._portal.run(self._target.put_many(entries))
         return self.open()._target.put_many_in(transaction, entries)
 
-    def put_in(self, transaction: object, data: Any, **entry: Any) -> Put:
+    def put_in(self, transaction: object, data: D, **entry: Any) -> Put:
         """Add an entry inside your transaction."""
         return self.put_many([Entry(data=data, **entry)], transaction=transaction)
 
-    def put_many_in(self, transaction: object, entries: Iterable[Entry | Any]) -> Put:
+    def put_many_in(self, transaction: object, entries: Iterable[Entry | D]) -> Put:
         """Add entries inside your transaction."""
         return self.put_many(entries, transaction=transaction)
 
-    def open(self) -> SyncQueue:
+    def open(self) -> SyncQueue[D]:
         """Create the queue if it is missing, and return it."""
         self._portal.run(self._target.open())
         return self
 
+    def claim(self, limit: int = 1, lease: timedelta | float | None = None, *, together: bool = True) -> list[Job[D]]:
+        """Claim due entries; see `Queue.claim`."""
+        return self._portal.run(self._target.claim(limit, lease, together=together))
+
     put_once = blocking(Queue.put_once)
     marks = blocking(Queue.marks)
-    claim = blocking(Queue.claim)
     heartbeat = blocking(Queue.heartbeat)
     done = blocking(Queue.done)
     fail = blocking(Queue.fail)

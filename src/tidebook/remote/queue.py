@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -31,7 +31,7 @@ from tidebook.core.payload import encode_payload
 from tidebook.queue import port
 from tidebook.queue.entry import Entry, chunks, duration_ms, encode_data
 from tidebook.queue.fields import fields_of
-from tidebook.queue.job import Decode, Job
+from tidebook.queue.job import D, Decode, Job
 from tidebook.queue.port import NEVER_MS, Claimed, NewEntry, Outcome, Put, QueueSettings, QueueStore
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues, queue_name
@@ -186,7 +186,11 @@ class RemoteQueues(Queues):
         super().__init__(QueueRuntime(_no_store, clock=clock, ids=ids, metrics=metrics))
         self._connection = connection
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: type[D]) -> Queue[D]: ...
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]: ...
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]:
         """Return a queue by name; declared fields are checked and decoded in this process."""
         if settings is not None:
             raise InvalidInput("a remote book cannot store settings of a queue: set them where the book is opened")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 from uuid import UUID
 
 import msgspec
@@ -27,7 +27,25 @@ _encode_offset = msgspec.msgpack.Encoder().encode
 _decode_offset = msgspec.msgpack.Decoder(tuple[int, int, str, int, int, int, int]).decode
 
 
-class TaggedEvent(msgspec.Struct, gc=False, eq=False):
+if TYPE_CHECKING:  # with a default, so that an annotation without a type means any
+    from typing_extensions import TypeVar
+
+    E = TypeVar("E", default=Any)
+else:
+    from typing import TypeVar
+
+    E = TypeVar("E")
+
+#: Returns the payload of a row.
+Decode = Callable[[TagRow], Any]
+
+
+def decode_raw(row: TagRow) -> Any:
+    """Return the payload that was appended."""
+    return read_payload(row.encoded)
+
+
+class TaggedEvent(msgspec.Struct, Generic[E], gc=False, eq=False):
     """An event with its journal, its number within the tag, and the offset to resume after it.
 
     Its payload is decoded on first access, so a stream that only counts or skips events costs little more than its
@@ -36,6 +54,7 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
 
     row: TagRow
     _payload: Any = UNSET
+    _decode: Decode = decode_raw
 
     @property
     def topic(self) -> str:
@@ -63,11 +82,11 @@ class TaggedEvent(msgspec.Struct, gc=False, eq=False):
         return self.row.tag_seq_nr
 
     @property
-    def payload(self) -> Any:
-        """The payload that was appended."""
-        payload = self._payload
+    def payload(self) -> E:
+        """The payload that was appended; of a typed subscription, the object of its class."""
+        payload: E = self._payload
         if payload is UNSET:
-            self._payload = payload = read_payload(self.row.encoded)
+            self._payload = payload = self._decode(self.row)
         return payload
 
     @property

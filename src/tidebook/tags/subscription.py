@@ -11,9 +11,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import suppress
 from hashlib import blake2b
 from types import TracebackType
+from typing import Generic
 from urllib.parse import quote
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from tidebook.core.errors import Corrupt, Fenced, InvalidInput, OutcomeUnknown, Unavailable
@@ -23,7 +25,7 @@ from tidebook.runtime import tracing
 from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.clock import Clock, Ids
 from tidebook.store.port import StoreWriter
-from tidebook.tags.event import TaggedEvent, decode_offset, encode_offset
+from tidebook.tags.event import Decode, E, TaggedEvent, decode_offset, decode_raw, encode_offset
 from tidebook.tags.horizon import HorizonStatus, HorizonWait
 
 #: The number of shares that journals are divided into: the most members that can be active.
@@ -129,7 +131,7 @@ ReadPages = Callable[[TagPosition | None], AsyncIterator[SubscriptionPage]]
 Offsets = Callable[[Iterable[int]], Mapping[int, str]]
 
 
-class Subscription:
+class Subscription(Generic[E]):
     """A member of a group: it receives the events of a tag from the shares that it owns.
 
     Use it as `async with book.tags.subscribe(tag, group) as events: async for event in events`.
@@ -150,11 +152,13 @@ class Subscription:
         lease_s: float = LEASE_S,
         follow: bool = True,
         horizon_wait: HorizonWait,
+        decode: Decode = decode_raw,
     ) -> None:
         if type(group) is not str or not group:
             raise InvalidInput("a group is a text that is not empty")
         encode_text(group, "a group")
         self._tag = tag
+        self._decode = decode
         # The tag's slashes are quoted: tag "c" of group "a/b" must differ from tag "b/c" of group "a".
         self._setting = f"tags/group/{group}/{quote(tag, safe='')}"
         self._read = read
@@ -192,7 +196,7 @@ class Subscription:
         """What the stream waits for while replication makes no progress; None otherwise."""
         return self._horizon_wait.waiting
 
-    async def __aenter__(self) -> Subscription:
+    async def __aenter__(self) -> Subscription[E]:
         await self._renew()
         self._active_s = asyncio.get_running_loop().time()
         self._renewal = asyncio.create_task(self._keep_alive())
@@ -211,7 +215,7 @@ class Subscription:
             await self._change(lambda group: member_removed(self._advance_idle(group, self._position), self._member))
             self._shares = {}
 
-    async def __aiter__(self) -> AsyncGenerator[TaggedEvent, None]:
+    async def __aiter__(self) -> AsyncGenerator[TaggedEvent[E], None]:
         delivered_any = False
         while True:
             if self._follow:
@@ -228,7 +232,7 @@ class Subscription:
                         (delivered := self._delivered.get(share)) is None or position > delivered
                     ):
                         delivered_any, self._delivered[share] = True, position
-                        event = TaggedEvent(row)
+                        event: TaggedEvent[E] = TaggedEvent(row, UNSET, self._decode)
                         if tracing.is_on():
                             tracing.delivered("tags.deliver", event.metadata, tag=event.tag, topic=event.topic)
                         yield event
@@ -269,7 +273,7 @@ class Subscription:
                 with suppress(Unavailable, OutcomeUnknown):  # the next renewal may succeed
                     await self._change(change)
 
-    async def commit(self, event: TaggedEvent) -> None:
+    async def commit(self, event: TaggedEvent[E]) -> None:
         """Store that the event is handled; raise `Fenced` if another member owns its share by now."""
         number = share_of(event.topic, event.id)
         owned = self._shares.get(number)

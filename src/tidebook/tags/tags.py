@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
+from typing import Any, overload
 
 from tidebook.core.buckets import BUCKETS_SETTING, LEAD_MS, Buckets, decode_buckets, encode_buckets
 from tidebook.core.errors import InvalidInput, Unavailable
@@ -16,7 +17,16 @@ from tidebook.runtime.futures import cancel_quietly
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
 from tidebook.tags.delayed_stream import DelayedStream, read_buckets
-from tidebook.tags.event import TaggedEvent, check_tag, check_topics, position_before, start_position
+from tidebook.tags.event import (
+    Decode,
+    E,
+    TaggedEvent,
+    check_tag,
+    check_topics,
+    decode_raw,
+    position_before,
+    start_position,
+)
 from tidebook.tags.horizon import (
     Horizon,
     Horizons,
@@ -33,6 +43,9 @@ from tidebook.tags.subscription import LEASE_S, Offsets, Subscription, Subscript
 DELAYED_POLL_S = 0.25
 BUCKET_CHANGES_MAX = 10
 
+#: Returns the decoder of the payloads of classes.
+DecoderOf = Callable[[Iterable[type[Any]]], Decode]
+
 _topic = attrgetter("topic")
 
 
@@ -48,6 +61,7 @@ class Tags:
         settings: TagSettings | None = None,
         metrics: Metrics | None = None,
         log: Log | None = None,
+        decoder_of: DecoderOf | None = None,
     ) -> None:
         self._ids = ids or RandomIds()
         self._store = store
@@ -56,6 +70,7 @@ class Tags:
         self._horizons = Horizons(store, log)
         self._settings = settings or TagSettings()
         self._metrics = metrics or Metrics()
+        self._decoder_of = decoder_of
         self._first_ms = _parse_ms(self._settings.first_time_bucket)
 
     def read(
@@ -111,8 +126,8 @@ class Tags:
             async for page in self._pages(tag, position, from_ms, topics):
                 position = page.position
                 delivered = delivered or bool(page.rows)
-                for event in map(TaggedEvent, page.rows):
-                    yield event
+                for row in page.rows:
+                    yield TaggedEvent(row)
             if not follow:
                 return
             await horizon_wait.wait(self._settings.poll_s, delivered=delivered)
@@ -170,22 +185,39 @@ class Tags:
                 return
             await horizon_wait.wait(min(self._settings.poll_s, DELAYED_POLL_S), delivered=delivered)
 
+    @overload
+    def subscribe(
+        self, tag: str, group: str, *, events: Iterable[type[E]], topics: Iterable[str] | None = None,
+        follow: bool = True, offsets: Offsets | None = None, lease_s: float = LEASE_S,
+        on_waiting: OnWaiting | None = None,
+    ) -> Subscription[E]: ...  # fmt: skip
+    @overload
+    def subscribe(
+        self, tag: str, group: str, *, events: Iterable[type] | None = None, topics: Iterable[str] | None = None,
+        follow: bool = True, offsets: Offsets | None = None, lease_s: float = LEASE_S,
+        on_waiting: OnWaiting | None = None,
+    ) -> Subscription[Any]: ...  # fmt: skip
     def subscribe(
         self,
         tag: str,
         group: str,
         *,
+        events: Iterable[type[Any]] | None = None,
         topics: Iterable[str] | None = None,
         follow: bool = True,
         offsets: Offsets | None = None,
         lease_s: float = LEASE_S,
         on_waiting: OnWaiting | None = None,
-    ) -> Subscription:
+    ) -> Subscription[Any]:
         """Return a member of a group that shares the journals of a tag; the store keeps the group's offsets.
 
         `offsets` (see `SqlOffsets`) returns external offsets, for applications that store them with their own data.
+        With `events`, the classes of the tag's events, `payload` is an object of these classes, and raises
+        UnknownEventType for any other event.
         """
         check_tag(tag)
+        if events is not None and self._decoder_of is None:
+            raise InvalidInput("these streams are not of a book and know no types")
         wanted = check_topics(topics)
         return Subscription(
             tag,
@@ -200,6 +232,7 @@ class Tags:
             lease_s=lease_s,
             follow=follow,
             horizon_wait=self._horizon_wait(f"group {group!r} of tag {tag!r}", wanted, on_waiting),
+            decode=decode_raw if events is None or self._decoder_of is None else self._decoder_of(events),
         )
 
     async def set_bucket_size(self, size: str) -> Buckets:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # each part is imported at its first use: a command needs one
     from tidebook.queue.queues import Queues
     from tidebook.queue.worker import Handler, Worker, WorkerOptions
     from tidebook.replication.inline import InlineReplication
+    from tidebook.tags.event import Decode
     from tidebook.tags.tags import Tags
     from tidebook.wal.wal import Wal
     from tidebook.wiring.feed import EntryFactory, Feed
@@ -42,6 +43,14 @@ if TYPE_CHECKING:  # each part is imported at its first use: a command needs one
 
 Part = TypeVar("Part")
 E = TypeVar("E")
+D = TypeVar("D")
+
+
+def _decoder_of(events: Iterable[type[Any]]) -> Decode:
+    """Return the decoder of a typed subscription; a book without types does not load the codecs."""
+    from tidebook.domain.typed_event import tag_row_decoder
+
+    return tag_row_decoder(events)
 
 
 class Book:
@@ -243,7 +252,9 @@ class Book:
             from tidebook.tags.tags import Tags
 
             settings = self.settings.options("tags", TagSettings)
-            self._tags = Tags(log=self.log, store=self.store, settings=settings, **self._shared())
+            self._tags = Tags(
+                log=self.log, store=self.store, settings=settings, decoder_of=_decoder_of, **self._shared()
+            )
         return self._tags
 
     def wal(self, namespace: str) -> Wal:
@@ -270,11 +281,16 @@ class Book:
             self._stack.push_async_callback(self._queues.close)
         return self._queues
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue:
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: type[D]) -> Queue[D]: ...
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]: ...
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> Queue[Any]:
         """Return a work queue by name; its first use creates it.
 
         `settings`, if given, are stored with the queue. `fields` declares the user data of its entries: a dataclass, a
-        msgspec Struct, a mapping, or the path of a `.toml` or `.xml` file.
+        msgspec Struct, a pydantic model, a mapping, or the path of a `.toml` or `.xml` file. The
+        data of its jobs is an object of a declared class.
         """
         return self.queues.queue(name, settings=settings, fields=fields)
 

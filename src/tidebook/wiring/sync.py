@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # each part is imported at its first use, as in `Book`
     from tidebook.wiring.running import OutboxRelay, SyncRunning
 
 Part = TypeVar("Part")
+D = TypeVar("D")
 
 
 class SyncBook(BlockingFacade[Book]):
@@ -148,7 +149,11 @@ class SyncBook(BlockingFacade[Book]):
 
         return SyncWal(self._portal, self._target.wal(namespace))
 
-    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> SyncQueue:
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: type[D]) -> SyncQueue[D]: ...
+    @overload
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> SyncQueue[Any]: ...
+    def queue(self, name: str, *, settings: QueueSettings | None = None, fields: object = None) -> SyncQueue[Any]:
         """Return a work queue by name; its first use creates it. See `Book.queue` for the arguments."""
         from tidebook.queue.sync import SyncQueue
 

@@ -48,13 +48,15 @@ async def test_after_retention_projections_scan_the_store_and_then_follow_the_lo
 ) -> None:
     monkeypatch.setattr(projection_runner, "REBALANCE_S", 0.2)
     topic, old, new = f"accounts-{uuid.uuid4().hex[:8]}", tmp_path / "old", tmp_path / "new"
-    old.mkdir(), new.mkdir()
+    old.mkdir()
+    new.mkdir()
     engine, other = sqlite_engine(old), sqlite_engine(new)
     expected: Counter[str] = Counter()
     async with open_book() as book:
         accounts = book.decider(topic, Account, events=EVENTS)
 
         async def deposit(count: int) -> Any:
+            done = None
             for n in range(count):
                 expected[f"a-{n % 12}"] += n
                 done = await accounts.execute(f"a-{n % 12}", Deposit(n))
