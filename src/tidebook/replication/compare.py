@@ -67,7 +67,7 @@ class JournalComparer:
     def is_equal(self, key: Key, partition: int, found: JournalState, records: Sequence[TimedRecord]) -> bool:
         """Return whether a journal, as it was read once, equals the fold of its records within the bounds."""
         upto = self._bounds[key.topic][partition].pointer.position
-        if found.damaged or (found.head is not None and found.head.position > upto):
+        if found.head is not None and found.head.position > upto:
             return False
         return not differences(self._fold(key, partition, found, records, upto.offset), found.up_to(upto))
 
