@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import subprocess
@@ -106,9 +107,15 @@ def main(arguments: Sequence[str]) -> int:
     chosen = {name: sample(mutants, options.sample, options.seed) for name, mutants in every.items()}
     run = list(dict.fromkeys(mutant for mutants in chosen.values() for mutant in mutants))
     _say(f"{len(run):,} of {sum(map(len, every.values())):,} mutants, seed {options.seed}")
+    ends_s = math.inf if options.minutes_max is None else time.monotonic() + 60 * options.minutes_max
     covered = _coverage(options.tests, options.seconds_max, refresh=options.refresh)
     files = [str(path.relative_to(ROOT)) for path in _test_files(options.tests)]
-    verdicts = _run_all(run, covered, files, options.jobs)
+    state = _digest([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *Path(__file__).parent.glob("*.py")])
+    remembered = VerdictFile(ROOT / ".mutants" / f"verdicts-{state}-{options.seconds_max:g}.txt")
+    verdicts = _run_all(run, covered, files, options.jobs, remembered, ends_s)
+    if len(verdicts) < len(run):
+        _say(f"{len(verdicts):,} of {len(run):,} were run in {options.minutes_max} min: the same command goes on")
+        return 3
     verdicts = without_equivalents(verdicts, equivalents(EQUIVALENTS.read_text()))
     for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED, Verdict.EQUIVALENT):
         for mutant in run:
@@ -186,6 +193,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-least", type=float, default=0.9, help="the share to be killed in each package")
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="test files or folders to run")
     parser.add_argument("--seconds-max", type=float, default=TEST_SECONDS_MAX, help="how long its tests may take")
+    parser.add_argument("--minutes-max", type=float, help="stop after this time; the same command goes on from there")
     parser.add_argument("--named", action="store_true", help="run the mutants of named.toml, each against its test")
     parser.add_argument("--refresh", action="store_true", help="measure again which tests run which lines")
     return parser.parse_args(arguments)
@@ -203,12 +211,9 @@ def _modules(name: str) -> Iterable[Path]:
 
 def _coverage(tests: Sequence[str], seconds_max: float, *, refresh: bool) -> CoverageData:
     """Return which tests run which lines; measure it once for each state of the sources and of a test module."""
-    files = _test_files(tests)
-    shared = hashlib.sha256()
-    for path in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
-        if not path.name.startswith("test_"):
-            shared.update(path.read_bytes())
-    caches = {path: _cache_of(path, shared.copy()) for path in files}
+    every = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    shared = _digest(path for path in every if not path.name.startswith("test_"))
+    caches = {path: ROOT / ".mutants" / f"{shared}-{_digest([path])}.json" for path in _test_files(tests)}
     missing = [path for path, cache in caches.items() if refresh or not cache.exists()]
     if missing:
         _measure({path: caches[path] for path in missing})
@@ -232,10 +237,12 @@ def _test_files(tests: Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
-def _cache_of(path: Path, digest: hashlib._Hash) -> Path:
-    digest.update(str(path.relative_to(ROOT)).encode())
-    digest.update(path.read_bytes())
-    return ROOT / ".mutants" / f"{digest.hexdigest()[:16]}.json"
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _measure(caches: Mapping[Path, Path]) -> None:
@@ -378,23 +385,50 @@ def run_named(mutants: Sequence[Mapping[str, str]]) -> int:
     return int(survived > 0)
 
 
+class VerdictFile:
+    """The verdicts of one state of the sources and tests, so that a run can go on where another has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._known = {line.rpartition(" ")[0]: Verdict[line.rpartition(" ")[2]] for line in lines}
+
+    def get(self, mutant: Mutant) -> Verdict | None:
+        """Return the verdict on a mutant, if it has one."""
+        return self._known.get(f"{mutant.path} {mutant.index}")
+
+    def add(self, mutant: Mutant, verdict: Verdict) -> None:
+        """Add a verdict; an error is tried again by the next run."""
+        if verdict is not Verdict.ERROR:
+            with self._path.open("a") as file:
+                file.write(f"{mutant.path} {mutant.index} {verdict.name}\n")
+
+
 def _run_all(
-    mutants: Sequence[Mutant], covered: CoverageData, files: Sequence[str], jobs: int
+    mutants: Sequence[Mutant],
+    covered: CoverageData,
+    files: Sequence[str],
+    jobs: int,
+    remembered: VerdictFile,
+    ends_s: float,
 ) -> dict[Mutant, Verdict]:
-    verdicts: dict[Mutant, Verdict] = {}
+    verdicts = {mutant: known for mutant in mutants if (known := remembered.get(mutant)) is not None}
     lock = threading.Lock()
-    started = time.monotonic()
+    started, before = time.monotonic(), len(verdicts)
     judging = Judge(covered, files)
 
     def run(mutant: Mutant) -> None:
+        if mutant in verdicts or time.monotonic() > ends_s:
+            return
         verdict = judging.verdict(mutant)
         with lock:
+            remembered.add(mutant, verdict)
             verdicts[mutant] = verdict
             if verdict is not Verdict.KILLED:
                 _say(f"{verdict.value} {mutant}")
             if (done := len(verdicts)) % 20 == 0:
                 killed = sum(verdict is Verdict.KILLED for verdict in verdicts.values())
-                left_min = (time.monotonic() - started) / done * (len(mutants) - done) / 60
+                left_min = (time.monotonic() - started) / (done - before) * (len(mutants) - done) / 60
                 _say(f"{done:,} of {len(mutants):,}, {killed / done:.1%} killed, {left_min:.0f} min left")
 
     try:

@@ -419,10 +419,8 @@ def advance_time(time_ms: int, timestamp_ms: int, action: Action | Damaged) -> i
     A tick (a mark with a time) advances it too, unless that time is more than TICK_AHEAD_MS_MAX after the timestamp of
     its own record.
     """
-    if isinstance(action, Mark) and action.time_ms is not None:
-        tick_ms = action.time_ms
-        if time_ms < tick_ms <= timestamp_ms + TICK_AHEAD_MS_MAX:
-            time_ms = tick_ms
+    if isinstance(action, Mark) and action.time_ms is not None and action.time_ms <= timestamp_ms + TICK_AHEAD_MS_MAX:
+        time_ms = max(time_ms, action.time_ms)
     return max(time_ms, timestamp_ms)
 
 

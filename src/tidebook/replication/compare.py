@@ -67,7 +67,7 @@ class JournalComparer:
     def is_equal(self, key: Key, partition: int, found: JournalState, records: Sequence[TimedRecord]) -> bool:
         """Return whether a journal, as it was read once, equals the fold of its records within the bounds."""
         upto = self._bounds[key.topic][partition].pointer.position
-        if found.damaged or (found.head is not None and found.head.position > upto):
+        if found.head is not None and found.head.position > upto:
             return False
         return not differences(self._fold(key, partition, found, records, upto.offset), found.up_to(upto))
 
@@ -183,13 +183,11 @@ async def _read_journal_state(store: StoreWriter, key: Key, first: JournalState)
 
 async def _read_rows(store: StoreWriter, key: Key, shape: Head, first: JournalState) -> dict[int, EventRow]:
     found: dict[int, EventRow] = {}
-    to = max([shape.seq_nr, *first.rows])
-    shape = msgspec.structs.replace(shape, seq_nr=to)
     after = 0
-    while page := await store.events(key, shape, after=after, to=to, limit=PAGE):
+    while page := await store.events(key, shape, after=after, to=shape.seq_nr, limit=PAGE):
         found.update((row.seq_nr, row) for row in page)
         after = page[-1].seq_nr
-    # `events` skips segments that the head does not list: read rows that were found there by their numbers.
+    # Rows that were found past the head, or in segments that it does not list, are read by their numbers.
     anywhere = msgspec.structs.replace(shape, run_start=0, jumps=())
     for number in sorted(first.rows.keys() - found.keys()):
         page = await store.events(key, anywhere, after=number - 1, to=number, limit=1)

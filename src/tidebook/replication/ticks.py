@@ -59,15 +59,14 @@ Ticks = Mapping[Partition, int]
 async def tick(
     log: Log, store: StoreWriter, topics: Iterable[str] | None = None, *, seen_ms: int = NEVER_MS
 ) -> dict[Partition, int]:
-    """Append a tick with the time after the greatest replicated one to each partition at or before that time.
+    """Append a tick with the time after the greatest replicated one to each partition.
 
     Return the ticks' offsets. When the ticks are replicated, everything that was in the store before is below the
     horizon, for these topics and up to `seen_ms`, the greatest time that other topics have reached.
     """
     configs, pointers = await _read_progress(store, topics)
     most_ms = max([seen_ms, *(each.time_ms for each in pointers.values() if each is not None)])
-    lagging = [at for at, pointer in pointers.items() if pointer is None or pointer.time_ms <= most_ms]
-    return await _append_ticks(log, configs, lagging, most_ms + 1)
+    return await _append_ticks(log, configs, list(pointers), most_ms + 1)
 
 
 async def send_ticks(log: Log, store: StoreWriter, topics: Sequence[str] = ()) -> Ticks:

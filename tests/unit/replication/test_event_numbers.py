@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidebook.core.action import Action
+from tidebook.core.head import RECENT_MAX
 from tidebook.core.key import partition_of
+from tidebook.replication import event_numbers
 from tidebook.replication.event_numbers import number_events
 from tidebook.replication.slice import replicate_slice
 from tidebook.store.sqlite import SqliteStore
 from tidebook.testing.conformance.journal_records import append, delete, purge, records_of, topic_config, truth_of
+from tidebook.testing.faults import Faults
 
 TOPIC = "t"
 CONFIG = topic_config()
@@ -78,3 +81,33 @@ async def test_records_in_a_partition_that_is_not_their_journals_are_not_numbere
     found = await number_events(store, TOPIC, home, records, config)
     await store.close()
     assert [row.seq_nr for _, row in found] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("appends", [RECENT_MAX, RECENT_MAX + 1, RECENT_MAX + 2])
+async def test_the_first_append_of_a_journal_is_numbered_though_the_head_has_just_evicted_it(
+    appends: int, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_numbers, "PAGE_ROWS", 2)
+    store = SqliteStore(str(tmp_path))
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
+    records = records_of([("a", append(1)), ("a", purge()), *[("a", append(3))] * appends])
+    await replicate_slice(store, TOPIC, 0, records, CONFIG)
+    found = await number_events(store, TOPIC, 0, records, CONFIG)
+    assert [row.seq_nr for _, row in found] == list(range(1, 3 * appends + 1))
+    await store.close()
+
+
+@pytest.mark.parametrize(("first", "reads"), [(1, True), (2, False)])
+async def test_only_appends_that_the_head_no_longer_lists_are_read_from_the_store(
+    first: int, reads: bool, tmp_path: object
+) -> None:
+    opened = SqliteStore(str(tmp_path))
+    faults = Faults()
+    store = faults.around(opened)
+    await store.set_topic_config(TOPIC, CONFIG, expected=None)
+    records = records_of([("a", append(1))] * (RECENT_MAX + 2))
+    await replicate_slice(store, TOPIC, 0, records, CONFIG)
+    found = await number_events(store, TOPIC, 0, records[first:], CONFIG)
+    assert [row.seq_nr for _, row in found] == list(range(first + 1, RECENT_MAX + 3))
+    assert bool(faults.calls["events"]) is reads
+    await opened.close()
