@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tidebook
+from tests.pipeline.commands import free_port
 from tidebook.cli.pipeline import DELTA
 from tidebook.pipeline.jars import delta_jars, kafka_source_jars
 from tidebook.pipeline.session import PipelineSettings
@@ -26,14 +27,25 @@ SERVERS = pytest.param("servers", marks=[pytest.mark.kafka, pytest.mark.cassandr
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from tidebook.pipeline.session import LOCAL, spark_session
 
     jars = ",".join(map(str, [*kafka_source_jars(), *delta_jars()]))
     more = {"spark.master": "local[2]", "spark.jars": jars, **LOCAL, **DELTA}
+    more["spark.sql.warehouse.dir"] = str(tmp_path_factory.mktemp("warehouse"))
     session = spark_session("tidebook tests", PipelineSettings(), more)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_url(spark: SparkSession) -> str:
+    """Spark Connect in the session's JVM, which clients and pipelines share; it ends with the session."""
+    context, port = spark._jsc.sc(), free_port()
+    context.conf().set("spark.connect.grpc.binding.port", str(port))
+    assert spark._jvm is not None
+    spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService.start(context)
+    return f"sc://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A client of Spark Connect that reads journals: `python -m tests.pipeline.connect_client FOLDER CHECKPOINT`."""
+"""A client of Spark Connect that reads journals: `python -m tests.pipeline.connect_client URL FOLDER CHECKPOINT`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.pipeline.one_frame import PUSHDOWN, query_one_frame
 
 def main() -> None:
     """Read a table, run several queries over one of its frames, read a stream, and print the rows."""
-    folder, checkpoint = sys.argv[1:]
+    url, folder, checkpoint = sys.argv[1:]
     from pyspark.sql import SparkSession
 
     from tidebook.pipeline.source.format import register
 
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark = SparkSession.builder.remote(url).getOrCreate()
     register(spark)
     reader = spark.read.format("tidebook").option("book", folder).option("topic", "orders").option("splits", "2")
     rows = reader.load().select("id", "seq_nr").collect()

@@ -130,14 +130,14 @@ def main() -> None:
     where, topic, point, lease_s = sys.argv[1:]
     import tidebook
     from tidebook.pipeline.jobs.replicate import Replication
-    from tidebook.pipeline.session import PipelineSettings, job_session
+    from tidebook.pipeline.session import PipelineSettings, job_context
     from tidebook.pipeline.worker import OpenStore, open_settings_store
     from tidebook.runtime.blocking_portal import BlockingPortal
 
     portal = BlockingPortal()
     book = tidebook.open(where)
     portal.run(book.__aenter__())
-    spark = job_session("tidebook fault", book.settings)
+    spark = job_context("tidebook fault", book.settings)
     opening: OpenStore = open_settings_store if point == "commit" else KillDriver(os.getpid(), point).__call__
     settings = PipelineSettings(lease_s=float(lease_s))
     Replication(

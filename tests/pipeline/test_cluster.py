@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import QUICK_SPARK
-from tests.pipeline.commands import processes_with
+from tests.pipeline.commands import free_port, processes_with
 from tests.pipeline.conftest import OpenBook, opened
 from tests.pipeline.workloads import expected_rows, rows_of, write_history
 from tidebook.pipeline.jars import kafka_source_jars
@@ -29,12 +28,6 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cassandra, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def spark_home() -> Path:
@@ -107,11 +100,10 @@ class Cluster:
             process.wait(60)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    cluster = Cluster(folder)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests here; the last one loses a worker of it."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.start()
         yield cluster
@@ -153,7 +145,7 @@ def test_a_cluster_replicates_with_the_shipped_package_though_an_executor_is_kil
         f"{servers_toml.read_text()}[pipeline]\nrecords_max = 20\nlook_every_s = 0.1\ncatch_up_records = 0\n"
     )
     with opened(portal, servers_toml) as book:
-        portal.run(write_history(book, topic, steps=150))
+        portal.run(write_history(book, topic, steps=60))
         process = submitted(cluster, package, servers_toml, topic, "--once")
         assert process.stdout is not None
         killed: list[int] = []

@@ -13,9 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.pipeline.commands import Forwarder, processes_with, running
+from tests.pipeline.commands import Forwarder, free_port, processes_with, running
 from tests.pipeline.conftest import opened
-from tests.pipeline.test_cluster import free_port
 from tests.pipeline.test_verify import damage
 from tests.pipeline.workloads import newer_record, replicate_here, write_garbage, write_history
 from tidebook.cli.app import main
@@ -46,7 +45,8 @@ def cli(
 ) -> Iterator[Cli]:
     """The `tidebook` command in this process, on the tests' own Spark session, which it may not stop."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(spark, "stop", lambda: None)
+    for each in (spark, spark.sparkContext):
+        monkeypatch.setattr(each, "stop", lambda: None)
 
     def run(*arguments: str) -> Told:
         monkeypatch.setattr(sys, "argv", ["tidebook", *arguments, "--json", "--book", str(embedded.settings.folder)])

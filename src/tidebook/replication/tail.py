@@ -24,7 +24,7 @@ from tidebook.runtime.futures import cancel_quietly
 T = TypeVar("T")
 Partition = tuple[str, int]
 #: A partition's slices begin at least this long after one another, so that a busy one shares their cost among records.
-SLICE_EVERY_S = 0.05
+SLICE_EVERY_S = 0.03
 #: How often a partition without new records compares its position with the pointer, which others may have moved.
 CHECK_EVERY_S = 30.0
 _OFFSET_MAX = 2**62

@@ -160,7 +160,10 @@ class Ticker:
         self._followed_s = -FOLLOWED_FOR_S
         self._looked_s = -self._intervals.look_s
         self._since = -1
-        #: With live streams: the offsets of the last step's ticks that directly follow the last replicated record.
+        #: Ticks of earlier steps that are now the first unreplicated record of their partition.
+        self._next_ticks: dict[Partition, int] = {}
+        #: With live streams: the offsets of the ticks that directly follow the last replicated record, seen by the last
+        #: step. A tick that was sent after records becomes one of them when these are replicated.
         self.alone: Ticks = {}
 
     async def step(self) -> float:
@@ -177,7 +180,7 @@ class Ticker:
         if ticks or not followed:
             self._ticked_s, self._since = now_s, -1
         if followed:
-            self.alone = {at: offset for at, offset in ticks.items() if self._last[at].alone}
+            self.alone = self._next_ticks | {at: offset for at, offset in ticks.items() if self._last[at].alone}
         return followed_s if followed else LOOK_EVERY_S
 
     async def tick(self) -> Ticks:
@@ -253,10 +256,13 @@ class Ticker:
             self._shown_ms = (await read_horizon(self._store)).most_ms
         self._begun = True
         in_flight = set()
+        self._next_ticks = {}
         for at, pointer in pointers.items():
             last = self._last.get(at)
             if last is not None and (pointer is None or pointer.position < last.position):
                 in_flight.add(at)  # one tick is enough for a partition that is stuck
+                if pointer is not None and pointer.position.next == last.position:
+                    self._next_ticks[at] = last.position.offset
             elif pointer is not None and (last is None or not last.alone or pointer.position > last.position):
                 self._shown_ms = max(self._shown_ms, pointer.time_ms)
                 self._last[at] = _LastTick(pointer.position, True)

@@ -17,6 +17,7 @@ from tidebook.core.event import Event
 from tidebook.core.record import encode_record
 from tidebook.log.port import Outgoing
 from tidebook.pipeline.jobs.replicate import _ticking
+from tidebook.replication.partition import LogAndStore, PartitionReplicator
 from tidebook.replication.ticks import (
     FOLLOWED_EVERY_S,
     LOOK_EVERY_S,
@@ -177,6 +178,29 @@ async def test_a_tick_with_a_record_before_it_is_left_to_the_job(book: Book) -> 
     moved = {number for number in after if after[number] != before.get(number)}
     assert moved == {partition for _, partition in ticker.alone}
     assert moved
+
+
+async def test_a_tick_whose_preceding_records_were_replicated_since_waits_for_no_micro_batch(book: Book) -> None:
+    """A micro-batch may have fixed its end before the tick was sent, and the next one may be far away."""
+    done = await book.journal("orders").append("o-1", [Event(0, tags={"paid"})])
+    clock = Seconds()
+    ticker = Ticker(book.log, book.store, monotonic_s=clock)
+    await renew_followed(book.store, book.clock)
+    await ticker.step()
+    busy = ("orders", done.partition)
+    assert busy not in ticker.alone
+    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    config = await book.journal("orders").create()
+    batch = PartitionReplicator(LogAndStore(book.log, book.store), *busy, config)
+    await batch.catch_up(done.offset + 1)
+    clock.now_s += 0.2
+    await ticker.step()
+    assert ticker.alone[busy] == done.offset + 1
+    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    clock.now_s += 0.2
+    await ticker.step()
+    await replicate_adjacent_ticks(book.log, book.store, ticker.alone)
+    assert await payloads(book) == [0]
 
 
 async def test_where_nobody_follows_ticks_are_left_to_the_job(book: Book) -> None:
