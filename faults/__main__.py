@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from faults.mutants import run_mutants
 from faults.report import summarize, write_report
 from faults.run import run_faults
 
@@ -20,7 +21,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="the seed of the schedule (default: a new one)")
     parser.add_argument("--only", help="one kind of fault (kill, pause, delay, drop, …), one process or one role")
     parser.add_argument("--out", type=Path, help="an empty folder for histories and report (default: a new one)")
+    parser.add_argument(
+        "--mutants",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="run short tries on mutants of Tidebook instead, all or those whose name contains the text",
+    )
     given = parser.parse_args(arguments)
+    if given.mutants is not None:
+        return 0 if all(result.caught_by for result in run_mutants(given.mutants or None, _say)) else 1
     seed = random.randrange(10**6) if given.seed is None else given.seed
     folder = given.out or Path(tempfile.mkdtemp(prefix="tidebook-faults-"))
     command = f"./dev faults --minutes {given.minutes:g} --seed {seed}"
