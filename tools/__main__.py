@@ -18,6 +18,8 @@ usage: ./dev COMMAND
   bench NAME               one benchmark; its last line of output is one JSON object
   mutate [PACKAGE...] [--sample N]
                            mutants of packages; prints the share that the tests notice
+  faults [--minutes M] [--seed S] [--only NAME]
+                           many processes under seeded faults, then an independent checker and a report
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback
   build                    wheel and source archive into dist, reproducible and checked

@@ -177,6 +177,12 @@ def mutate(arguments: list[str]) -> int:
     return _python("-m", "tools.mutants", *arguments)
 
 
+def faults(arguments: list[str]) -> int:
+    """Run the workload under faults, check its history, and write a report; the exit code says whether all holds."""
+    environment.ensure("dev")
+    return _python("-m", "faults", *arguments)
+
+
 def bench_servers(arguments: list[str]) -> list[str]:
     """Return the servers to start: none if the arguments name servers or ask for help."""
     words = {word for argument in arguments for word in argument.split("=")}
@@ -199,6 +205,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "check": check,
     "bench": bench,
     "mutate": mutate,
+    "faults": faults,
     "servers": servers,
     "build": build.build,
 }

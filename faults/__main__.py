@@ -1,0 +1,53 @@
+"""`./dev faults`: the workload under faults, the checker, and a report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from faults.mutants import run_mutants
+from faults.report import summarize, write_report
+from faults.run import run_faults
+
+
+def main(arguments: list[str]) -> int:
+    """Run, print the verdict and write the report; return 1 if something is violated or did not recover."""
+    parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults are done (default: 1)")
+    parser.add_argument("--seed", type=int, help="the seed of the schedule (default: a new one)")
+    parser.add_argument("--only", help="one kind of fault (kill, pause, delay, drop, …), one process or one role")
+    parser.add_argument("--out", type=Path, help="an empty folder for histories and report (default: a new one)")
+    parser.add_argument(
+        "--mutants",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="run short tries on mutants of Tidebook instead, all or those whose name contains the text",
+    )
+    given = parser.parse_args(arguments)
+    if given.mutants is not None:
+        return 0 if all(result.caught_by for result in run_mutants(given.mutants or None, _say)) else 1
+    seed = random.randrange(10**6) if given.seed is None else given.seed
+    folder = given.out or Path(tempfile.mkdtemp(prefix="tidebook-faults-"))
+    command = f"./dev faults --minutes {given.minutes:g} --seed {seed}"
+    if given.only is not None:
+        command += f" --only {given.only}"
+    result, history = asyncio.run(
+        run_faults(folder.absolute(), seconds=given.minutes * 60, seed=seed, only=given.only, command=command, say=_say)
+    )
+    for line in summarize(result, history):
+        _say(line)
+    _say(f"report: {write_report(folder, result, history)}")
+    return 0 if result.ok else 1
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

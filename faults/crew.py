@@ -1,0 +1,131 @@
+"""The processes of a run: start, kill, pause and stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from faults.plan import Plan
+from faults.roles.play import play_role, serve_book
+
+#: How many processes of each role there are.
+ROLES = {
+    "writer": 2,
+    "replicator": 2,
+    "consumer": 2,
+    "producer": 1,
+    "relay": 2,
+    "worker": 2,
+    "wal": 2,
+    "remote": 1,
+}
+#: They bring new data; the others only pass it on, and go on until they have caught up.
+SOURCES = ("writer", "producer", "wal", "remote")
+SERVER = "server"
+INSPECTOR = "inspector"
+STOP_S_MAX = 30.0
+#: A process forks from one that has imported everything and opened nothing, so that many start quickly on few cores.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["faults.roles.preload"])
+
+
+class Crew:
+    """The processes of a run, by name: `writer-1` is `writer-1.3` after two kills."""
+
+    def __init__(self, plan: Plan, server_port: int) -> None:
+        self._plan = plan
+        self._server_port = server_port
+        self._running: dict[str, BaseProcess] = {}
+        self._lives: dict[str, int] = {}
+        self.ended_badly: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all processes."""
+        return [SERVER, *(f"{role}-{number}" for role, count in ROLES.items() for number in range(1, count + 1))]
+
+    def start(self, name: str) -> None:
+        """Start a process, once more if it ran before."""
+        life = self._lives[name] = self._lives.get(name, 0) + 1
+        log = str(Path(self._plan.folder) / f"{name}.log")
+        if name == SERVER:
+            process = _context.Process(target=serve_book, args=(self._plan.book, self._server_port, log))
+        else:
+            role, number = name.rsplit("-", 1)
+            seed = hash((self._plan.seed, sum(role.encode()), int(number), life)) % 2**31
+            arguments = (role, f"{name}.{life}", self._plan.folder, seed, log)
+            process = _context.Process(target=play_role, args=arguments)
+        process.start()
+        self._running[name] = process
+
+    def kill(self, name: str) -> None:
+        """End a process with SIGKILL."""
+        process = self._running[name]
+        self._note_end(name)
+        process.kill()
+        process.join()
+
+    def pause(self, name: str) -> None:
+        """Stop a process with SIGSTOP."""
+        self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a process go on."""
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: int) -> None:
+        process = self._running[name]
+        if process.exitcode is None and process.pid is not None:
+            os.kill(process.pid, number)
+
+    def _note_end(self, name: str) -> None:
+        code = self._running[name].exitcode
+        if code not in (None, 0):
+            self.ended_badly.append(f"{name}.{self._lives[name]} ended with {code}")
+
+    def revive(self) -> None:
+        """Start what has ended by itself, and remember that it did."""
+        for name, process in self._running.items():
+            if process.exitcode is not None:
+                self._note_end(name)
+                self.start(name)
+
+    async def stop(self, names: list[str]) -> None:
+        """Ask processes to stop, and wait for them; kill those that do not."""
+        for name in names:
+            self._signal(name, signal.SIGCONT)
+            self._signal(name, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S_MAX
+        for name in names:
+            process = self._running[name]
+            await asyncio.to_thread(process.join, max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                self.ended_badly.append(f"{name} did not stop within {STOP_S_MAX:g} s")
+                process.kill()
+                process.join()
+            # One that has only just started may be asked before it listens.
+            elif process.exitcode not in (0, -signal.SIGTERM):
+                self.ended_badly.append(f"{name}.{self._lives[name]} ended with {process.exitcode}")
+
+    async def inspect(self, timeout_s: float) -> None:
+        """Run the inspector to its end, or kill it after this time."""
+        name = f"{INSPECTOR}-1"
+        self.start(name)
+        process = self._running.pop(name)
+        await asyncio.to_thread(process.join, timeout_s)
+        if process.exitcode is None:
+            process.kill()
+        if process.exitcode != 0:
+            self.ended_badly.append(f"{name} ended with {process.exitcode}")
+
+    def kill_all(self) -> None:
+        """End everything that still runs."""
+        for process in self._running.values():
+            if process.exitcode is None:
+                process.kill()
+                process.join()

@@ -1,0 +1,261 @@
+"""Mutants of Tidebook: one fence, one check or one ordering switched off, which a short run must notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+#: How long the faults of one try last, and how long the try may take altogether.
+TRY_MINUTES = 0.35
+TRY_S_MAX = 240.0
+TRIES = 3
+FIRST_SEED = 11
+
+
+class Mutant(NamedTuple):
+    """One change of the source: `old`, which must occur once, becomes `new`."""
+
+    name: str
+    #: Below `src/tidebook`.
+    file: str
+    old: str
+    new: str
+
+
+_FOLD, _WAL = "core/fold.py", "wal/meta.py"
+_STORE, _CLAIMS = "store/sqlite/writes.py", "queue/sqlite/claims.py"
+
+MUTANTS: Sequence[Mutant] = (
+    # journals: conditions, numbers, retries, removals
+    Mutant("expected is not checked", _FOLD, "if action.expected != last or not", "if not"),
+    Mutant("at is not checked", _FOLD, "if action.at <= last:", "if action.at < 0:"),
+    Mutant("a retry is applied again", _FOLD, "if known.append_id == append_id:", "if known.append_id is None:"),
+    Mutant(
+        "a purge keeps the numbers",
+        _FOLD,
+        "and head.live else 0\n    if action.expected",
+        "else 0\n    if action.expected",
+    ),
+    Mutant("a delete removes future events", _FOLD, "to = min(action.to, head.seq_nr)", "to = action.to"),
+    Mutant("a delete has no effect", _FOLD, "if to <= head.delete_to:", "if to <= head.delete_to or to > 0:"),
+    Mutant(
+        "a purge has no effect",
+        _FOLD,
+        "return head, UNCHANGED\n    if action.if_position",
+        "return head, UNCHANGED\n    if True:\n        return head, UNCHANGED\n    if action.if_position",
+    ),
+    Mutant(
+        "a read does not wait for the end of the log",
+        "journal/reader.py",
+        "await self._log.end(cache.topic, cache.partition) - 1",
+        "cache.seen",
+    ),
+    Mutant(
+        "an outcome is taken without the records before it",
+        "journal/head_cache.py",
+        "if offset != self.next_offset:",
+        "if offset < self.next_offset:",
+    ),
+    Mutant(
+        "a read forgets the tail",
+        "journal/view.py",
+        "to = max(after, folded.delete_to), min(to, folded.seq_nr)",
+        "to = max(after, folded.delete_to), min(to, stored.seq_nr if stored is not None else folded.seq_nr)",
+    ),
+    Mutant(
+        "a read forgets deletes in the tail",
+        "journal/view.py",
+        "after, to = max(after, folded.delete_to),",
+        "after, to = max(after, stored.delete_to if stored is not None else 0),",
+    ),
+    Mutant(
+        "writes are acknowledged without a commit",
+        "sqlite/writer.py",
+        'self._transaction.connection.execute("COMMIT")',
+        'self._transaction.connection.execute("COMMIT" if hash(str(time.monotonic_ns())) % 50 else "ROLLBACK")',
+    ),
+    Mutant(
+        "the writer trusts an old end of the log",
+        "sqlite/writer.py",
+        "if version != self._version:",
+        "if self._version == -1:",
+    ),
+    # store
+    Mutant("a slice is not fenced by the pointer", _STORE, "if current != writes.began:", "if False:"),
+    Mutant("a purge leaves rows in the store", _STORE, "_clear_events(transaction, write, 0, LAST)", "pass"),
+    Mutant("a delete leaves rows of the tags", _STORE, "transaction.connection.executemany(_CLEAR_TAG, keys)", "pass"),
+    Mutant("the head is not stored", _STORE, 'VALUES {}", 5, heads)', 'VALUES {}", 5, heads[5:])'),
+    Mutant(
+        "snapshots outlive a purge",
+        "store/sqlite/store.py",
+        'WHERE topic = ? AND id = ? AND epoch = ? AND "offset" = ? ORDER BY seq_nr DESC',
+        "WHERE topic = ? AND id = ? AND ? > 0 AND ? >= 0 ORDER BY seq_nr DESC",
+    ),
+    # streams
+    Mutant(
+        "streams pass the horizon",
+        "store/sqlite/store.py",
+        "WHERE tag = ? AND log_ms < ? AND (log_ms, topic",
+        "WHERE tag = ? AND log_ms < ? + 100000 AND (log_ms, topic",
+    ),
+    Mutant(
+        "streams are in the order of offsets",
+        "store/sqlite/store.py",
+        'ORDER BY log_ms, topic, partition, "offset", "index", epoch LIMIT',
+        'ORDER BY "offset", "index" LIMIT',
+    ),
+    Mutant(
+        "offsets of a group are not compared",
+        "tags/sql_offsets.py",
+        "if decode_offset(self._tag, before) >= decode_offset(self._tag, event.tag_offset):",
+        "if before is None:",
+    ),
+    Mutant(
+        "a projection does not check its position",
+        "domain/projection_tables.py",
+        "                    SLICE.c.owner == member,\n                    SLICE.c.position == before,\n",
+        "",
+    ),
+    Mutant(
+        "a projection keeps its position",
+        "domain/projection_tables.py",
+        ".values(position=after)",
+        ".values(position=before)",
+    ),
+    # outbox
+    Mutant(
+        "relays do not look for what was sent",
+        "outbox/topic_relay.py",
+        "ids, lost = found.ids, found.lost",
+        "ids, lost = frozenset(), None",
+    ),
+    Mutant(
+        "relays send in the wrong order",
+        "outbox/topic_relay.py",
+        "relayed = batch_selection.to_relayed(batch.messages,",
+        "relayed = batch_selection.to_relayed(batch.messages[::-1],",
+    ),
+    Mutant(
+        "relays forget messages before they are sent",
+        "outbox/topic_relay.py",
+        "            channel.start(relayed, timestamp_ms=",
+        "            channel.start(relayed[1:], timestamp_ms=",
+    ),
+    Mutant(
+        "relays delete nothing",
+        "outbox/store.py",
+        "self._delete_and_update(lock, sent, self._sql.close_and_unlock",
+        "self._delete_and_update(lock, sent[1:], self._sql.close_and_unlock",
+    ),
+    # queue
+    Mutant("a key has several holders", _CLAIMS, "h.queue = ?1 AND h.status = 'P'", "h.queue = ?1 AND h.status = 'X'"),
+    Mutant(
+        "leases end early",
+        _CLAIMS,
+        "(token, now_ms, until, serial,",
+        "(token, now_ms, until - lease_ms * 3 // 4, serial,",
+    ),
+    Mutant(
+        "an expired lease may be finished",
+        _CLAIMS,
+        "WHERE e.status = 'P' AND e.token = ?",
+        "WHERE e.status = 'P' AND ? IS NOT NULL",
+    ),
+    Mutant("finished entries stay", _CLAIMS, "session.connection.execute(_DELETE, (ids,))", "pass"),
+    Mutant(
+        "heartbeats do not extend the lease",
+        _CLAIMS,
+        "session.connection.execute(_EXTEND, (now_ms + lease_ms, ids))",
+        "pass",
+    ),
+    Mutant(
+        "given back entries are lost",
+        "queue/sqlite/expired_leases.py",
+        "    connection.execute(_WAIT, (total_timeouts, at_ms, id))\n",
+        "    _delete(connection, id)\n",
+    ),
+    # write-ahead log
+    Mutant(
+        "writes of a former owner are valid",
+        _WAL,
+        "if write.term != meta.term or write.writer != meta.writer:",
+        "if write.term < 0:",
+    ),
+    Mutant("writes need not continue the numbers", _WAL, "if part.first != expected:", "if part.first < 0:"),
+    Mutant("an old claim wins", _WAL, "if record.term <= meta.term:", "if record.term < 0:"),
+    Mutant(
+        "a mark covers one entry too many",
+        _WAL,
+        "table.mapping.remove_below(seq)",
+        "table.mapping.remove_below(seq + 1)",
+    ),
+)
+
+
+class TryResult(NamedTuple):
+    """How a run on a mutant ended."""
+
+    mutant: str
+    #: The rules that noticed it, or what else did; empty if nothing did.
+    caught_by: list[str]
+    tries: int
+
+
+def run_mutants(names: str | None, say: Callable[[str], None]) -> list[TryResult]:
+    """Run every mutant, or those whose name contains a text, until a run notices it or all tries are used."""
+    results = []
+    for mutant in MUTANTS:
+        if names is None or names in mutant.name:
+            result = _try(mutant)
+            say(f"{'caught' if result.caught_by else 'MISSED'} in {result.tries}: {mutant.name}: {result.caught_by}")
+            results.append(result)
+    caught = sum(bool(result.caught_by) for result in results)
+    say(f"{caught} of {len(results)} mutants were caught")
+    return results
+
+
+def make_mutant(mutant: Mutant, source: Path, target: Path) -> None:
+    """Copy the source to a new folder with the mutant's change; raise ValueError if its text is not there once."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    file = target / "tidebook" / mutant.file
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"mutant {mutant.name!r}: its text occurs {text.count(mutant.old)} times in {mutant.file}")
+    file.write_text(text.replace(mutant.old, mutant.new))
+
+
+def _try(mutant: Mutant) -> TryResult:
+    with tempfile.TemporaryDirectory(prefix="tidebook-mutant-") as name:
+        source = Path(name) / "src"
+        make_mutant(mutant, ROOT / "src", source)
+        for number in range(1, TRIES + 1):
+            out = Path(name) / f"run-{number}"
+            caught = _run(source, out, FIRST_SEED + number)
+            if caught:
+                return TryResult(mutant.name, caught, number)
+    return TryResult(mutant.name, [], TRIES)
+
+
+def _run(source: Path, out: Path, seed: int) -> list[str]:
+    command = [sys.executable, "-m", "faults", "--minutes", str(TRY_MINUTES), "--seed", str(seed), "--out", str(out)]
+    variables = {**os.environ, "PYTHONPATH": str(source)}
+    try:
+        run = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, timeout=TRY_S_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        return ["it did not end"]
+    if run.returncode == 0:
+        return []
+    report = out / "report.json"
+    if not report.exists():
+        return [f"it ended early: {run.stderr.decode()[-200:]}"]
+    found = json.loads(report.read_text())
+    rules = [verdict["rule"] for verdict in found["verdicts"] if not verdict["ok"]]
+    return rules or [*found["ended_badly"], *found["lacking"]] or ["it did not recover"]

@@ -1,0 +1,56 @@
+"""The plan of a run, which all its processes read: where the book is, and when the run began."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+TOPIC = "ledger"
+MAIL = "mail"
+QUEUE = "work"
+TAGS = ("red", "blue")
+GROUP, GROUP_TAG = "readers", "red"
+NAMESPACE, REGION = "faults", 1
+#: Leases of the queue, of the group and of the relay: a pause outlasts them.
+LEASE_S = 1.0
+#: A journal is written to for this long; then others are, so that the history of each stays short enough to decide.
+GENERATION_S = 5.0
+KEYS = 6
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What every process of a run knows."""
+
+    folder: str
+    book: str
+    seed: int
+    began_ns: int
+    #: The address of the server, through its proxy.
+    url: str
+
+    @property
+    def histories(self) -> Path:
+        """The folder of the histories."""
+        return Path(self.folder) / "history"
+
+    @property
+    def effects(self) -> Path:
+        """The database of the application that follows the journals."""
+        return Path(self.folder) / "effects.db"
+
+    def key(self, choice: float) -> str:
+        """Return the id of one of the journals of this moment."""
+        generation = int((time.monotonic_ns() - self.began_ns) / 1e9 / GENERATION_S)
+        return f"k{generation * KEYS + int(choice * KEYS)}"
+
+
+def read_plan(folder: Path) -> Plan:
+    """Return the plan of a run."""
+    return msgspec.json.decode((folder / "plan.json").read_bytes(), type=Plan)
+
+
+def write_plan(plan: Plan) -> None:
+    """Store the plan for the processes of the run."""
+    (Path(plan.folder) / "plan.json").write_bytes(msgspec.json.encode(plan))

@@ -1,0 +1,111 @@
+"""A TCP proxy that delays, drops, resets, swallows or drips what passes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Literal
+
+Mode = Literal["pass", "delay", "drop", "reset", "one_way", "half_open", "drip"]
+MODES: tuple[Mode, ...] = ("delay", "drop", "reset", "one_way", "half_open", "drip")
+CHUNK_BYTES = 65_536
+DELAY_S = 0.3
+#: A reset comes after this many bytes of a connection: in the middle of a frame.
+RESET_AFTER_BYTES = 100
+DRIP_BYTES, DRIP_S = 16, 0.02
+
+
+class TcpProxy:
+    """Forwards connections to one address, in the mode of the moment."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.StreamWriter] = set()
+        self.mode: Mode = "pass"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address that clients connect to."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def start(self) -> None:
+        """Listen on a free port of the loopback address."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        """Stop listening and reset every connection."""
+        assert self._server is not None
+        self._server.close()
+        self._reset_all()
+        await self._server.wait_closed()
+
+    def set_mode(self, mode: Mode) -> None:
+        """Change the mode; `drop` ends the connections that are open, and leaving `half_open` or `one_way` does too.
+
+        Bytes that were swallowed are lost, so their connections can not go on.
+        """
+        before, self.mode = self.mode, mode
+        if mode == "drop" or before in ("half_open", "one_way"):
+            self._reset_all()
+
+    def _reset_all(self) -> None:
+        for writer in list(self._connections):
+            _reset(writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.mode == "drop":
+            _reset(writer)
+            return
+        try:
+            to_reader, to_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            _reset(writer)
+            return
+        self._connections |= {writer, to_writer}
+        try:
+            await asyncio.gather(
+                self._forward(reader, to_writer, answers=False), self._forward(to_reader, writer, answers=True)
+            )
+        except OSError:
+            pass
+        finally:
+            self._connections -= {writer, to_writer}
+            for each in (writer, to_writer):
+                each.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        sent = 0
+        while data := await reader.read(CHUNK_BYTES):
+            mode = self.mode
+            if mode == "half_open" or (mode == "one_way" and answers):
+                continue
+            if mode == "delay":
+                await asyncio.sleep(DELAY_S)
+            elif mode == "reset" and sent + len(data) > RESET_AFTER_BYTES:
+                writer.write(data[: max(1, len(data) // 2)])
+                self._reset_all()
+                return
+            elif mode == "drip":
+                for start in range(0, len(data), DRIP_BYTES):
+                    writer.write(data[start : start + DRIP_BYTES])
+                    await writer.drain()
+                    if self.mode == "drip":
+                        await asyncio.sleep(DRIP_S)
+                continue
+            writer.write(data)
+            await writer.drain()
+            sent += len(data)
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection with RST instead of FIN."""
+    found = writer.get_extra_info("socket")
+    if found is not None:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,1 @@
+"""The roles of the workload: what each of its processes does."""

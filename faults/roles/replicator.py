@@ -1,0 +1,12 @@
+"""Replicators of an embedded book: of several, one does the work."""
+
+from __future__ import annotations
+
+import tidebook
+from faults.roles.context import Context
+
+
+async def replicate(context: Context) -> None:
+    """Replicate the log to the store until stopped."""
+    async with tidebook.open(context.plan.book, replicate=True):
+        await context.stopping.wait()

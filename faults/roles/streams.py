@@ -1,0 +1,133 @@
+"""Followers of tags, members of a group, and a projection: what an application builds on journals."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import tidebook
+from faults.plan import GROUP, GROUP_TAG, LEASE_S, TAGS, TOPIC
+from faults.roles.context import Context
+from tidebook.core.errors import Fenced, TidebookError
+from tidebook.tags.event import TaggedEvent
+from tidebook.tags.sql_offsets import TABLE, SqlOffsets
+from tidebook.testing.histories.line import read_lines
+
+EFFECTS = """CREATE TABLE IF NOT EXISTS effects (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, consumer TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL)"""
+PROJECTION = "rows"
+
+
+def connect(context: Context) -> sqlite3.Connection:
+    """Open the database of the application."""
+    return sqlite3.connect(context.plan.effects, timeout=30)
+
+
+def create_effects(context: Context) -> None:
+    """Create the database of the application; once, for a file in use cannot change its mode."""
+    with closing(connect(context)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(EFFECTS)
+        connection.execute(TABLE)
+        connection.commit()
+
+
+async def consume(context: Context) -> None:
+    """Follow each tag, be a member of the group, and run the projection, until stopped."""
+    async with tidebook.open(context.plan.book) as book:
+        await _until_stopped(
+            context,
+            *(lambda tag=tag: follow(context, book, tag) for tag in TAGS),
+            lambda: join(context, book),
+            lambda: project(context, book),
+        )
+
+
+async def _until_stopped(context: Context, *parts: Callable[[], Awaitable[None]]) -> None:
+    """Run the parts, each again after an error, until the role stops."""
+
+    async def run(part: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await part()
+            except (TidebookError, sqlite3.OperationalError):
+                await context.pause(0.5)
+
+    tasks = [asyncio.create_task(run(part)) for part in parts]
+    await context.stopping.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _stream(context: Context) -> str:
+    """The name of the stream, which outlives the process: consume-1.3 continues consume-1."""
+    return context.name.split(".")[0]
+
+
+def last_offset(context: Context, tag: str) -> str | None:
+    """Return the offset of the last event that this stream has written down, in this process or an earlier one."""
+    files = sorted(context.plan.histories.glob(f"{_stream(context)}.*.ndjson"), key=lambda file: file.stat().st_mtime)
+    delivered = [line for line in read_lines(files) if line.op == "deliver" and line.args["tag"] == tag]
+    return max(delivered, key=lambda line: line.ns).result["offset"] if delivered else None
+
+
+async def follow(context: Context, book: Any, tag: str) -> None:
+    """Write down every event of a tag, from where this stream was on."""
+    async for event in book.tags.read(tag, after=last_offset(context, tag), follow=True):
+        place = event.place
+        context.history.observe(
+            "deliver",
+            {
+                "key": f"{event.topic}/{event.id}",
+                "seq_nr": event.seq_nr,
+                "value": event.payload,
+                "position": [place.time_ms, place.topic, place.partition, place.offset, place.index],
+                "offset": event.tag_offset,
+            },
+            stream=_stream(context),
+            tag=tag,
+        )
+
+
+async def join(context: Context, book: Any) -> None:
+    """Handle the group's events, each in one transaction with its offset."""
+    offsets = SqlOffsets(GROUP_TAG, GROUP, lambda: connect(context))
+    async with book.tags.subscribe(GROUP_TAG, GROUP, offsets=offsets, lease_s=LEASE_S) as events:
+        async for event in events:
+            if await asyncio.to_thread(_handle, context, offsets, event):
+                await events.commit(event)
+
+
+def _handle(context: Context, offsets: SqlOffsets, event: TaggedEvent) -> bool:
+    with closing(connect(context)) as connection:
+        try:
+            if offsets.advance(connection, event):
+                values = (GROUP, f"{event.topic}/{event.id}", event.payload)
+                connection.execute("INSERT INTO effects (consumer, key, value) VALUES (?, ?, ?)", values)
+            connection.commit()
+        except (Fenced, sqlite3.IntegrityError):
+            connection.rollback()
+            return False
+    return True
+
+
+async def project(context: Context, book: Any) -> None:
+    """Run a projection of the topic into the same database."""
+    from sqlalchemy import create_engine, text
+
+    engine = create_engine(f"sqlite:///{context.plan.effects}", connect_args={"timeout": 30})
+    projection = book.projection(PROJECTION, topics=[TOPIC], into=engine)
+
+    @projection  # type: ignore[untyped-decorator]
+    def add(tx: Any, event: Any) -> None:
+        row = {"consumer": PROJECTION, "key": f"{event.topic}/{event.id}", "value": event.data}
+        tx.execute(text("INSERT INTO effects (consumer, key, value) VALUES (:consumer, :key, :value)"), row)
+
+    try:
+        await projection.run()
+    finally:
+        engine.dispose()
