@@ -18,6 +18,7 @@ import tidebook
 from tidebook.cli import (
     audit,
     doctor,
+    importing,
     journal,
     outbox,
     output,
@@ -57,6 +58,7 @@ app.command()(serve.serve)
 app.command("run")(running.run_app)
 for noun in (journal, tags, topics, wal, pipeline, outbox, queue, projection, token, audit):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
+app.add_typer(importing.app, name="import")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -7,12 +7,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from tidebook.core.errors import InvalidInput
 from tidebook.log.port import Log
 from tidebook.runtime.clock import Clock
 from tidebook.runtime.metrics import Metrics
 from tidebook.store.port import StoreWriter
-from tidebook.wiring.settings import Settings, adapter_options
+from tidebook.wiring.settings import Section, Settings, adapter_options, read_settings
 
 
 def scheme(url: str) -> str:
@@ -73,6 +75,27 @@ async def open_store(settings: Settings, *, metrics: Metrics) -> StoreWriter:
     embedded = LazyStore(folder / FILE, lambda: SqliteStore(folder, metrics=metrics))
     embedded.open_existing()  # report a folder that cannot be opened now, not at the first use
     return embedded
+
+
+async def connect_cassandra(address: str, keyspace: str, *, metrics: Metrics) -> Any:
+    """Connect to a Cassandra cluster that is not this book's store, and return its session.
+
+    `address` is `host:port`, a URL `cassandra://user@host:port`, or a `.toml` file with the options in `[store]`.
+    """
+    if address.endswith(".toml"):
+        section = read_settings(address).section("store")
+    else:
+        section = Section(address if "://" in address else f"cassandra://{address}")
+    base = (section.url or "").rstrip("/")
+    if scheme(base) == "cassandra" and base.count("/") == 2:  # without a keyspace
+        section = replace(section, url=f"{base}/{keyspace}")
+    adapter = extra("tidebook.store.cassandra.store", "cassandra")
+    settings = adapter_options(
+        section, "store", extra("tidebook.store.cassandra.settings", "cassandra").CassandraSettings
+    )
+    if settings.keyspace != keyspace:
+        raise InvalidInput(f"the address names keyspace {settings.keyspace}, and {keyspace} was asked for")
+    return await adapter.connect(settings, metrics)
 
 
 async def _open_keyspace(adapter: ModuleType, settings: Any, metrics: Metrics) -> StoreWriter:

@@ -72,6 +72,8 @@ WRITING = {
     "projection skip",
     # These serve or run a book, which they create, or keep the tokens of a server.
     "serve", "run", "token create", "token list", "token revoke", "audit verify",
+    # These copy into a book, which they create.
+    "import kafka-journal", "import deimos",
 }  # fmt: skip
 
 

@@ -1,0 +1,130 @@
+"""A journal of kafka-journal: its head and its events, as rows of Cassandra and as a book takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from tidebook.core.errors import Corrupt
+from tidebook.core.event import Event
+from tidebook.core.payload import decode_json
+from tidebook.importing.cql_duration import parse_duration
+
+#: The key of an imported event's metadata that holds what only kafka-journal knew about it.
+METADATA_NAME = "kafka_journal"
+
+#: The columns of each table. Older versions of kafka-journal have created their tables without the optional ones.
+HEAD_COLUMNS = ("topic", "id", "segment_size", "seq_nr", "delete_to", "expire_after", "expire_on", "record_id")
+EVENT_COLUMNS = (
+    "seq_nr", "partition", "offset", "timestamp", "origin", "version", "meta_record_id", "tags", "payload_type",
+    "payload_txt", "payload_bin", "metadata", "headers",
+)  # fmt: skip
+OPTIONAL_COLUMNS = frozenset(
+    {"expire_after", "expire_on", "record_id", "origin", "version", "meta_record_id", "headers", "metadata"}
+)
+
+
+class SourceHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `metajournal`."""
+
+    topic: str
+    id: str
+    segment_size: int
+    #: The last number, never below `delete_to`: a delete of a journal that did not exist sets only `delete_to` higher.
+    seq_nr: int
+    #: 0 if nothing was deleted.
+    delete_to: int = 0
+    expire_after: timedelta | None = None
+    expire_on: date | None = None
+    record_id: str | None = None
+
+    def has_expired(self, today: date) -> bool:
+        """Return whether kafka-journal would purge the journal today."""
+        return self.expire_on is not None and self.expire_on <= today
+
+    def segments(self) -> range:
+        """Return the segments of `journal` that may hold events; a gap in the numbers may leave some of them empty."""
+        return range(self.delete_to // self.segment_size, (self.seq_nr - 1) // self.segment_size + 1)
+
+
+class SourceEvent(msgspec.Struct, frozen=True):
+    """A row of `journal`, as an event of a book."""
+
+    seq_nr: int
+    #: The Kafka record that held it. The events of one append share it.
+    partition: int
+    offset: int
+    event: Event
+
+
+def read_head(row: Mapping[str, Any]) -> SourceHead:
+    """Return the head in a row of `metajournal`; raise Corrupt if a required column is empty."""
+    for name in ("segment_size", "seq_nr"):
+        if not isinstance(row.get(name), int) or row[name] < 1:
+            raise Corrupt(f"{row['topic']}/{row['id']}: metajournal.{name} is {row.get(name)!r}")
+    delete_to = row.get("delete_to") or 0
+    expire_after = row.get("expire_after")
+    return SourceHead(
+        topic=row["topic"],
+        id=row["id"],
+        segment_size=row["segment_size"],
+        seq_nr=max(row["seq_nr"], delete_to),
+        delete_to=delete_to,
+        expire_after=None if expire_after is None else parse_duration(expire_after),
+        expire_on=row.get("expire_on"),
+        record_id=row.get("record_id"),
+    )
+
+
+def belongs_to(row: Mapping[str, Any], head: SourceHead) -> bool:
+    """Return whether a row of `journal` is of the head's incarnation; a purge may have left rows of an earlier one."""
+    row_id = row.get("meta_record_id")
+    return head.record_id is None or row_id is None or row_id == head.record_id
+
+
+def read_event(row: Mapping[str, Any]) -> SourceEvent:
+    """Return the event in a row of `journal`; raise Corrupt if its payload does not fit its type."""
+    seq_nr, timestamp = row["seq_nr"], row["timestamp"]
+    known: dict[str, Any] = {"partition": row["partition"], "offset": row["offset"]}
+    if isinstance(timestamp, datetime):
+        known["timestamp"] = timestamp.isoformat(timespec="milliseconds")
+    for name in ("origin", "version", "headers"):
+        if row.get(name):
+            known[name] = row[name]
+    if row.get("metadata"):
+        known["metadata"] = _json(row["metadata"], f"the metadata of event {seq_nr}")
+    payload = _payload(row)
+    return SourceEvent(
+        seq_nr,
+        row["partition"],
+        row["offset"],
+        Event(payload, tags=row.get("tags") or (), metadata={METADATA_NAME: known}),
+    )
+
+
+def _payload(row: Mapping[str, Any]) -> Any:
+    """Return the payload: JSON, text or bytes by `payload_type`, and None for an event without one."""
+    kind, text, data = row["payload_type"], row["payload_txt"], row["payload_bin"]
+    match kind:
+        case None:
+            return None
+        case "json" | "text" if text is None and data is None:
+            raise Corrupt(f"event {row['seq_nr']} is of type {kind} and has no payload")
+        case "json":
+            return _json(data.decode() if text is None else text, f"the payload of event {row['seq_nr']}")
+        case "text":
+            return data.decode() if text is None else text
+        case "binary":
+            return b"" if data is None else data
+        case _:
+            raise Corrupt(f"event {row['seq_nr']} has the unknown payload type {kind!r}")
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return decode_json(text.encode())
+    except ValueError as error:
+        raise Corrupt(f"{what} is not JSON: {error}") from error
