@@ -22,6 +22,8 @@ settings.register_profile("long", deadline=None, print_blob=True, max_examples=6
 ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600
 PIPELINE = "tests/pipeline/"
+#: Short tests that need no server: they fill the lanes at the end of a run, where a long file would be left alone.
+SHORT = ("tests/unit/", "tests/tidy/", "tests/model/", "tests/simulation/")
 #: For the Spark of this process and of those it starts: jobs of a second never earn what the better compiler costs.
 QUICK_SPARK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -38,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side go files; those of the pipeline go one after another, and share one Spark session."""
+    """Run files in parallel, but those of the pipeline one after another: they share one Spark session."""
     from xdist.scheduler import LoadFileScheduling
 
     class Lanes(LoadFileScheduling):  # type: ignore[misc]
@@ -49,7 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(PIPELINE))  # what takes longest begins first
+    items.sort(key=lambda item: (not item.nodeid.startswith(PIPELINE), item.nodeid.startswith(SHORT)))
     for item in items:
         if item.get_closest_marker("long") is None:
             continue

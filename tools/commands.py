@@ -33,7 +33,7 @@ BENCH_SERVERS = {
 }
 #: Run tests in parallel, because they mostly wait for servers; `-n 0` turns it off for a debugger. A worker that dies
 #: ends the run: otherwise pytest-xdist would start a new one, repeat the test, and finally hang.
-SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 #: pytest's exit code for failed tests, and not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
 #: A few failures of a full run may come from a busy machine: they are reported, and decided by a run of their own.

@@ -40,6 +40,8 @@ from tidebook.runtime.json_log import is_json
 
 #: If this environment variable is set, an unexpected error prints its traceback.
 TRACEBACK_VARIABLE = "TIDEBOOK_TRACEBACK"
+#: A shell sets this variable to get completions, after `tidebook --install-completion`.
+COMPLETION_VARIABLE = "_TIDEBOOK_COMPLETE"
 #: The root of the checkout that this package was imported from; an installed wheel has no benchmarks there.
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -47,7 +49,6 @@ app = Group(
     name="tidebook",
     help="Keep durable journals: event journals, tags, write-ahead logs, outboxes and work queues.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
@@ -136,8 +137,10 @@ def _command() -> Any:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; report an error as one line on standard error, not as a traceback."""
     try:
-        # Do not call app(): its error handling would turn a closed pipe into a failure.
         command = _command()
+        if COMPLETION_VARIABLE in os.environ:  # the shell asks for completions
+            command.main(list(arguments), prog_name="tidebook")
+        # Do not call main() otherwise: its error handling would turn a closed pipe into a failure.
         with command.make_context("tidebook", list(arguments)) as context:
             command.invoke(context)
         return 0

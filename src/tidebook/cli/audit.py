@@ -6,8 +6,6 @@ import typer
 
 from tidebook.cli import output
 from tidebook.cli.command import Group
-from tidebook.server.audit_check import check_audit
-from tidebook.server.database import ServerDatabase
 from tidebook.wiring.book import Book
 
 app = Group(help="Check the audit of the server.", no_args_is_help=True)
@@ -24,6 +22,10 @@ async def verify(book: Book) -> None:
 
     Exit with code 1 if there are any.
     """
+    # Imported only here: the server's modules slow down the start of every other command.
+    from tidebook.server.audit_check import check_audit
+    from tidebook.server.database import ServerDatabase
+
     database = ServerDatabase(book.settings.folder)
     try:
         report = await check_audit(book, database)

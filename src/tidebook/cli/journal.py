@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import tidebook
-from tidebook.cli import output
-from tidebook.cli.command import Group
+from tidebook.cli import bulk_input, output
+from tidebook.cli.command import Group, run
 from tidebook.cli.options import (
     BookOption,
     IdArgument,
     StartOption,
     TopicArgument,
+    YesOption,
     argument,
+    confirm,
     number,
     open_book,
     option,
@@ -24,6 +27,7 @@ from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.event import Event, ReadEvent
 from tidebook.core.seq_nr import FIRST, LAST
 from tidebook.journal.journal import Journal
+from tidebook.journal.outcome import Appended
 from tidebook.wiring.book import Book
 
 app = Group(help="Append to event journals, read, follow, delete and purge them.", no_args_is_help=True)
@@ -61,11 +65,11 @@ def _expiry(after_s: float) -> timedelta | int:
 
 
 @app.command()
-async def append(
+def append(
     book: BookOption,
     topic: TopicArgument,
     id: IdArgument,
-    payloads: list[str] = argument("JSON", "One JSON value per event."),
+    payloads: list[str] = argument("JSON", "One JSON value per event; - reads one per line from standard input."),
     tag: list[str] | None = option("TAG", "Add this tag to every event; may be repeated."),
     expected: int | None = number("Append only if the last sequence number is N; 0: no journal yet.", 0),
     at: int | None = number("Give the first event number N; numbers may be skipped.", FIRST),
@@ -74,21 +78,35 @@ async def append(
     version: int | None = number("The version of that type, 1 by default.", 1),
     expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
 ) -> None:
-    """Append events to a journal, atomically."""
+    """Append events to a journal, atomically; those of standard input in batches, each of them atomically."""
     if expected is not None and at is not None:
         raise InvalidInput("give either --expected or --at, not both")
     if version is not None and type is None:
         raise InvalidInput("--version needs --type: it is the version of a type")
     properties = parse_payload(metadata) if metadata else None
-    events = [
-        Event(parse_payload(each), tags=tag or (), metadata=properties, type=type, version=version or 1)
-        for each in payloads
-    ]
     expire_after = None if expire_after_s is None else _expiry(expire_after_s)
-    async with open_book(book, create=True) as opened:
-        done = await opened.journal(topic).append(id, events, expected=expected, at=at, expire_after=expire_after)
-    row = output.fields_of(done, "first", "last", "partition", "offset")
-    output.emit(row, f"appended {done.first} to {done.last}" if done.first != done.last else f"appended {done.last}")
+    first: Appended | None = None
+    last: Appended | None = None
+
+    async def append_values(opened: Book, values: list[Any]) -> None:
+        nonlocal first, last
+        after = None if last is None else last.last
+        done = await opened.journal(topic).append(
+            id,
+            [Event(value, tags=tag or (), metadata=properties, type=type, version=version or 1) for value in values],
+            expected=expected if after is None or expected is None else after,
+            at=at if after is None or at is None else after + 1,
+            expire_after=expire_after,
+        )
+        first, last = first or done, done
+
+    try:
+        bulk_input.write(book, payloads, "append", append_values)
+    finally:
+        if first is not None and last is not None:  # also what was appended before a failure
+            row = {"first": first.first, **output.fields_of(last, "last", "partition", "offset")}
+            text = f"appended {first.first} to {last.last}" if first.first != last.last else f"appended {last.last}"
+            output.emit(row, text)
 
 
 @app.command()
@@ -129,22 +147,35 @@ async def pointer(book: Book, topic: TopicArgument, id: IdArgument) -> None:
 
 
 @app.command()
-async def delete(
-    book: Book,
+def delete(
+    book: BookOption,
     topic: TopicArgument,
     id: IdArgument,
     to: int = number("Delete the events up to and including number N.", FIRST, default=...),
+    yes: YesOption = False,
 ) -> None:
     """Delete a journal's events up to a number."""
-    await (await _existing(book, topic)).delete(id, to=to)
-    output.emit({"deleted_to": to}, f"deleted up to {to}")
+    confirm(f"Delete the events of {topic}/{id} up to number {to}?", yes=yes, scripts=False)
+
+    async def go() -> None:
+        async with open_book(book) as opened:
+            await (await _existing(opened, topic)).delete(id, to=to)
+        output.emit({"deleted_to": to}, f"deleted up to {to}")
+
+    run(go())
 
 
 @app.command()
-async def purge(book: Book, topic: TopicArgument, id: IdArgument) -> None:
+def purge(book: BookOption, topic: TopicArgument, id: IdArgument, yes: YesOption = False) -> None:
     """Remove a whole journal; the next append starts a new one."""
-    await (await _existing(book, topic)).purge(id)
-    output.emit({"purged": id}, f"purged {topic}/{id}")
+    confirm(f"Remove the journal {topic}/{id} and all its events?", yes=yes, scripts=False)
+
+    async def go() -> None:
+        async with open_book(book) as opened:
+            await (await _existing(opened, topic)).purge(id)
+        output.emit({"purged": id}, f"purged {topic}/{id}")
+
+    run(go())
 
 
 @app.command()

@@ -161,12 +161,13 @@ async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[
         yield opened
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation on the terminal, unless `yes`; raise `InvalidInput` unless the answer is yes.
+def confirm(question: str, *, yes: bool, scripts: bool = True) -> None:
+    """Ask for confirmation, unless `yes`; raise `InvalidInput` unless the answer is yes.
 
+    A script, whose standard input is no terminal, is asked only if `scripts`: then it needs `--yes`.
     Call it outside an event loop: inside one, Ctrl-C would have no effect until the user answers.
     """
-    if yes:
+    if yes or not (scripts or sys.stdin.isatty()):
         return
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()

@@ -22,8 +22,10 @@ from tidebook.cli.options import (
     LimitOption,
     MetricsOption,
     OnceOption,
+    YesOption,
     argument,
     book_settings,
+    confirm,
     flag,
     number,
     option,
@@ -219,9 +221,10 @@ def parked_retry(book: BookOption, topic: Topic, id: Id = None, everything: All 
 
 
 @parked.command("drop")
-def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All = False) -> None:
-    """Delete parked messages; send the messages held after them."""
+def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All = False, yes: YesOption = False) -> None:
+    """Delete parked messages; send the messages held after them. `--all` asks for confirmation."""
     _one_or_all(id, everything)
+    confirm(f"Delete all parked messages of {topic}?", yes=yes or not everything, scripts=False)
     with open_outbox(book, reading=True) as outbox:
         count = outbox.parked_drop(topic, id)
     output.emit({"topic": topic, "dropped": count}, f"dropped {count}")

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import msgspec
-from rich.console import Console
 
 from tidebook.runtime.json_log import is_json
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _human = True
 _is_check = False
@@ -79,17 +81,23 @@ def human() -> bool:
     return _human
 
 
-console = Console(highlight=False)
-#: For progress and warnings, which must not be mixed with the results on standard output.
-stderr = Console(stderr=True, highlight=False)
-
-
 def note(text: str) -> None:
-    """Tell a person something on standard error; with --log-json it is a line of the log."""
+    """Print a line for a person on standard error; with --log-json it is a line of the log."""
     if is_json():
         logging.getLogger("tidebook.cli").info("%s", text)
     else:
-        stderr.print(text, markup=False, soft_wrap=True)
+        print(text, file=sys.stderr, flush=True)
+
+
+def progress_bar(what: str) -> Progress:
+    """Return a progress bar on standard error; it shows nothing unless a person sees both streams."""
+    # Imported only here: rich takes a fifth of the start of a command, and most commands do not use it.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = _human and sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True, highlight=False), disable=not shown)
 
 
 def emit(found: Mapping[str, Any] | msgspec.Struct, text: str | None = None, **more: Any) -> None:

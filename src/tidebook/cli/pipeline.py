@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidebook.cli import output
 from tidebook.cli.command import Group, run, stop_on_signals
@@ -256,7 +255,7 @@ def export(
 
         def report(done: ExportProgress) -> None:
             if output.human():
-                output.stderr.print(f"{done.events:,} events in {done.batches:,} batches, {done.seconds:.1f} s")
+                output.note(f"{done.events:,} events in {done.batches:,} batches, {done.seconds:.1f} s")
 
         table_format = "delta" if delta else "parquet"
         with stop_on_signals(stop.set):
@@ -406,8 +405,7 @@ class ProgressReporter:
     """
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=output.stderr, disable=not (output.human() and sys.stderr.isatty()))
+        self.bar = output.progress_bar("replicated")
         self._task = self.bar.add_task("replicated")
         self._reported: set[str] = set()
         self._last: bytes = b""

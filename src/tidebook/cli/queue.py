@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from tidebook.cli import output
+from tidebook.cli import bulk_input, output
 from tidebook.cli.command import Group, run, stop_on_signals
 from tidebook.cli.options import (
     SECONDS_MAX,
@@ -72,30 +72,34 @@ def _date(text: str | None, option: str) -> datetime | None:
 
 
 @app.command()
-async def put(
+def put(
     book: BookOption,
     queue: Name,
-    data: list[str] = argument("JSON", "One JSON value per entry."),
+    data: list[str] = argument("JSON", "One JSON value per entry; - reads one per line from standard input."),
     key: str | None = option("KEY", "Merge with the waiting entry of this key, if one exists."),
     priority: str = option("N", "0 (first) to 255 (last), or a name.", default=str(DEFAULT)),
     process_at: str | None = option("TIME", "Do not process it before this time, or +SECONDS from now."),
     expires_at: str | None = option("TIME", "Drop it after this time, or +SECONDS from now."),
 ) -> None:
     """Put entries into a queue."""
-    entries = [
-        Entry(
-            data=parse_payload(each),
-            key=key,
-            priority=parse_priority(priority),
-            process_at=_date(process_at, "--process-at"),
-            expires_at=_date(expires_at, "--expires-at"),
-        )
-        for each in data
-    ]
-    async with open_book(book, create=True) as opened:
+    level, not_before = parse_priority(priority), _date(process_at, "--process-at")
+    not_after = _date(expires_at, "--expires-at")
+    inserted = merged = 0
+
+    async def put_values(opened: Book, values: list[Any]) -> None:
+        nonlocal inserted, merged
+        entries = [
+            Entry(data=value, key=key, priority=level, process_at=not_before, expires_at=not_after) for value in values
+        ]
         done = await opened.queue(queue).put_many(entries)
-    row = {"queue": queue, "inserted": done.inserted, "merged": done.merged}
-    output.emit(row, f"put {done.inserted}, merged {done.merged}")
+        inserted, merged = inserted + done.inserted, merged + done.merged
+
+    try:
+        bulk_input.write(book, data, "put", put_values)
+    finally:
+        if inserted or merged:  # also what was put before a failure
+            row = {"queue": queue, "inserted": inserted, "merged": merged}
+            output.emit(row, f"put {inserted}, merged {merged}")
 
 
 @app.command("list")
@@ -206,7 +210,7 @@ def work(
             )
             loop = asyncio.get_running_loop()
             with stop_on_signals(lambda: loop.call_soon_threadsafe(worker.stop)):
-                output.stderr.print(f"working on {queue} with {work[-1]}; press Ctrl-C to stop", markup=False)
+                output.note(f"working on {queue} with {work[-1]}; press Ctrl-C to stop")
                 await worker.run(once=once)
                 row = {"queue": queue, "done": worker.done, "failed": worker.failed, "lost": worker.lost}
                 output.emit(row, f"done {worker.done}, failed {worker.failed}, lost {worker.lost}")
@@ -232,7 +236,7 @@ def feed(
             running = asyncio.create_task(feeding.run(follow=not once))
             loop = asyncio.get_running_loop()
             with stop_on_signals(lambda: loop.call_soon_threadsafe(running.cancel)):
-                output.stderr.print(f"feeding {queue} from {tag}; press Ctrl-C to stop", markup=False)
+                output.note(f"feeding {queue} from {tag}; press Ctrl-C to stop")
                 try:
                     await running
                 except asyncio.CancelledError:

@@ -52,7 +52,7 @@ async def read(
             _show(event)
         status = await tags.status(topic or None)
         if status.lag:  # an unreplicated record may carry the tag, so it cannot be reported as missing
-            output.stderr.print(f"incomplete: {status.describe()}", markup=False, soft_wrap=True)
+            output.note(f"incomplete: {status.describe()}")
         elif not found and tag not in [each async for each in tags.list()]:
             raise NotFound(f"there is no tag {tag!r}: no event carries it")
 
@@ -82,7 +82,7 @@ def _show(event: TaggedEvent) -> None:
 
 def _report_waiting(status: HorizonStatus) -> None:
     text = f"waiting for replication for {status.stalled_s:.0f} s: {status.describe()}"
-    output.stderr.print(text, markup=False, soft_wrap=True)
+    output.note(text)
 
 
 @app.command("list")

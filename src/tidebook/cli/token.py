@@ -50,7 +50,7 @@ async def create(
         made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expires_s=expires_s)
     output.emit(made, made.token)
     if output.human():
-        output.stderr.print(f"token {made.id} for {name}, {role}: it is not shown again", markup=False)
+        output.note(f"token {made.id} for {name}, {role}: it is not shown again")
 
 
 @app.command("list")

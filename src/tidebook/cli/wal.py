@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Annotated, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from tidebook.cli import output
 from tidebook.cli.command import Group, run
 from tidebook.cli.options import BookOption, YesOption, argument, confirm, flag, number, open_book, parse_payload
@@ -113,12 +111,11 @@ async def recover(
             }
             output.emit(row if counts is None else row | {"replayed": counts.get(table, 0)})
         if output.human():
-            output.stderr.print(f"recovered in {opened.recovery_s:.3f} s, term {opened.meta.term}", markup=False)
+            output.note(f"recovered in {opened.recovery_s:.3f} s, term {opened.meta.term}")
 
 
 async def _replay(region: Region) -> dict[int, int]:
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=output.stderr, disable=not output.human()) as bar:
+    with output.progress_bar("replay") as bar:
         task = bar.add_task("replay", total=None)
         return await region.replay(
             {}, other=lambda _: None, progress=lambda done, total: bar.update(task, completed=done, total=total)
@@ -140,11 +137,16 @@ async def mark(
 
 
 @app.command()
-async def drop(book: BookOption, namespace: Namespace, region: RegionId, table: Table) -> None:
-    """Drop a table."""
-    async with open_region(book, namespace, region) as opened:
-        await opened.drop_table(table)
-    output.emit({"table": table, "dropped": True}, f"table {table}: dropped")
+def drop(book: BookOption, namespace: Namespace, region: RegionId, table: Table, yes: YesOption = False) -> None:
+    """Drop a table and all its entries."""
+    confirm(f"Drop table {table} of region {region} of {namespace} and all its entries?", yes=yes, scripts=False)
+
+    async def go() -> None:
+        async with open_region(book, namespace, region) as opened:
+            await opened.drop_table(table)
+        output.emit({"table": table, "dropped": True}, f"table {table}: dropped")
+
+    run(go())
 
 
 @app.command()

@@ -29,7 +29,7 @@ def test_a_region_through_the_command_line(tmp_path: Path) -> None:
     assert [(r["table"], r["seq"], r["payload"]) for r in rows] == [(1, 1, {"n": 1}), (1, 2, "two"), (2, 1, 3)]
     assert [r["seq"] for r in tidebook_wal(tmp_path, "read", *wal, "--table", "1", "--start", "2")] == [2]
     tidebook_wal(tmp_path, "mark", *wal, "1", "3")
-    tidebook_wal(tmp_path, "drop", *wal, "2")
+    tidebook_wal(tmp_path, "drop", *wal, "2", "--yes")
     assert tidebook_wal(tmp_path, "snapshot", *wal)[0]["tables"] == 1
     (table,) = tidebook_wal(tmp_path, "recover", *wal, "--replay")
     assert (table["next_seq_num"], table["entries"], table["replayed"]) == (3, 0, 0)

@@ -216,7 +216,7 @@ def test_an_outbox_without_tables_names_the_remedy(cli: Cli, tmp_path: Path) -> 
     settings.write_text("[outbox]\ncreate_tables = false\n")
     refused(cli("outbox", "publish", "orders", "x", "--book", str(settings)), 5, "tidebook outbox migrate")
     settings.write_text("")
-    for command in (["status"], ["parked"], ["parked", "drop", "orders", "--all"]):  # reading creates no table
+    for command in (["status"], ["parked"], ["parked", "drop", "orders", "--all", "--yes"]):  # reading creates no table
         refused(cli("outbox", *command, "--book", str(settings)), 5, "tidebook outbox migrate")
     assert cli("outbox", "publish", "orders", "x", "--book", str(settings)).code == 0
     assert cli("outbox", "status", "--book", str(settings)).code == 0
@@ -229,7 +229,7 @@ def test_a_master_that_spark_does_not_know_is_refused(cli: Cli, tmp_path: Path) 
     refused(cli("pipeline", "replicate", "--once", "--book", str(settings)), 2, "[pipeline] master")
 
 
-@pytest.mark.parametrize("command", [["list"], ["retry", "orders", "--all"], ["drop", "orders", "--all"]])
+@pytest.mark.parametrize("command", [["list"], ["retry", "orders", "--all"], ["drop", "orders", "--all", "--yes"]])
 def test_an_option_before_the_command_for_parked_messages_is_refused(cli: Cli, command: list[str]) -> None:
     """It would be ignored, and the command would act on the default book."""
     refused(cli("outbox", "parked", "--book", "nowhere", *command), 2, "--book goes after the command")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -111,6 +112,28 @@ def test_a_question_at_the_end_of_input_changes_nothing(filled: Path, cli: Cli) 
     assert cli("wal", "read", "metrics", "7").code == 0
 
 
+@pytest.mark.parametrize(
+    ("line", "check"),
+    [
+        ("journal delete orders o-1 --to 5", "journal read orders o-1"),
+        ("journal purge orders o-1", "journal read orders o-1"),
+        ("topics delete orders", "journal read orders o-1"),
+        ("wal drop metrics 7 1", "wal read metrics 7"),
+        ("wal delete metrics 7", "wal read metrics 7"),
+        ("outbox parked drop orders --all", "outbox status"),
+    ],
+)
+def test_a_command_that_destroys_data_asks_first(
+    filled: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, check: str
+) -> None:
+    before = cli(*check.split())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    result = cli(*line.split())
+    assert (result.code, result.out) == (2, "")
+    assert "not confirmed" in result.err
+    assert cli(*check.split()) == before
+
+
 def test_an_interrupt_while_modules_load_is_exit_code_130(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise ImportError\n")
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "src")])}
@@ -164,7 +187,7 @@ def test_an_unexpected_error_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPat
     def fail(text: str) -> object:
         raise KeyError(text)
 
-    monkeypatch.setattr("tidebook.cli.journal.parse_payload", fail)
+    monkeypatch.setattr("tidebook.cli.bulk_input.parse_payload", fail)
     refused(cli("journal", "append", "orders", "o-1", "1"), 5, "unexpected KeyError")
     monkeypatch.setenv("TIDEBOOK_TRACEBACK", "1")
     with pytest.raises(KeyError):

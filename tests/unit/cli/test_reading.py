@@ -17,8 +17,8 @@ READING = [
     "journal read orders o-1",
     "journal tail orders o-1",
     "journal pointer orders o-1",
-    "journal delete orders o-1 --to 1",
-    "journal purge orders o-1",
+    "journal delete orders o-1 --to 1 --yes",
+    "journal purge orders o-1 --yes",
     "journal ids orders",
     "journal snapshot orders o-1",
     "journal snapshot orders o-1 --save 1",
@@ -36,7 +36,7 @@ READING = [
     "wal regions metrics",
     "wal recover metrics 7",
     "wal mark metrics 7 1 1",
-    "wal drop metrics 7 1",
+    "wal drop metrics 7 1 --yes",
     "wal snapshot metrics 7",
     "wal clean metrics 7",
     "wal delete metrics 7 --yes",
@@ -53,7 +53,7 @@ READING = [
     "outbox parked",
     "outbox parked list",
     "outbox parked retry orders --all",
-    "outbox parked drop orders --all",
+    "outbox parked drop orders --all --yes",
     "queue list mail",
     "queue status",
     "queue status mail",
@@ -108,8 +108,8 @@ UNKNOWN = [
     "journal pointer nothing o-1",
     "journal pointer orders nothing",
     "journal ids nothing",
-    "journal delete nothing o-1 --to 1",
-    "journal purge nothing o-1",
+    "journal delete nothing o-1 --to 1 --yes",
+    "journal purge nothing o-1 --yes",
     "journal snapshot nothing o-1",
     "journal adopt nothing",
     "topics describe nothing",
@@ -192,3 +192,9 @@ def test_the_doctor_creates_nothing(cli: Cli, book: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(book)
     assert cli("doctor").code == 0  # an installation without a book is not an error
     assert sorted(each.name for each in book.iterdir()) == before
+
+
+def test_a_script_purges_without_a_question(cli: Cli) -> None:
+    assert cli("journal", "append", "orders", "o-1", "1").code == 0
+    assert cli("journal", "purge", "orders", "o-1").code == 0
+    assert cli("journal", "pointer", "orders", "o-1").code == 4

@@ -138,14 +138,13 @@ class Delivery(msgspec.Struct, gc=False):
             self.producer.callback_failed(failure)
 
     def _resolve(self, error: KafkaError | None, message: Any) -> None:
-        producer = self.producer
-        producer.in_flight -= 1
+        self.producer.in_flight -= 1
         try:
             offset = message.offset()
             if error is None and offset is not None:
                 result: Any = Acknowledged(self.record.partition, offset, message.timestamp()[1])
             else:
-                result = producer.delivery_error(self.record, error)
+                result = self.producer.delivery_error(self.record, error)
         except Exception as failure:
             result = OutcomeUnknown(f"the acknowledgement could not be read: {failure!r}")
         self._call_back(result)

@@ -1,0 +1,85 @@
+"""Bulk input: JSON values from standard input, one per line, written to a book in batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from tidebook.cli import output
+from tidebook.cli.command import run
+from tidebook.cli.options import open_book, parse_payload
+from tidebook.core.errors import InvalidInput
+from tidebook.runtime.blocking_portal import BlockingPortal
+from tidebook.wiring.book import Book
+
+#: The argument for the lines of standard input.
+STDIN = ["-"]
+#: A batch ends at this many lines or bytes, so that one append or transaction takes it.
+BATCH_LINES_MAX = 1000
+BATCH_BYTES_MAX = 250_000
+
+
+def read_batches(lines: Iterable[bytes]) -> Iterator[list[Any]]:
+    """Yield the JSON values of the lines in batches; skip blank lines, and raise `InvalidInput` for a bad one."""
+    batch: list[Any] = []
+    size_bytes = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if batch and (len(batch) == BATCH_LINES_MAX or size_bytes + len(line) > BATCH_BYTES_MAX):
+            yield batch
+            batch, size_bytes = [], 0
+        try:
+            batch.append(parse_payload(line.decode().strip()))
+        except (InvalidInput, UnicodeDecodeError) as error:
+            if batch:
+                yield batch
+            raise InvalidInput(f"line {number} of standard input: {error}: the lines before it were written") from error
+        size_bytes += len(line)
+    if batch:
+        yield batch
+
+
+Write = Callable[[Book, list[Any]], Coroutine[Any, Any, object]]
+
+
+def write(book: str | None, arguments: list[str], what: str, write_values: Write) -> None:
+    """Write the JSON values of the arguments to the chosen book; `-` alone means those of standard input."""
+    if arguments == STDIN:
+        _write_lines(book, what, write_values)
+        return
+    values = [parse_payload(each) for each in arguments]
+
+    async def open_and_write() -> None:
+        async with open_book(book, create=True) as opened:
+            await write_values(opened, values)
+
+    run(open_and_write())
+
+
+def _write_lines(book: str | None, what: str, write_values: Write) -> None:
+    """Write the lines of standard input to the chosen book, and show on a terminal how many are written.
+
+    The main thread reads, so that Ctrl-C ends the wait for a line; the book runs in the portal's thread. It is opened,
+    and created, with the first batch.
+    """
+    batches = read_batches(sys.stdin.buffer)
+    first = next(batches, None)
+    if first is None:
+        raise InvalidInput("standard input is empty: give one JSON value per line")
+    portal = BlockingPortal()
+    try:
+        opening = open_book(book, create=True)
+        opened = portal.run(opening.__aenter__())
+        try:
+            with output.progress_bar(what) as bar:
+                task = bar.add_task(what, total=None)
+                for batch in chain([first], batches):
+                    portal.run(write_values(opened, batch))
+                    bar.advance(task, len(batch))
+        finally:
+            portal.run(opening.__aexit__(None, None, None))
+    finally:
+        portal.close()

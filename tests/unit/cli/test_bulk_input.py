@@ -1,0 +1,116 @@
+"""Bulk input: `-` reads JSON values from standard input, one per line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Cli, Result, refused
+from tidebook.cli import bulk_input
+from tidebook.core.errors import InvalidInput
+
+COMMAND = [sys.executable, "-m", "tidebook.cli"]
+
+
+@pytest.fixture
+def piped(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Return a function that runs a command with its first argument as standard input."""
+
+    def run(text: str, *arguments: str) -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return cli(*arguments)
+
+    return run
+
+
+def test_a_batch_ends_at_its_number_of_lines_and_at_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
+    assert [*bulk_input.read_batches([b"1\n", b"\n", b"2\n", b"3"])] == [[1, 2], [3]]
+    monkeypatch.setattr(bulk_input, "BATCH_BYTES_MAX", 5)
+    assert [*bulk_input.read_batches([b"1000\n", b"2000\n", b"30000000\n"])] == [[1000], [2000], [30000000]]
+
+
+@pytest.mark.parametrize("line", [b"{", b"\xff"], ids=["no JSON", "no text"])
+def test_the_lines_before_a_bad_one_are_given(line: bytes) -> None:
+    batches = bulk_input.read_batches([b"1\n", b" \n", line])
+    assert next(batches) == [1]
+    with pytest.raises(InvalidInput, match="line 3"):
+        next(batches)
+
+
+def test_every_line_is_appended(piped: Cli, cli: Cli) -> None:
+    result = piped('{"n": 1}\n\n"two"\n', "journal", "append", "orders", "o-1", "-", "--tag", "paid")
+    assert (result.code, json.loads(result.out)["last"]) == (0, 2)
+    events = [json.loads(line) for line in cli("journal", "read", "orders", "o-1").out.splitlines()]
+    assert [(each["payload"], each["tags"]) for each in events] == [({"n": 1}, ["paid"]), ("two", ["paid"])]
+
+
+@pytest.mark.parametrize(("condition", "first"), [(("--expected", "1"), 2), (("--at", "5"), 5)], ids=["expected", "at"])
+def test_batches_follow_one_another(
+    piped: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch, condition: tuple[str, str], first: int
+) -> None:
+    monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
+    cli("journal", "append", "orders", "o-1", "0")
+    result = piped("1\n2\n3\n4\n5\n", "journal", "append", "orders", "o-1", "-", *condition)
+    assert result.code == 0
+    row = json.loads(result.out)
+    assert (row["first"], row["last"]) == (first, first + 4)
+
+
+def test_what_was_appended_before_a_failure_is_reported(piped: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_input, "BATCH_LINES_MAX", 2)
+    result = piped("1\n2\n3\nno\n", "journal", "append", "orders", "o-1", "-")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "line 4" in result.err
+    row = json.loads(result.out)
+    assert (row["first"], row["last"]) == (1, 3)
+
+
+def test_every_line_is_put(piped: Cli) -> None:
+    result = piped('"a"\n"b"\n', "queue", "put", "mail", "-")
+    assert (result.code, json.loads(result.out)) == (0, {"queue": "mail", "inserted": 2, "merged": 0})
+
+
+@pytest.mark.parametrize("command", [("journal", "append", "orders", "o-1"), ("queue", "put", "mail")], ids=" ".join)
+def test_an_empty_input_is_refused_and_creates_nothing(piped: Cli, book: Path, command: tuple[str, ...]) -> None:
+    refused(piped("\n", *command, "-"), 2, "standard input is empty")
+    assert not book.exists()
+
+
+def test_an_interrupt_while_it_waits_for_a_line_is_exit_code_130(book: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "journal", "append", "orders", "o-1", "-", "--book", str(book)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(b"1\n" * (bulk_input.BATCH_LINES_MAX + 1))
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not (book / "log.db").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, b"")
+        assert [json.loads(line)["last"] for line in out.splitlines()] in ([], [bulk_input.BATCH_LINES_MAX])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_shell_gets_completions() -> None:
+    asked = {"_TIDEBOOK_COMPLETE": "complete_bash", "COMP_WORDS": "tidebook journal app", "COMP_CWORD": "2"}
+    done = subprocess.run(COMMAND, env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append"], "")
