@@ -58,7 +58,7 @@ def new_entry(entry: Entry, data: Any, ids: Ids) -> NewEntry:
     expires_at = NEVER_MS if entry.expires_at is None else milliseconds(entry.expires_at, "expires_at")
     if entry.key is None:
         return NewEntry(ids.new(), kind, encoded, None, priority, process_at, expires_at)
-    return NewEntry(_hash_checked_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at)
+    return NewEntry(hash_key(entry.key), kind, encoded, entry.key, priority, process_at, expires_at)
 
 
 def merge_same_keys(entries: Iterable[NewEntry]) -> list[NewEntry]:
@@ -127,7 +127,8 @@ def duration_ms(value: timedelta | float, name: str, *, least_ms: int = 0) -> in
     return ms
 
 
-def _hash_checked_key(key: object) -> bytes:
+def hash_key(key: object) -> bytes:
+    """Return the hash that identifies a key; raise InvalidInput if the text cannot be one."""
     if type(key) is not str:
         raise InvalidInput(f"a key is text, not {type(key).__name__}")
     if not key or "\x00" in key:

@@ -6,6 +6,7 @@ from typing import Any, overload
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.key import topic_name
+from tidebook.queue.browse import BoundBrowser
 from tidebook.queue.fields import fields_of
 from tidebook.queue.job import D
 from tidebook.queue.port import QueueSettings
@@ -41,6 +42,11 @@ class Queues:
         if self._runtime.is_missing:
             return []
         return [ref.name for ref in await (await self._runtime.store()).queues()]
+
+    async def browser(self, name: str) -> BoundBrowser | None:
+        """Return the bounded reads of a queue, for consoles; None if there is no such queue."""
+        ref = await self._runtime.find(queue_name(name))
+        return None if ref is None else BoundBrowser(await self._runtime.store(), ref)
 
     async def status(self) -> list[QueueStatus]:
         """Return the status of all queues."""

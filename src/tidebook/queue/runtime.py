@@ -8,6 +8,7 @@ from typing import Any
 
 from tidebook.core.errors import InvalidInput
 from tidebook.core.payload import decode_payload
+from tidebook.queue.browse import BrowsableStore
 from tidebook.queue.entry import Entry, merge_same_keys, new_entry
 from tidebook.queue.fields import Fields
 from tidebook.queue.hooks import Announcer, Hooks
@@ -19,7 +20,7 @@ from tidebook.runtime.clock import Clock, Ids
 from tidebook.runtime.metrics import Metrics
 from tidebook.runtime.process import generation, refuse_fork
 
-OpenStore = Callable[[], Awaitable[QueueStore]]
+OpenStore = Callable[[], Awaitable[BrowsableStore]]
 
 
 class QueueRuntime:
@@ -44,7 +45,7 @@ class QueueRuntime:
         self._settings = dict(settings or {})
         self._hooks = hooks or Hooks()
         self._lock = asyncio.Lock()
-        self._store: QueueStore | None = None
+        self._store: BrowsableStore | None = None
         self._closed = False
         self._generation = generation()
         #: Created with the store.
@@ -61,7 +62,7 @@ class QueueRuntime:
             self._refs.pop(name, None)
         self._settings[name] = settings
 
-    async def store(self) -> QueueStore:
+    async def store(self) -> BrowsableStore:
         """Return the store, opened on first use."""
         refuse_fork(self._generation, "the queue")
         if self._closed:

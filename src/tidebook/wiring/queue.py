@@ -12,8 +12,9 @@ from __future__ import annotations
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.queue.browse import BrowsableStore
 from tidebook.queue.hooks import Hooks
-from tidebook.queue.port import QueueSettings, QueueStore
+from tidebook.queue.port import QueueSettings
 from tidebook.queue.queues import Queues
 from tidebook.queue.runtime import QueueRuntime
 from tidebook.runtime.clock import Clock, Ids
@@ -43,7 +44,7 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
     declared = {name: table.options.pop("fields") for name, table in tables.items() if "fields" in table.options}
     queue_settings = {name: options_as(table, f"queue.{name}", QueueSettings) for name, table in tables.items()}
 
-    async def open_store() -> QueueStore:
+    async def open_store() -> BrowsableStore:
         url = settings.section("sql").url
         if url is None:
             from tidebook.queue.sqlite.store import SqliteQueues
@@ -54,7 +55,7 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
                 f"[sql] url: queues are stored on postgresql:// or in the folder, not on {scheme(url)}://"
             )
         adapter = extra("tidebook.queue.postgres.store", "postgres")
-        store: QueueStore = await adapter.PostgresQueues.open(
+        store: BrowsableStore = await adapter.PostgresQueues.open(
             url, schema=options.schema, connections_max=options.connections_max
         )
         return store

@@ -15,6 +15,7 @@ from tidebook.postgres.connect import POOL_WAIT_S_MAX, Connection, connect_first
 from tidebook.postgres.errors import from_psycopg
 from tidebook.queue import port
 from tidebook.queue.postgres import statements
+from tidebook.queue.postgres.browse import PostgresBrowser
 from tidebook.queue.postgres.dead_letters import PostgresDeadLetters
 from tidebook.queue.postgres.install import SHARED_TABLE, install, make_table, schema_name
 from tidebook.queue.postgres.partitions import Partitions
@@ -34,7 +35,7 @@ _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(port.QueueSettings).decode
 
 
-class PostgresQueues(PostgresDeadLetters, PostgresWakeups):
+class PostgresQueues(PostgresBrowser, PostgresDeadLetters, PostgresWakeups):
     """All queues of one schema of a database. Open it with `PostgresQueues.open`."""
 
     takes_transactions = True

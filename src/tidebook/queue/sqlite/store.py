@@ -11,6 +11,7 @@ import apsw
 import msgspec
 
 from tidebook.core.errors import InvalidInput
+from tidebook.queue.browse import BrowsedEntry, ClaimSummary, EntryFilter, EntryPlace, LetterFilter, LetterPage
 from tidebook.queue.port import (
     Claimed,
     Counts,
@@ -28,7 +29,7 @@ from tidebook.queue.port import (
     WaitingEntry,
     WakeRequest,
 )
-from tidebook.queue.sqlite import claims, dead_letters, expired_leases, puts, reads
+from tidebook.queue.sqlite import browse, claims, dead_letters, expired_leases, puts, reads
 from tidebook.queue.sqlite.tables import FILE, SCHEMA, channel_of
 from tidebook.runtime.clock import Clock, SystemClock
 from tidebook.runtime.metrics import Metrics
@@ -140,6 +141,31 @@ class SqliteQueues:
 
     async def dead_letters(self, queue: QueueRef | None = None, *, limit: int = 100) -> list[DeadLetterRow]:
         return self._read(dead_letters.newest, queue, limit)
+
+    async def browse(
+        self, queue: QueueRef, wanted: EntryFilter, *, after: EntryPlace | None = None, limit: int = 100
+    ) -> list[BrowsedEntry]:
+        return self._read(browse.browse, queue, self._clock.now_ms(), wanted, after, limit)
+
+    async def count_up_to(self, queue: QueueRef, wanted: EntryFilter, *, limit: int) -> int:
+        return self._read(browse.count_up_to, queue, self._clock.now_ms(), wanted, limit)
+
+    async def claims(self, queue: QueueRef, *, limit: int = 100) -> list[ClaimSummary]:
+        return self._read(browse.claims, queue, limit)
+
+    async def remove(self, queue: QueueRef, places: Sequence[EntryPlace]) -> int:
+        return await self._write(browse.remove, queue, places)
+
+    async def letters(
+        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None, limit: int = 100
+    ) -> LetterPage:
+        return self._read(browse.letters, queue, wanted, before, limit)
+
+    async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:
+        return self._read(browse.letter, queue, id)
+
+    async def count_letters(self, queue: QueueRef, *, limit: int) -> int:
+        return self._read(browse.count_letters, queue, limit)
 
     async def retry(self, queue: QueueRef, id: int) -> bool:
         return await self._write(dead_letters.retry, queue, id)

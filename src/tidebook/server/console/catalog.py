@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from tidebook.server.console import event, journal, overview, sign_in, topics
+from tidebook.server.console import (
+    audit,
+    doctor,
+    event,
+    journal,
+    outbox,
+    overview,
+    pipeline,
+    queues,
+    settings,
+    sign_in,
+    tags,
+    tokens,
+    topics,
+    wal,
+)
 from tidebook.server.console.console import Console
 from tidebook.server.console.page import Catalog
 from tidebook.server.state import ServerState
 
-PAGES = (*overview.PAGES, *topics.PAGES, *journal.PAGES, *event.PAGES, *sign_in.PAGES)
-ACTS = (*topics.ACTS, *journal.ACTS, *sign_in.ACTS)
-LIVES = (*journal.LIVES,)
+PAGES = (
+    *overview.PAGES,
+    *topics.PAGES,
+    *journal.PAGES,
+    *event.PAGES,
+    *tags.PAGES,
+    *queues.PAGES,
+    *outbox.PAGES,
+    *wal.PAGES,
+    *pipeline.PAGES,
+    *audit.PAGES,
+    *tokens.PAGES,
+    *settings.PAGES,
+    *doctor.PAGES,
+    *sign_in.PAGES,
+)
+ACTS = (
+    *topics.ACTS,
+    *journal.ACTS,
+    *tags.ACTS,
+    *queues.ACTS,
+    *outbox.ACTS,
+    *wal.ACTS,
+    *pipeline.ACTS,
+    *tokens.ACTS,
+    *sign_in.ACTS,
+)
+LIVES = (*journal.LIVES, *tags.LIVES)
 CATALOG = Catalog(
     {page.name: page for page in PAGES}, {act.name: act for act in ACTS}, {live.name: live for live in LIVES}
 )

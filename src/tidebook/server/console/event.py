@@ -122,7 +122,7 @@ async def event(view: View) -> EventData:
         partition=shown.partition,
         offset=shown.offset,
         size_bytes=len(encoded),
-        kind={bytes: "bytes", str: "text"}.get(type(payload), "JSON"),
+        kind="bytes" if isinstance(payload, bytes) else "text" if isinstance(payload, str) else "JSON",
         tree=tree(payload) if query.form == "tree" else None,
         text=as_document(payload) if query.form == "text" else None,
         hex=dump(encoded, query.byte) if query.form == "hex" else None,
@@ -137,9 +137,7 @@ async def event(view: View) -> EventData:
     )
 
 
-async def _record(
-    view: View, shown: ReadEvent, index: int | None, *, hidden: bool
-) -> tuple[RecordSide, bytes | None]:
+async def _record(view: View, shown: ReadEvent, index: int | None, *, hidden: bool) -> tuple[RecordSide, bytes | None]:
     """Return the record of the log, and the event's bytes in it."""
     topic, at = view.fields.topic, shown.offset
     try:

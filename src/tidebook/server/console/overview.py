@@ -104,10 +104,10 @@ def find(survey: Survey, failed_jobs: list[Any]) -> list[Finding]:
             detail = f"{each.lag:,} records wait, the oldest for {span(each.lag_s)}"
             warn.append(Finding(level="warn", what=f"Topic {each.topic} lags", detail=detail, href="/pipeline"))
     for queue in survey.queues:
-        if queue.dead:
+        if queue.dead.value:
             href = link("/queue", queue=queue.queue, status="dead")
-            noun = "dead letter" if queue.dead == 1 else "dead letters"
-            bad.append(Finding(level="bad", what=f"Queue {queue.queue}", detail=f"{queue.dead:,} {noun}", href=href))
+            noun = "dead letter" if queue.dead.value == 1 else "dead letters"
+            bad.append(Finding(level="bad", what=f"Queue {queue.queue}", detail=f"{queue.dead} {noun}", href=href))
     for topic in survey.outbox:
         if topic.parked:
             noun = "message is parked" if topic.parked == 1 else "messages are parked"

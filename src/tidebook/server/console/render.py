@@ -24,7 +24,7 @@ class Count(msgspec.Struct, frozen=True):
     exact: bool = True
 
     def __str__(self) -> str:
-        return f"{self.value:,}" if self.exact else f"about {self.value:,}"
+        return f"{self.value:,}" if self.exact else f"over {self.value:,}"
 
 
 def number(value: float | None) -> str:

@@ -13,3 +13,25 @@ OVERVIEW: Final = Route(
 SIGN_IN_PAGE: Final = Route(
     name="console.sign_in", method="GET", path="/sign-in", role=Role.PUBLIC, scope="none", summary="Sign in."
 )
+QUEUE_PURGE: Final = Route(
+    name="console.queue_purge",
+    method="POST",
+    path="/acts/queues.purge",
+    role=Role.ADMIN,
+    scope="queue",
+    summary="Delete the waiting entries that match.",
+    mutates=True,
+    destructive=True,
+)
+SETTINGS_PAGE: Final = Route(
+    name="console.settings", method="GET", path="/settings", role=Role.ADMIN, scope="book", summary="The settings."
+)
+DOCTOR_PAGE: Final = Route(
+    name="console.doctor", method="GET", path="/doctor", role=Role.VIEWER, scope="book", summary="Checks of the book."
+)
+AUDIT_PAGE: Final = Route(
+    name="console.audit", method="GET", path="/audit", role=Role.ADMIN, scope="book", summary="The audit."
+)
+WAL_PAGE: Final = Route(
+    name="console.wal", method="GET", path="/wal", role=Role.VIEWER, scope="items", summary="All regions."
+)

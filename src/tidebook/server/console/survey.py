@@ -17,8 +17,9 @@ import msgspec
 from tidebook.core.errors import TidebookError
 from tidebook.core.replication_plan import first_unreplicated_offset
 from tidebook.outbox.port import OutboxTopicStatus
-from tidebook.queue.views import QueueStatus
 from tidebook.replication.status import JobStatus, read_job_status
+from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
+from tidebook.server.console.render import Count
 from tidebook.wal.region import RegionStatus
 from tidebook.wiring.book import Book
 
@@ -32,6 +33,7 @@ SHARE: Final = 0.1
 FIRST_WAIT_S: Final = 1.0
 TOPICS_MAX: Final = 20_000
 REGIONS_MAX: Final = 50
+QUEUES_MAX: Final = 1_000
 #: How many partitions are read at once from servers, and how many topics between two pauses for other work.
 TOPICS_AT_ONCE: Final = 20
 #: For so many topics, those that lag most, the age of the first unreplicated record is read.
@@ -77,7 +79,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[TopicSurvey] = []
     #: Topics above the bound are not surveyed.
     topics_left_out: int = 0
-    queues: list[QueueStatus] = []
+    queues: list[QueueNumbers] = []
     outbox: list[OutboxTopicStatus] = []
     regions: list[RegionSurvey] = []
     job: JobStatus | None = None
@@ -132,7 +134,7 @@ class Surveyor:
             took_s=time.monotonic() - started_s,
             topics=topics,
             topics_left_out=max(0, len(journals) - TOPICS_MAX),
-            queues=await _answer("queues", self._book.queues.status(), [], problems),
+            queues=await _answer("queues", self._queues(), [], problems),
             outbox=await _answer("outbox", self._book.outbox.status(count_max=10_000), [], problems),
             regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
             job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
@@ -197,6 +199,15 @@ class Surveyor:
             return None  # the survey of the topic reports it
         return None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
 
+    async def _queues(self) -> list[QueueNumbers]:
+        found: list[QueueNumbers] = []
+        for name in (await self._book.queues.names())[:QUEUES_MAX]:
+            browser = await self._book.queues.browser(name)
+            if browser is not None:
+                found.append(await count_queue(name, browser))
+            await asyncio.sleep(0)
+        return found
+
     async def _regions(self, names: list[tuple[str, int]]) -> list[RegionSurvey]:
         found: list[RegionSurvey] = []
         for namespace, id in names[:REGIONS_MAX]:
@@ -227,8 +238,12 @@ def summary(survey: Survey) -> dict[str, Any]:
         "records": sum(each.records for each in survey.topics),
         "lag": sum(each.lag for each in survey.topics),
         "queues": len(survey.queues),
-        "waiting": sum(each.waiting for each in survey.queues),
-        "dead": sum(each.dead for each in survey.queues),
+        "waiting": _total([count for each in survey.queues for count in (each.due, each.later, each.processing)]),
+        "dead": _total([each.dead for each in survey.queues]),
         "outbox_waiting": sum(each.waiting for each in survey.outbox),
         "held_bytes": sum(each.status.held_bytes for each in survey.regions if each.status is not None),
     }
+
+
+def _total(counts: list[Count]) -> Count:
+    return Count(sum(each.value for each in counts), exact=all(each.exact for each in counts))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from tidebook.queue.port import QueueStore
 from tidebook.testing.conformance.queue_base import Advance, OpenQueues
 from tidebook.testing.conformance.queue_batch_claims import BatchClaimCases
+from tidebook.testing.conformance.queue_browsing import BrowsingCases
 from tidebook.testing.conformance.queue_claiming import ClaimingCases
 from tidebook.testing.conformance.queue_leases import FailCases, LeaseCases
 from tidebook.testing.conformance.queue_putting import PuttingCases
@@ -24,7 +25,7 @@ __all__ = ["Advance", "OpenQueues", "QueueContract"]
 
 
 class QueueContract(
-    PuttingCases, ClaimingCases, LeaseCases, FailCases, QueueReadCases, DeadLetterCases, BatchClaimCases
+    PuttingCases, ClaimingCases, LeaseCases, FailCases, QueueReadCases, DeadLetterCases, BatchClaimCases, BrowsingCases
 ):
     """Subclass it, declare the capability, and provide the fixtures `open_queues` and `advance`."""
 

@@ -53,6 +53,7 @@
       case "k": moveRow(-1); break;
       case "n": click("a[rel=next]"); break;
       case "p": click("a[rel=prev]"); break;
+      case "x": { const box = $("[data-select]", $$(".rows tbody tr")[row]); if (box) box.click(); break; }
       case "t": nextTheme(); break;
       case " ": {
         const pause = $("[data-pause]");
@@ -154,6 +155,19 @@
     waiting = [];
     dropped = 0;
   }
+
+  // ---- selections
+  document.addEventListener("change", (event) => {
+    const all = event.target.closest("[data-select-all]");
+    if (all) for (const box of $$("[data-select]")) box.checked = all.checked;
+    if (!all && !event.target.closest("[data-select]")) return;
+    const places = $$("[data-select]:checked").map((box) => box.value);
+    for (const form of $$("[data-selection]")) {
+      form.hidden = !places.length;
+      form.elements.places.value = places.join(",");
+      $("[data-count]", form).textContent = places.length;
+    }
+  });
 
   document.addEventListener("keydown", onKey);
   document.addEventListener("click", (event) => {

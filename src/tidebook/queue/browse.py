@@ -1,0 +1,192 @@
+"""Look through the entries of a queue page by page, however many there are: by state, priority, date and key.
+
+Every read follows an index and is bounded, so that a queue of a million entries is browsed as fast as a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from tidebook.core.errors import InvalidInput
+from tidebook.queue.entry import hash_key
+from tidebook.queue.port import PRIORITY_MAX, DeadLetterRow, QueueRef, QueueStore, WaitingEntry
+
+#: Entries of one page, and dead letters that one page looks at for those that match.
+BROWSE_MAX: Final = 1_000
+LETTERS_SCANNED_MAX: Final = 20_000
+#: The latest date: entries have none after it.
+DATE_MAX: Final = 2**63 - 1
+
+#: `due`: its date has come; `later`: it has not; `processing`: a worker holds it, or its lease has expired.
+EntryState = Literal["due", "later", "processing"]
+
+
+class EntryPlace(NamedTuple):
+    """The place of an entry in the order of its listing; of one that is processed, the date is the end of its lease."""
+
+    priority: int
+    date_ms: int
+    id: int
+
+
+class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entries of a queue to list: all fields must match."""
+
+    state: EntryState = "due"
+    #: The whole key.
+    key: str | None = None
+    priority: int | None = None
+    #: The process date, both ends included.
+    from_ms: int = 0
+    to_ms: int = DATE_MAX
+
+    def __post_init__(self) -> None:
+        if self.priority is not None and not 0 <= self.priority <= PRIORITY_MAX:
+            raise InvalidInput(f"a priority is 0 to {PRIORITY_MAX}, not {self.priority}")
+
+    @property
+    def keyhash(self) -> bytes | None:
+        """The hash of the key."""
+        return None if self.key is None else hash_key(self.key)
+
+    def dates(self, now_ms: int) -> tuple[int, int]:
+        """Return the first and the last process date that match."""
+        match self.state:
+            case "due":
+                return self.from_ms, min(self.to_ms, now_ms)
+            case "later":
+                return max(self.from_ms, now_ms + 1), self.to_ms
+            case "processing":
+                return self.from_ms, self.to_ms
+
+    def selects(self, row: WaitingEntry, now_ms: int) -> bool:
+        """Return whether an entry that was found by its key matches the rest."""
+        low, high = self.dates(now_ms)
+        return low <= row.process_at <= high and self.priority in (None, row.priority) and self.key in (None, row.key)
+
+
+class BrowsedEntry(msgspec.Struct, frozen=True):
+    """An entry of a listing, its place, and the token of the claim that holds it."""
+
+    row: WaitingEntry
+    token: bytes | None
+
+    @property
+    def place(self) -> EntryPlace:
+        """The place from which the next page continues."""
+        row = self.row
+        if row.status == "P":
+            return EntryPlace(0, row.lease_until or 0, row.id)
+        return EntryPlace(row.priority, row.process_at, row.id)
+
+
+class ClaimSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries that one claim holds: what is known of the worker that took them."""
+
+    token: bytes
+    entries: int
+    started_at: int
+    #: The earliest end of its leases; a heartbeat moves it.
+    lease_until: int
+
+
+class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters to list: the whole key, and a part of the reason."""
+
+    key: str | None = None
+    reason: str = ""
+
+
+class LetterPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters, newest first; `before` continues, and is None at the end."""
+
+    letters: list[DeadLetterRow]
+    before: int | None
+
+
+class QueueBrowser(Protocol):
+    """The bounded reads of a queue store, and the removal of entries that wait."""
+
+    async def browse(
+        self, queue: QueueRef, wanted: EntryFilter, *, after: EntryPlace | None = None, limit: int = 100
+    ) -> list[BrowsedEntry]:
+        """Return entries in claim order, those being processed by the end of their lease, after a place."""
+        ...
+
+    async def count_up_to(self, queue: QueueRef, wanted: EntryFilter, *, limit: int) -> int:
+        """Return how many entries match, or `limit` if there are as many or more."""
+        ...
+
+    async def claims(self, queue: QueueRef, *, limit: int = 100) -> list[ClaimSummary]:
+        """Return the claims that hold entries, the oldest lease first."""
+        ...
+
+    async def remove(self, queue: QueueRef, places: Sequence[EntryPlace]) -> int:
+        """Delete entries that wait at these places; return how many. Those claimed meanwhile are not affected."""
+        ...
+
+    async def letters(
+        self, queue: QueueRef, wanted: LetterFilter, *, before: int | None = None, limit: int = 100
+    ) -> LetterPage:
+        """Return dead letters with an id below `before`; a page looks at a bounded number and may be empty."""
+        ...
+
+    async def letter(self, queue: QueueRef, id: int) -> DeadLetterRow | None:
+        """Return one dead letter; None if the queue has none of this id."""
+        ...
+
+    async def count_letters(self, queue: QueueRef, *, limit: int) -> int:
+        """Return how many dead letters there are, or `limit` if there are as many or more."""
+        ...
+
+
+class BrowsableStore(QueueStore, QueueBrowser, Protocol):
+    """A queue store that can be browsed, as all adapters can."""
+
+
+class BoundBrowser:
+    """The bounded reads of one queue, which is not created by them."""
+
+    def __init__(self, store: QueueBrowser, queue: QueueRef) -> None:
+        self._store = store
+        self.queue = queue
+
+    async def browse(
+        self, wanted: EntryFilter, *, after: EntryPlace | None = None, limit: int = 100
+    ) -> list[BrowsedEntry]:
+        """Return a page of entries after a place; see `QueueBrowser.browse`."""
+        return await self._store.browse(self.queue, wanted, after=after, limit=check_browse_limit(limit))
+
+    async def count_up_to(self, wanted: EntryFilter, *, limit: int) -> int:
+        """Return how many entries match, at most `limit`."""
+        return await self._store.count_up_to(self.queue, wanted, limit=limit)
+
+    async def claims(self, *, limit: int = 100) -> list[ClaimSummary]:
+        """Return the claims that hold entries."""
+        return await self._store.claims(self.queue, limit=check_browse_limit(limit))
+
+    async def remove(self, places: Sequence[EntryPlace]) -> int:
+        """Delete entries that wait at these places; return how many."""
+        return await self._store.remove(self.queue, places)
+
+    async def letters(self, wanted: LetterFilter, *, before: int | None = None, limit: int = 100) -> LetterPage:
+        """Return a page of dead letters."""
+        return await self._store.letters(self.queue, wanted, before=before, limit=check_browse_limit(limit))
+
+    async def letter(self, id: int) -> DeadLetterRow | None:
+        """Return one dead letter, or None."""
+        return await self._store.letter(self.queue, id)
+
+    async def count_letters(self, *, limit: int) -> int:
+        """Return how many dead letters there are, at most `limit`."""
+        return await self._store.count_letters(self.queue, limit=limit)
+
+
+def check_browse_limit(limit: int) -> int:
+    """Return the size of a page; raise InvalidInput if it is out of range."""
+    if type(limit) is not int or not 1 <= limit <= BROWSE_MAX:
+        raise InvalidInput(f"a page has 1 to {BROWSE_MAX:,} entries, not {limit!r}")
+    return limit

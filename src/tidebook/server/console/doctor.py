@@ -1,0 +1,129 @@
+"""The doctor: checks of the installation, of the parts of the book, and of its topics and files."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import apsw
+import msgspec
+
+import tidebook
+from tidebook.api.access import Role
+from tidebook.api.errors import PermissionDenied
+from tidebook.core.errors import TidebookError
+from tidebook.server.console.overview import find, part_health
+from tidebook.server.console.page import Page
+from tidebook.server.console.routes import DOCTOR_PAGE
+from tidebook.server.console.view import View
+
+TOPICS_MAX: Final = 100
+BUSY_MS: Final = 10_000
+EXTRAS: Final = {
+    "kafka": "confluent_kafka",
+    "cassandra": "acsylla",
+    "postgres": "psycopg",
+    "outbox": "sqlalchemy",
+    "spark": "pyspark",
+}
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One check; `ok` is None if it is only information."""
+
+    name: str
+    ok: bool | None
+    detail: str
+
+
+class DoctorQuery(msgspec.Struct, frozen=True):
+    """Whether every page of the book's files is read."""
+
+    files: bool = False
+
+
+class DoctorData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    checks: list[Check]
+    topics_left_out: int
+    files_checked: bool
+    may_check_files: bool
+
+
+async def doctor(view: View) -> DoctorData:
+    """Run the checks."""
+    may_check = view.principal.role >= Role.OPERATOR
+    if view.fields.files and not may_check:
+        raise PermissionDenied("only an operator may have all files read", required="operator")
+    survey = await view.parts.surveyor.read()
+    checks = _installation()
+    for part in await part_health(view, survey):
+        checks.append(Check(name=part.part, ok=part.ok, detail=f"{part.kind}: {part.detail}"))
+    for finding in find(survey, []):
+        checks.append(Check(name=finding.what, ok=finding.level != "bad" and None, detail=finding.detail))
+    names = await view.book.topics()
+    for topic in names[:TOPICS_MAX]:
+        try:
+            found = await view.book.describe_topic(topic)
+            detail = f"epoch {found.epoch}, {found.records:,} records, {found.lag or 0:,} not replicated yet"
+            checks.append(Check(name=f"Topic {topic}", ok=True, detail=detail))
+        except TidebookError as error:
+            checks.append(Check(name=f"Topic {topic}", ok=False, detail=str(error)))
+    if view.fields.files:
+        checks += await asyncio.to_thread(_files, view.book.settings.folder.expanduser())
+    return DoctorData(
+        checks=checks,
+        topics_left_out=max(0, len(names) - TOPICS_MAX),
+        files_checked=view.fields.files,
+        may_check_files=may_check,
+    )
+
+
+def _installation() -> list[Check]:
+    checks = [
+        Check(name="Tidebook", ok=None, detail=tidebook.__version__),
+        Check(name="Python", ok=sys.version_info >= (3, 11), detail=platform.python_version()),
+        Check(name="SQLite", ok=True, detail=apsw.sqlitelibversion()),
+        Check(name="Java", ok=None, detail="found" if shutil.which("java") else "not found: needed for Spark only"),
+    ]
+    for name, module in EXTRAS.items():
+        detail = "installed" if find_spec(module) is not None else "not installed"
+        checks.append(Check(name=f"Extra {name}", ok=None, detail=detail))
+    return checks
+
+
+def _files(folder: Path) -> list[Check]:
+    """Check every SQLite file of the folder; this reads all of it, and changes nothing."""
+    checks = []
+    for path in sorted(folder.glob("*.db")):
+        try:
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                connection.set_busy_timeout(BUSY_MS)
+                found = [str(line) for (line,) in connection.execute("PRAGMA quick_check(10)")]
+            finally:
+                connection.close()
+        except apsw.Error as error:
+            found = [str(error)]
+        whole = found == ["ok"]
+        checks.append(Check(name=f"File {path.name}", ok=whole, detail="whole" if whole else "; ".join(found)[:500]))
+    return checks
+
+
+PAGES = (
+    Page(
+        name="doctor",
+        path="/doctor",
+        title="Doctor",
+        route=DOCTOR_PAGE,
+        read=doctor,
+        template="doctor.html",
+        query=DoctorQuery,
+    ),
+)

@@ -1,0 +1,142 @@
+"""The outbox by topic, and its parked messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.routes import BY_NAME
+from tidebook.outbox.port import OutboxTopicStatus
+from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.render import EXACT_MAX
+from tidebook.server.console.view import View
+
+PARKED_MAX: Final = 100
+#: How many parked messages a dry run counts.
+COUNTED_MAX: Final = 1_000_000
+#: States that an operator may retry or drop; a held message waits for one of those.
+REFUSED: Final = ("parked", "retrying")
+
+
+class OutboxQuery(msgspec.Struct, frozen=True):
+    """The topic whose parked messages are shown; all without it."""
+
+    topic: str | None = None
+
+
+class ParkedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One message that the target refused, or that waits for such a one."""
+
+    topic: str
+    id: int
+    state: str
+    key: str | None
+    size_bytes: int
+    tries: int
+    age_s: float
+    reason: str
+
+
+class OutboxData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    topics: list[OutboxTopicStatus]
+    parked: list[ParkedRow]
+    more: bool
+
+
+async def outbox(view: View) -> OutboxData:
+    """Show the outbox."""
+    found = await view.book.outbox.parked(view.fields.topic, limit=PARKED_MAX + 1)
+    return OutboxData(
+        topics=await view.book.outbox.status(count_max=EXACT_MAX),
+        parked=[
+            ParkedRow(
+                topic=each.topic,
+                id=each.id,
+                state=each.state,
+                key=None if each.key is None else each.key.decode(errors="backslashreplace"),
+                size_bytes=each.size_bytes,
+                tries=each.tries,
+                age_s=each.parked_age_ms / 1000,
+                reason=each.reason,
+            )
+            for each in found[:PARKED_MAX]
+        ],
+        more=len(found) > PARKED_MAX,
+    )
+
+
+class ParkedForm(msgspec.Struct, frozen=True):
+    """Parked messages: one, or all of a topic."""
+
+    topic: str
+    id: Annotated[int, Meta(ge=0)] | None = None
+
+
+async def _refused(view: View) -> list[str]:
+    form = view.fields
+    found = await view.book.outbox.parked(form.topic, limit=COUNTED_MAX)
+    chosen = [each for each in found if each.state in REFUSED and form.id in (None, each.id)]
+    return [f"{each.id} · {each.reason}" for each in chosen]
+
+
+async def preview_retry(view: View) -> Preview:
+    """Count the messages that a retry would send."""
+    found = await _refused(view)
+    noun = "parked message" if len(found) == 1 else "parked messages"
+    text = f"This sends {len(found):,} {noun} of topic {view.fields.topic} again, in their old order."
+    return Preview(text=text, count=len(found), sample=found[:5])
+
+
+async def retry(view: View) -> ActResult:
+    """Retry parked messages."""
+    count = await view.book.outbox.parked_retry(view.fields.topic, view.fields.id)
+    return ActResult(message=f"{count:,} retried.", to="/outbox", changed=bool(count))
+
+
+async def preview_drop(view: View) -> Preview:
+    """Count the messages that would be deleted."""
+    found = await _refused(view)
+    noun = "parked message" if len(found) == 1 else "parked messages"
+    text = f"This deletes {len(found):,} {noun} of topic {view.fields.topic}, and sends those held by them."
+    return Preview(text=text, count=len(found), word=view.fields.topic, sample=found[:5])
+
+
+async def drop(view: View) -> ActResult:
+    """Delete parked messages."""
+    count = await view.book.outbox.parked_drop(view.fields.topic, view.fields.id)
+    return ActResult(message=f"{count:,} deleted.", to="/outbox", changed=bool(count))
+
+
+PAGES = (
+    Page(
+        name="outbox",
+        path="/outbox",
+        title="Outbox",
+        route=BY_NAME["outbox.status"],
+        read=outbox,
+        template="outbox.html",
+        query=OutboxQuery,
+    ),
+)
+ACTS = (
+    Act(
+        name="outbox.retry",
+        label="Retry",
+        route=BY_NAME["outbox.retry"],
+        run=retry,
+        form=ParkedForm,
+        preview=preview_retry,
+    ),
+    Act(
+        name="outbox.drop",
+        label="Drop",
+        route=BY_NAME["outbox.drop"],
+        run=drop,
+        form=ParkedForm,
+        preview=preview_drop,
+    ),
+)

@@ -1,0 +1,258 @@
+"""The pipeline: how far each partition is, when it is caught up, parked records, and jobs with what they found."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, assert_never
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.pipeline import JobBody, JobKind, PipelineJobAnswer
+from tidebook.api.routes import BY_NAME
+from tidebook.replication.inline import InlineStatus
+from tidebook.replication.status import JobStatus, PartitionStatus, partition_statuses, topic_configs
+from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.render import link
+from tidebook.server.console.survey import Survey
+from tidebook.server.console.view import View
+from tidebook.server.pipeline import job_arguments
+
+#: How many topics of a page are asked for their partitions; those that lag most come first.
+TOPICS_MAX: Final = 20
+PARKED_MAX: Final = 50
+LINES_SHOWN_MAX: Final = 500
+
+
+class PipelinePageQuery(msgspec.Struct, frozen=True):
+    """Topics with this text in their name."""
+
+    prefix: str = ""
+    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+
+
+class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition; `caught_up_s` estimates when nothing lags any more, at the rate of the last seconds."""
+
+    topic: str
+    partition: int
+    end: int
+    replicated: int
+    lag: int
+    lag_s: float
+    caught_up_s: float | None
+    stopped: str | None
+    lost: int
+
+
+class ParkedRecordRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of the log that cannot be read."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str | None
+    reason: str
+    size_bytes: int
+
+
+class PipelineData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    partitions: list[PartitionRow]
+    total_topics: int
+    page: int
+    pages: int
+    job: JobStatus | None
+    here: InlineStatus | None
+    parked: list[ParkedRecordRow]
+    parked_more: bool
+    jobs: list[PipelineJobAnswer]
+    exports: bool
+    now_ms: int
+
+
+async def pipeline(view: View) -> PipelineData:
+    """Show how far replication is."""
+    book, survey = view.book, await view.parts.surveyor.read()
+    lags = {each.topic: each.lag for each in survey.topics}
+    names = [name for name in await book.topics() if view.fields.prefix.casefold() in name.casefold()]
+    names.sort(key=lambda name: -lags.get(name, 0))
+    pages = max(1, -(-len(names) // TOPICS_MAX))
+    page = min(view.fields.page, pages)
+    shown = names[(page - 1) * TOPICS_MAX : page * TOPICS_MAX]
+    configs = await topic_configs(book.store, shown) if shown else {}
+    statuses = await partition_statuses(book.log, book.store, configs, now_ms=view.now_ms)
+    parked, more = await _parked(view)
+    replication = book.replication
+    return PipelineData(
+        partitions=[_partition_row(each, survey) for each in statuses],
+        total_topics=len(names),
+        page=page,
+        pages=pages,
+        job=survey.job,
+        here=None if replication is None else replication.status(),
+        parked=parked,
+        parked_more=more,
+        jobs=[each.answer() for each in view.state.jobs.list()],
+        exports=view.state.settings.export_folder is not None,
+        now_ms=view.now_ms,
+    )
+
+
+def _partition_row(status: PartitionStatus, survey: Survey) -> PartitionRow:
+    job = survey.job
+    rate = 0.0 if job is None else job.records_per_s
+    stopped = None if job is None or not status.lag else job.stopped.get(f"{status.topic}/{status.partition}")
+    lost = status.lost
+    return PartitionRow(
+        topic=status.topic,
+        partition=status.partition,
+        end=status.end,
+        replicated=status.replicated,
+        lag=status.lag,
+        lag_s=status.lag_s,
+        caught_up_s=status.lag / rate if status.lag and rate > 0 and stopped is None else None,
+        stopped=stopped,
+        lost=0 if lost is None else lost.last - lost.first + 1,
+    )
+
+
+async def _parked(view: View) -> tuple[list[ParkedRecordRow], bool]:
+    rows: list[ParkedRecordRow] = []
+    async for each in view.book.store.parked():
+        if len(rows) == PARKED_MAX:
+            return rows, True
+        rows.append(
+            ParkedRecordRow(
+                topic=each.topic,
+                partition=each.partition,
+                offset=each.position.offset,
+                id=each.id,
+                reason=each.reason,
+                size_bytes=len(each.value) if each.whole_bytes is None else each.whole_bytes,
+            )
+        )
+    return rows, False
+
+
+# ---- one job
+
+
+class JobPageQuery(msgspec.Struct, frozen=True):
+    """One job."""
+
+    job: str
+
+
+class JobData(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, its progress, and the differences that it found, row by row."""
+
+    job: PipelineJobAnswer
+    differences: list[dict[str, Any]]
+    progress: list[str]
+    left_out: int
+    topics: list[str]
+    now_ms: int
+
+
+async def job(view: View) -> JobData:
+    """Show a job."""
+    answer = view.state.jobs.find(view.fields.job).answer(after_line=0)
+    differences = [each for each in answer.lines if isinstance(each, dict) and {"what", "topic"} <= each.keys()]
+    other = [each for each in answer.lines if each not in differences]
+    topics = sorted({str(each["topic"]) for each in differences})
+    shown = msgspec.structs.replace(answer, lines=[])
+    return JobData(
+        job=shown,
+        differences=differences[:LINES_SHOWN_MAX],
+        progress=[msgspec.json.encode(each).decode()[:400] for each in other[-20:]],
+        left_out=max(0, len(differences) - LINES_SHOWN_MAX),
+        topics=topics,
+        now_ms=view.now_ms,
+    )
+
+
+class JobForm(msgspec.Struct, frozen=True):
+    """A job to start; topics are separated by commas."""
+
+    kind: JobKind
+    topics: str = ""
+    repair: bool = False
+    to: str | None = None
+    delta: bool = False
+
+    def body(self) -> JobBody:
+        """Return the request of the API."""
+        topics = tuple(each.strip() for each in self.topics.split(",") if each.strip())
+        return JobBody(self.kind, topics, self.repair, self.to, self.delta)
+
+
+async def preview_start(view: View) -> Preview:
+    """Say what a job would do."""
+    form: JobForm = view.fields
+    body = form.body()
+    job_arguments(body, view.state.settings.export_folder)  # raises if they do not fit together
+    which = f"{len(body.topics):,} topics" if body.topics else "all topics"
+    match form.kind:
+        case "verify":
+            does = "compares store and log, and repairs what differs" if body.repair else "compares store and log"
+        case "rebuild":
+            does = "writes the store again from the log"
+        case "export":
+            does = f"exports events to {body.to}"
+        case _:
+            assert_never(form.kind)
+    changes = body.repair or form.kind == "rebuild"
+    return Preview(
+        text=f"This {does}: {which}. It runs in a process of its own and may take long.",
+        count=len(body.topics),
+        word=form.kind if changes else None,
+        sample=list(body.topics)[:5],
+    )
+
+
+async def start(view: View) -> ActResult:
+    """Start a job."""
+    form = view.fields
+    arguments = job_arguments(form.body(), view.state.settings.export_folder)
+    started = view.state.jobs.start(form.kind, arguments)
+    return ActResult(message=f"Job {form.kind} is started.", to=link("/job", job=started.id))
+
+
+async def cancel(view: View) -> ActResult:
+    """Cancel a job."""
+    await view.state.jobs.find(view.fields.job).cancel()
+    return ActResult(message="The job is cancelled.")
+
+
+PAGES = (
+    Page(
+        name="pipeline",
+        path="/pipeline",
+        title="Pipeline",
+        route=BY_NAME["pipeline.status"],
+        read=pipeline,
+        template="pipeline.html",
+        query=PipelinePageQuery,
+    ),
+    Page(
+        name="job",
+        path="/job",
+        title="Job",
+        route=BY_NAME["pipeline.job"],
+        read=job,
+        template="job.html",
+        query=JobPageQuery,
+    ),
+)
+ACTS = (
+    Act(
+        name="pipeline.start",
+        label="Start job",
+        route=BY_NAME["pipeline.start"],
+        run=start,
+        form=JobForm,
+        preview=preview_start,
+    ),
+    Act(name="pipeline.cancel", label="Cancel job", route=BY_NAME["pipeline.cancel"], run=cancel, form=JobPageQuery),
+)

@@ -1,0 +1,579 @@
+"""The queues, one queue by status, priority, date and key, one entry, one dead letter, and what can be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final, Literal, assert_never
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import InvalidInput, NotFound
+from tidebook.core.payload import decode_json, decode_payload
+from tidebook.queue.browse import (
+    BoundBrowser,
+    BrowsedEntry,
+    ClaimSummary,
+    EntryFilter,
+    EntryPlace,
+    LetterFilter,
+)
+from tidebook.queue.port import DeadLetterRow, QueueSettings
+from tidebook.queue.views import optional_datetime
+from tidebook.server.console import payload_view
+from tidebook.server.console.journal import parse_time
+from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
+from tidebook.server.console.render import link
+from tidebook.server.console.routes import QUEUE_PURGE
+from tidebook.server.console.view import View
+
+ROWS_MAX: Final = 50
+QUEUES_MAX: Final = 100
+CLAIMS_MAX: Final = 50
+#: How many dead letters or entries one act takes; the rest is left for the next one.
+ACT_MAX: Final = 10_000
+SAMPLE_MAX: Final = 5
+
+Status = Literal["due", "later", "processing", "dead"]
+Priority = Annotated[int, Meta(ge=0, le=255)]
+
+
+class QueuesQuery(msgspec.Struct, frozen=True):
+    """Queues with this text in their name."""
+
+    prefix: str = ""
+    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+
+
+class QueuesData(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of queues."""
+
+    queues: list[QueueNumbers]
+    total: int
+    page: int
+    pages: int
+
+
+async def queues(view: View) -> QueuesData:
+    """List queues."""
+    query = view.fields
+    names = [
+        name
+        for name in await view.book.queues.names()
+        if view.principal.may_see(name) and query.prefix.casefold() in name.casefold()
+    ]
+    pages = max(1, -(-len(names) // QUEUES_MAX))
+    page = min(query.page, pages)
+    rows = []
+    for name in names[(page - 1) * QUEUES_MAX : page * QUEUES_MAX]:
+        browser = await view.book.queues.browser(name)
+        if browser is not None:
+            rows.append(await count_queue(name, browser))
+    return QueuesData(queues=rows, total=len(names), page=page, pages=pages)
+
+
+# ---- one queue
+
+
+class QueueQuery(msgspec.Struct, frozen=True):
+    """A queue, and which of its entries to show."""
+
+    queue: str
+    status: Status = "due"
+    key: str | None = None
+    priority: Priority | None = None
+    #: Process dates.
+    after: str | None = None
+    until: str | None = None
+    #: A part of the reason of a dead letter.
+    reason: str = ""
+    #: The place after which the page begins.
+    place: str | None = None
+    unmask: bool = False
+
+
+class EntryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the list, or one dead letter."""
+
+    id: int
+    place: str
+    key: str | None
+    priority: int
+    timeouts: int
+    inserted_at_ms: int
+    summary: str
+    #: The process date; of a dead letter, when it was raised.
+    date_ms: int
+    lease_until_ms: int | None = None
+    holder: str | None = None
+    reason: str | None = None
+
+
+class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries that one worker holds by one claim."""
+
+    holder: str
+    entries: int
+    started_at_ms: int
+    lease_until_ms: int
+    expired: bool
+
+
+class QueueData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page of a queue shows."""
+
+    numbers: QueueNumbers
+    settings: QueueSettings
+    rows: list[EntryRow]
+    next: str | None
+    claims: list[ClaimRow]
+    #: The entries that become due next.
+    soon: list[EntryRow]
+    now_ms: int
+    masked: bool
+
+
+async def queue(view: View) -> QueueData:
+    """Show a queue."""
+    query = view.fields
+    browser = await find_queue(view, query.queue)
+    rows, next_place = await _rows(view, browser, query)
+    now_ms = view.now_ms
+    return QueueData(
+        numbers=await count_queue(query.queue, browser),
+        settings=browser.queue.settings,
+        rows=rows,
+        next=next_place,
+        claims=[_claim_row(each, now_ms) for each in await browser.claims(limit=CLAIMS_MAX)],
+        soon=await _soon(view, browser),
+        now_ms=now_ms,
+        masked=view.is_masked(query.queue),
+    )
+
+
+async def find_queue(view: View, name: str) -> BoundBrowser:
+    """Return the browser of a queue; raise `NotFound` if there is no such queue."""
+    browser = await view.book.queues.browser(name)
+    if browser is None:
+        raise NotFound(f"there is no queue {name[:100]!r}: the first put creates it")
+    return browser
+
+
+async def _soon(view: View, browser: BoundBrowser) -> list[EntryRow]:
+    return [_entry_row(view, each) for each in await browser.browse(EntryFilter(state="later"), limit=SAMPLE_MAX)]
+
+
+async def _rows(view: View, browser: BoundBrowser, query: QueueQuery) -> tuple[list[EntryRow], str | None]:
+    if query.status == "dead":
+        before = None if query.place is None else _number(query.place)
+        page = await browser.letters(letter_filter(query), before=before, limit=ROWS_MAX)
+        return [_letter_row(view, each) for each in page.letters], None if page.before is None else str(page.before)
+    after = None if query.place is None else parse_place(query.place)
+    found = await browser.browse(entry_filter(query), after=after, limit=ROWS_MAX)
+    return [_entry_row(view, each) for each in found], write_place(found[-1].place) if len(found) == ROWS_MAX else None
+
+
+def entry_filter(query: Any) -> EntryFilter:
+    """Return the filter of a query or form for entries."""
+    match query.status:
+        case "due" | "later" | "processing":
+            return EntryFilter(
+                state=query.status,
+                key=query.key,
+                priority=query.priority,
+                from_ms=0 if query.after is None else parse_time(query.after),
+                to_ms=2**63 - 1 if query.until is None else parse_time(query.until),
+            )
+        case "dead":
+            raise InvalidInput("dead letters have no process date")
+        case _:
+            assert_never(query.status)
+
+
+def letter_filter(query: Any) -> LetterFilter:
+    """Return the filter of a query or form for dead letters."""
+    return LetterFilter(key=query.key, reason=query.reason)
+
+
+def parse_place(text: str) -> EntryPlace:
+    """Return the place that `write_place` has written."""
+    parts = text.split("-")
+    if len(parts) != 3:
+        raise InvalidInput(f"{text[:60]!r} is no place in a queue: follow the links of the page")
+    return EntryPlace(*map(_number, parts))
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63):
+        raise InvalidInput(f"{text[:60]!r} is no place in a queue: follow the links of the page")
+    return int(text)
+
+
+def write_place(place: EntryPlace) -> str:
+    """Return a place as a parameter."""
+    return "-".join(map(str, place))
+
+
+def _entry_row(view: View, found: BrowsedEntry) -> EntryRow:
+    row = found.row
+    return EntryRow(
+        id=row.id,
+        place=write_place(found.place),
+        key=row.key,
+        priority=row.priority,
+        timeouts=row.timeouts,
+        inserted_at_ms=row.inserted_at,
+        summary=payload_view.summary(shown_data(view, row.kind, row.data)),
+        date_ms=row.process_at,
+        lease_until_ms=row.lease_until,
+        holder=None if found.token is None else found.token.hex(),
+    )
+
+
+def _letter_row(view: View, row: DeadLetterRow) -> EntryRow:
+    return EntryRow(
+        id=row.id,
+        place=str(row.id),
+        key=row.key,
+        priority=row.priority,
+        timeouts=row.timeouts,
+        inserted_at_ms=row.inserted_at,
+        summary=payload_view.summary(shown_data(view, row.kind, row.data)),
+        date_ms=row.raised_at,
+        reason=row.reason,
+    )
+
+
+def shown_data(view: View, kind: int, data: bytes) -> Any:
+    """Return the data of an entry as the token may see it."""
+    value, mask = decode_payload(kind, data), view.mask(view.fields.queue)
+    return value if mask is None else mask(value)
+
+
+def _claim_row(claim: ClaimSummary, now_ms: int) -> ClaimRow:
+    return ClaimRow(
+        holder=claim.token.hex(),
+        entries=claim.entries,
+        started_at_ms=claim.started_at,
+        lease_until_ms=claim.lease_until,
+        expired=claim.lease_until <= now_ms,
+    )
+
+
+# ---- one entry
+
+
+class EntryQuery(msgspec.Struct, frozen=True):
+    """One entry, by its place, or one dead letter, by its id."""
+
+    queue: str
+    status: Status
+    place: str
+    unmask: bool = False
+
+
+class EntryData(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry or dead letter."""
+
+    queue: str
+    status: Status
+    entry: EntryRow
+    expires_at: str | None
+    started_at_ms: int | None
+    data: payload_view.TreeNode
+    #: The data as text, to edit it; None if it is not shown completely.
+    text: str | None
+    kind: str
+    attempts_max: int
+    now_ms: int
+    masked: bool
+
+
+async def entry(view: View) -> EntryData:
+    """Show one entry."""
+    query = view.fields
+    browser = await find_queue(view, query.queue)
+    started_at: int | None = None
+    if query.status == "dead":
+        letter = await browser.letter(_number(query.place))
+        if letter is None:
+            raise NotFound(f"queue {query.queue!r} has no dead letter {query.place}: it was retried or dropped")
+        row, kind, data, expires_at = _letter_row(view, letter), letter.kind, letter.data, letter.expires_at
+    else:
+        found = await _entry_at(browser, query)
+        row, kind, data = _entry_row(view, found), found.row.kind, found.row.data
+        expires_at, started_at = found.row.expires_at, found.row.started_at
+    value = shown_data(view, kind, data)
+    document = payload_view.as_document(value)
+    expires = optional_datetime(expires_at)
+    whole = not document.left_out and not isinstance(value, bytes) and (view.unmask or not view.is_masked(query.queue))
+    return EntryData(
+        queue=query.queue,
+        status=query.status,
+        entry=row,
+        expires_at=None if expires is None else expires.isoformat(),
+        started_at_ms=started_at,
+        data=payload_view.tree(value),
+        text=document.text if whole else None,
+        kind="text" if isinstance(value, str) else "json",
+        attempts_max=browser.queue.settings.max_timeouts,
+        now_ms=view.now_ms,
+        masked=view.is_masked(query.queue),
+    )
+
+
+async def _entry_at(browser: BoundBrowser, query: EntryQuery) -> BrowsedEntry:
+    assert query.status != "dead"
+    place = parse_place(query.place)
+    before = EntryPlace(place.priority, place.date_ms, place.id - 1)
+    for state in dict.fromkeys((query.status, "due", "later")):
+        priority = None if state == "processing" else place.priority
+        wanted = EntryFilter(state=state, priority=priority)
+        found = await browser.browse(wanted, after=before, limit=1)
+        if found and found[0].row.id == place.id:
+            return found[0]
+    raise NotFound(f"the entry is no longer {query.status} in queue {query.queue!r}: it was claimed, finished or moved")
+
+
+# ---- acts
+
+
+class PutForm(msgspec.Struct, frozen=True):
+    """An entry to put by hand."""
+
+    queue: str
+    data: str = ""
+    kind: str = "json"
+    key: str | None = None
+    priority: Priority = 100
+    #: Process and expiry dates.
+    process_at: str | None = None
+    expires_at: str | None = None
+
+
+async def put(view: View) -> ActResult:
+    """Put one entry."""
+    form = view.fields
+    done = await view.book.queue(form.queue).put(
+        _typed(form.data, form.kind),
+        key=form.key,
+        priority=form.priority,
+        process_at=None if form.process_at is None else parse_time(form.process_at),
+        expires_at=None if form.expires_at is None else parse_time(form.expires_at),
+    )
+    message = "The entry is put." if done.inserted else "An entry of this key waits: the new one is merged into it."
+    return ActResult(message=message, to=link("/queue", queue=form.queue))
+
+
+def _typed(text: str, kind: str) -> Any:
+    if kind == "text":
+        return text
+    try:
+        return decode_json(text.encode())
+    except (ValueError, UnicodeEncodeError) as error:
+        raise InvalidInput(f"the data is no JSON: {error}") from error
+
+
+class SelectionForm(msgspec.Struct, frozen=True):
+    """Entries to act on: those at some places, separated by commas, or all that match the filter."""
+
+    queue: str
+    status: Status = "dead"
+    places: str | None = None
+    key: str | None = None
+    priority: Priority | None = None
+    after: str | None = None
+    until: str | None = None
+    reason: str = ""
+
+
+async def _selected_letters(view: View, browser: BoundBrowser) -> list[DeadLetterRow]:
+    """Return the dead letters of a selection, oldest first, so that a retry keeps their order."""
+    form = view.fields
+    if form.places is not None:
+        found = [await browser.letter(_number(place)) for place in form.places.split(",")[:ACT_MAX]]
+        return sorted((each for each in found if each is not None), key=lambda each: each.id)
+    letters: list[DeadLetterRow] = []
+    before: int | None = None
+    while True:
+        page = await browser.letters(letter_filter(form), before=before, limit=1_000)
+        letters += page.letters
+        before = page.before
+        if before is None:
+            return letters[::-1]
+
+
+async def _selected_entries(view: View, browser: BoundBrowser) -> AsyncIterator[list[BrowsedEntry]]:
+    """Yield the waiting entries of a selection, page by page."""
+    form = view.fields
+    if form.status not in ("due", "later"):
+        raise InvalidInput("only entries that wait can be deleted: those in process belong to a worker")
+    if form.places is not None:
+        for text in form.places.split(",")[:ACT_MAX]:
+            place = parse_place(text)
+            before = EntryPlace(place.priority, place.date_ms, place.id - 1)
+            wanted = EntryFilter(state=form.status, priority=place.priority)
+            found = await browser.browse(wanted, after=before, limit=1)
+            if found and found[0].place == place:
+                yield found
+        return
+    after: EntryPlace | None = None
+    while page := await browser.browse(entry_filter(form), after=after, limit=1_000):
+        yield page
+        after = page[-1].place
+
+
+def _samples(rows: list[Any], count: int) -> list[str]:
+    shown = [f"{row.key or '(no key)'} · {getattr(row, 'reason', '') or row.id}" for row in rows[:SAMPLE_MAX]]
+    return [*shown, *([f"and {count - len(shown):,} more"] if count > len(shown) else [])]
+
+
+def _plural(count: int, noun: str) -> str:
+    plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural}"
+
+
+async def preview_retry(view: View) -> Preview:
+    """Count the dead letters that a retry would put back."""
+    letters = await _selected_letters(view, await find_queue(view, view.fields.queue))
+    letters_text = _plural(len(letters), "dead letter")
+    text = f"This puts {letters_text} back into queue {view.fields.queue}, the oldest first."
+    return Preview(text=text, count=len(letters), sample=_samples(letters, len(letters)))
+
+
+async def retry(view: View) -> ActResult:
+    """Put dead letters back, the oldest first."""
+    queue, browser = view.book.queue(view.fields.queue), await find_queue(view, view.fields.queue)
+    count = 0
+    for letter in (await _selected_letters(view, browser))[:ACT_MAX]:
+        try:
+            await queue.retry(letter.id)
+            count += 1
+        except NotFound:
+            pass  # somebody else has retried or dropped it meanwhile
+    return ActResult(message=f"{_plural(count, 'dead letter')} put back.", to=_list_of(view), changed=bool(count))
+
+
+def _list_of(view: View) -> str:
+    return link("/queue", queue=view.fields.queue, status=view.fields.status)
+
+
+async def preview_drop(view: View) -> Preview:
+    """Count the dead letters that would be deleted."""
+    letters = await _selected_letters(view, await find_queue(view, view.fields.queue))
+    text = f"This deletes {_plural(len(letters), 'dead letter')} of queue {view.fields.queue}. It cannot be undone."
+    return Preview(text=text, count=len(letters), word=view.fields.queue, sample=_samples(letters, len(letters)))
+
+
+async def drop(view: View) -> ActResult:
+    """Delete dead letters."""
+    queue, browser = view.book.queue(view.fields.queue), await find_queue(view, view.fields.queue)
+    count = 0
+    for letter in (await _selected_letters(view, browser))[:ACT_MAX]:
+        try:
+            await queue.drop(letter.id)
+            count += 1
+        except NotFound:
+            pass  # somebody else has retried or dropped it meanwhile
+    return ActResult(message=f"{_plural(count, 'dead letter')} deleted.", to=_list_of(view), changed=bool(count))
+
+
+class EditForm(msgspec.Struct, frozen=True):
+    """New data of a dead letter; with `again` it is then put back."""
+
+    queue: str
+    flag: Annotated[int, Meta(ge=0)]
+    data: str = ""
+    kind: str = "json"
+    again: bool = False
+
+
+async def edit(view: View) -> ActResult:
+    """Replace the data of a dead letter, and retry it if asked to."""
+    form, queue = view.fields, view.book.queue(view.fields.queue)
+    await queue.edit(form.flag, _typed(form.data, form.kind))
+    if not form.again:
+        return ActResult(message="The data is replaced.")
+    await queue.retry(form.flag)
+    to = link("/queue", queue=form.queue, status="dead")
+    return ActResult(message="The data is replaced, and the dead letter is put back.", to=to)
+
+
+async def preview_purge(view: View) -> Preview:
+    """Count the waiting entries that would be deleted."""
+    browser, count, sample = await find_queue(view, view.fields.queue), 0, list[Any]()
+    async for page in _selected_entries(view, browser):
+        count += len(page)
+        sample = sample or [each.row for each in page[:SAMPLE_MAX]]
+    entries = _plural(count, "waiting entry")
+    text = f"This deletes {entries} of queue {view.fields.queue}. It cannot be undone."
+    return Preview(text=text, count=count, word=view.fields.queue, sample=_samples(sample, count))
+
+
+async def purge(view: View) -> ActResult:
+    """Delete waiting entries; those that a worker claims meanwhile are left alone."""
+    browser, removed = await find_queue(view, view.fields.queue), 0
+    async for page in _selected_entries(view, browser):
+        removed += await browser.remove([each.place for each in page])
+    return ActResult(message=f"{_plural(removed, 'entry')} deleted.", to=_list_of(view), changed=bool(removed))
+
+
+PAGES = (
+    Page(
+        name="queues",
+        path="/queues",
+        title="Queues",
+        route=BY_NAME["queues.list"],
+        read=queues,
+        template="queues.html",
+        query=QueuesQuery,
+    ),
+    Page(
+        name="queue",
+        path="/queue",
+        title="Queue",
+        route=BY_NAME["queues.entries"],
+        read=queue,
+        template="queue.html",
+        query=QueueQuery,
+    ),
+    Page(
+        name="entry",
+        path="/entry",
+        title="Entry",
+        route=BY_NAME["queues.entries"],
+        read=entry,
+        template="entry.html",
+        query=EntryQuery,
+    ),
+)
+ACTS = (
+    Act(name="queues.put", label="Put", route=BY_NAME["queues.put"], run=put, form=PutForm),
+    Act(
+        name="queues.retry",
+        label="Retry",
+        route=BY_NAME["queues.retry"],
+        run=retry,
+        form=SelectionForm,
+        preview=preview_retry,
+    ),
+    Act(
+        name="queues.drop",
+        label="Drop",
+        route=BY_NAME["queues.drop"],
+        run=drop,
+        form=SelectionForm,
+        preview=preview_drop,
+    ),
+    Act(name="queues.edit", label="Save", route=BY_NAME["queues.edit"], run=edit, form=EditForm),
+    Act(
+        name="queues.purge",
+        label="Delete entries",
+        route=QUEUE_PURGE,
+        run=purge,
+        form=SelectionForm,
+        preview=preview_purge,
+    ),
+)

@@ -1,0 +1,301 @@
+"""The tags, the horizon of their streams and what holds it back, one tag's stream, and consumer groups."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from tidebook.api.routes import BY_NAME
+from tidebook.core.errors import InvalidInput
+from tidebook.core.key import Key
+from tidebook.server.console import payload_view
+from tidebook.server.console.journal import parse_time
+from tidebook.server.console.page import Act, ActResult, LiveView, Page, Preview
+from tidebook.server.console.view import View
+from tidebook.tags.event import TaggedEvent, check_tag, decode_offset, encode_offset, position_before
+from tidebook.tags.horizon import HorizonStatus
+from tidebook.tags.subscription import decode_group
+
+TAGS_MAX: Final = 200
+SCAN_MAX: Final = 10_000
+EVENTS_MAX: Final = 50
+
+
+class TagsPageQuery(msgspec.Struct, frozen=True):
+    """Tags that begin with this text."""
+
+    prefix: str = ""
+
+
+class TagsData(msgspec.Struct, frozen=True, kw_only=True):
+    """The tags and the horizon."""
+
+    tags: list[str]
+    more: bool
+    horizon: HorizonStatus
+
+
+async def tags(view: View) -> TagsData:
+    """List tags, within a bound of those that are looked at."""
+    found, more, scanned = list[str](), False, 0
+    async with aclosing(view.book.tags.list()) as listed:  # type: ignore[type-var]
+        async for tag in listed:
+            scanned += 1
+            if tag.startswith(view.fields.prefix):
+                found.append(tag)
+            if len(found) > TAGS_MAX or scanned >= SCAN_MAX:
+                more = True
+                break
+    return TagsData(tags=found[:TAGS_MAX], more=more, horizon=await view.book.tags.status())
+
+
+class TagQuery(msgspec.Struct, frozen=True):
+    """A tag, where its stream begins, and a consumer group."""
+
+    tag: str
+    #: The place of an event in the stream, after which the page begins.
+    after: str | None = None
+    since: str | None = None
+    group: str | None = None
+    live: bool = False
+    unmask: bool = False
+
+
+class TaggedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of the stream."""
+
+    topic: str
+    id: str
+    number: int
+    #: Its number among the events of its journal with this tag.
+    tag_number: int
+    timestamp_ms: int
+    type: str | None
+    summary: str
+    place: str
+
+
+class JournalProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the page is in one journal: the last number with the tag that it shows, of how many there are."""
+
+    topic: str
+    id: str
+    last: int
+    total: int | None
+
+
+class TagGap(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a journal's events with the tag that are missing between two events of the page."""
+
+    topic: str
+    id: str
+    first: int
+    last: int
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer group: its members, and how far the slowest share is."""
+
+    group: str
+    members: dict[str, int]
+    shares: int
+    owned: int
+    #: The time of the least advanced share; None if one has not begun.
+    slowest_ms: int | None
+    lag_s: float | None
+
+
+class TagData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page of a tag shows."""
+
+    tag: str
+    horizon: HorizonStatus
+    events: list[TaggedRow]
+    next: str | None
+    progress: list[JournalProgress]
+    gaps: list[TagGap]
+    group: GroupView | None
+    masked: bool
+
+
+async def tag(view: View) -> TagData:
+    """Show a page of a tag's stream."""
+    query = view.fields
+    check_tag(query.tag)
+    found, more = list[TaggedEvent](), False
+    if not query.live:
+        stream = view.book.tags.read(query.tag, after=_start(query))
+        async with aclosing(stream) as events:  # type: ignore[type-var]
+            async for event in events:
+                if not view.principal.may_see(event.topic):
+                    continue
+                if len(found) == EVENTS_MAX:
+                    more = True
+                    break
+                found.append(event)
+    return TagData(
+        tag=query.tag,
+        horizon=await view.book.tags.status(),
+        events=[_row(view, event) for event in found],
+        next=found[-1].tag_offset if more else None,
+        progress=await _progress(view, found),
+        gaps=find_gaps(found),
+        group=await _group(view, query) if query.group else None,
+        masked=any(view.is_masked(event.topic) for event in found),
+    )
+
+
+def _start(query: TagQuery) -> str | datetime | None:
+    if query.after is not None and query.since is not None:
+        raise InvalidInput("give either a place or a time, not both")
+    if query.since is not None:
+        return datetime.fromtimestamp(parse_time(query.since) / 1000, UTC)
+    return query.after
+
+
+def _row(view: View, event: TaggedEvent) -> TaggedRow:
+    mask = view.mask(event.topic)
+    return TaggedRow(
+        topic=event.topic,
+        id=event.id,
+        number=event.seq_nr,
+        tag_number=event.tag_seq_nr,
+        timestamp_ms=event.timestamp_ms,
+        type=event.type,
+        summary=payload_view.summary(event.payload if mask is None else mask(event.payload)),
+        place=event.tag_offset,
+    )
+
+
+async def _progress(view: View, events: list[TaggedEvent]) -> list[JournalProgress]:
+    last: dict[Key, int] = {}
+    for event in events:
+        last[Key(event.topic, event.id)] = event.tag_seq_nr
+    found = []
+    for key, number in last.items():
+        head = await view.book.store.head(key)
+        total = None if head is None else head.tag_counts.get(view.fields.tag)
+        found.append(JournalProgress(topic=key.topic, id=key.id, last=number, total=total))
+    return found
+
+
+def find_gaps(events: list[TaggedEvent]) -> list[TagGap]:
+    """Return the numbers that are missing between consecutive events of a journal on the page."""
+    last: dict[tuple[str, str, int, int], int] = {}
+    gaps = []
+    for event in events:
+        row = event.row
+        incarnation = (row.topic, row.id, row.incarnation_epoch, row.incarnation_offset)
+        before = last.get(incarnation)
+        if before is not None and row.tag_seq_nr > before + 1:
+            gaps.append(TagGap(topic=row.topic, id=row.id, first=before + 1, last=row.tag_seq_nr - 1))
+        last[incarnation] = row.tag_seq_nr
+    return gaps
+
+
+async def _group(view: View, query: TagQuery) -> GroupView:
+    assert query.group is not None
+    text = await view.book.store.setting(f"tags/group/{query.group}/{quote(query.tag, safe='')}")
+    group = decode_group(text)
+    times = [None if each.offset is None else decode_offset(query.tag, each.offset).time_ms for each in group.shares]
+    begun = [each for each in times if each is not None]
+    slowest_ms = min(begun) if len(begun) == len(times) else None
+    horizon = (await view.book.tags.horizon()).time_ms
+    return GroupView(
+        group=query.group,
+        members=group.members,
+        shares=len(group.shares),
+        owned=sum(each.owner is not None for each in group.shares),
+        slowest_ms=slowest_ms,
+        lag_s=None if slowest_ms is None else max(0, horizon - slowest_ms) / 1000,
+    )
+
+
+class TagLiveQuery(msgspec.Struct, frozen=True):
+    """The tag to follow."""
+
+    tag: str
+    unmask: bool = False
+
+
+async def follow(view: View) -> AsyncIterator[tuple[str, TaggedRow]]:
+    """Follow a tag from now on, or from the place that a browser had reached."""
+    tag = view.fields.tag
+    check_tag(tag)
+    after: str | None = view.last_event_id
+    if after is None:
+        now = position_before(tag, (await view.book.tags.horizon()).time_ms)
+        after = encode_offset(now) if now.time_ms >= 0 else None
+    return _live_rows(view, view.book.tags.read(tag, after=after, follow=True))
+
+
+async def _live_rows(view: View, events: AsyncIterator[TaggedEvent]) -> AsyncIterator[tuple[str, TaggedRow]]:
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if view.principal.may_see(event.topic):
+                yield event.tag_offset, _row(view, event)
+
+
+class TagForm(msgspec.Struct, frozen=True):
+    """One tag."""
+
+    tag: str
+
+
+async def preview_rebuild(view: View) -> Preview:
+    """Say what a rebuild does: it changes no event."""
+    text = f"This writes the rows of tag {view.fields.tag} again from all journals, and removes rows without an event."
+    return Preview(text=text, count=1)
+
+
+async def rebuild(view: View) -> ActResult:
+    """Write a tag's rows again."""
+    done = await view.book.tags.rebuild(view.fields.tag)
+    return ActResult(message=f"{done.written:,} rows are written, {done.removed:,} removed.")
+
+
+PAGES = (
+    Page(
+        name="tags",
+        path="/tags",
+        title="Tags",
+        route=BY_NAME["tags.list"],
+        read=tags,
+        template="tags.html",
+        query=TagsPageQuery,
+    ),
+    Page(
+        name="tag",
+        path="/tag",
+        title="Tag",
+        route=BY_NAME["tags.read"],
+        read=tag,
+        template="tag.html",
+        query=TagQuery,
+    ),
+)
+ACTS = (
+    Act(
+        name="tags.rebuild",
+        label="Rebuild tag",
+        route=BY_NAME["tags.rebuild"],
+        run=rebuild,
+        form=TagForm,
+        preview=preview_rebuild,
+    ),
+)
+LIVES = (
+    LiveView(
+        name="tag.live",
+        path="/tag/live",
+        route=BY_NAME["tags.read"],
+        follow=follow,
+        template="tag_row.html",
+        query=TagLiveQuery,
+    ),
+)

@@ -1,0 +1,222 @@
+"""The regions of write-ahead logs: their tables, what pins the log, snapshots and cleaning."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tidebook.api.routes import BY_NAME
+from tidebook.server.console.page import Act, ActResult, Page, Preview
+from tidebook.server.console.render import link, size
+from tidebook.server.console.routes import WAL_PAGE
+from tidebook.server.console.survey import WAL_TOPIC, RegionSurvey
+from tidebook.server.console.view import View
+from tidebook.wal.region import Region, RegionStatus
+
+RegionNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class WalData(msgspec.Struct, frozen=True, kw_only=True):
+    """All regions; those beyond the survey's bound have no numbers."""
+
+    regions: list[RegionSurvey]
+    as_of_ms: int
+
+
+async def regions(view: View) -> WalData:
+    """List the regions; their numbers are those of the last survey."""
+    survey = await view.parts.surveyor.read()
+    known = {(each.namespace, each.region): each for each in survey.regions}
+    found = (WAL_TOPIC.fullmatch(topic) for topic in await view.book.log.topics())
+    names = sorted((match[1], int(match[2])) for match in found if match)
+    rows = [
+        known.get(name, RegionSurvey(namespace=name[0], region=name[1]))
+        for name in names
+        if view.principal.may_see(name[0])
+    ]
+    return WalData(regions=rows, as_of_ms=survey.at_ms)
+
+
+class RegionQuery(msgspec.Struct, frozen=True):
+    """One region."""
+
+    namespace: str
+    region: RegionNumber
+
+
+class TableView(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of a region, and how many bytes of the log it pins."""
+
+    table: int
+    entries: int
+    next_number: int
+    marked_deleted: int
+    first_number: int | None
+    first_offset: int | None
+    held_bytes: int
+
+
+class RegionData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page of a region shows."""
+
+    namespace: str
+    status: RegionStatus
+    tables: list[TableView]
+
+
+async def region(view: View) -> RegionData:
+    """Show a region."""
+    opened = await _open(view)
+    pinned = {each.table: each for each in opened.meta.pinned_tables()}
+    tables = []
+    for id, meta in sorted(opened.meta.tables.items()):
+        pin = pinned.get(id)
+        tables.append(
+            TableView(
+                table=id,
+                entries=len(meta.mapping),
+                next_number=meta.next_seq_num,
+                marked_deleted=meta.latest_marked_deleted,
+                first_number=None if pin is None else pin.first_seq,
+                first_offset=None if pin is None else pin.offset,
+                held_bytes=0 if pin is None else pin.held_bytes,
+            )
+        )
+    tables.sort(key=lambda each: -each.held_bytes)
+    return RegionData(namespace=view.fields.namespace, status=await opened.status(), tables=tables)
+
+
+async def _open(view: View) -> Region:
+    """Open a region for reading, which claims nothing."""
+    return await view.book.wal(view.fields.namespace).open_region(view.fields.region, writable=False)
+
+
+class TableForm(msgspec.Struct, frozen=True):
+    """One table of a region."""
+
+    namespace: str
+    region: RegionNumber
+    table: Annotated[int, Meta(ge=0)]
+
+
+class MarkForm(msgspec.Struct, frozen=True):
+    """The entries of a table below a number."""
+
+    namespace: str
+    region: RegionNumber
+    table: Annotated[int, Meta(ge=0)]
+    seq: Annotated[int, Meta(ge=1)]
+
+
+def _here(view: View) -> str:
+    return link("/region", namespace=view.fields.namespace, region=view.fields.region)
+
+
+async def snapshot(view: View) -> ActResult:
+    """Write a snapshot."""
+    taken = await (await _open(view)).snapshot()
+    return ActResult(message=f"A snapshot as of offset {taken.data_offset:,} is written.", to=_here(view))
+
+
+async def clean(view: View) -> ActResult:
+    """Remove what no table needs."""
+    done = msgspec.structs.asdict(await (await _open(view)).clean())
+    text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in done.items())
+    return ActResult(message=f"Cleaned: {text}.", to=_here(view))
+
+
+async def preview_mark(view: View) -> Preview:
+    """Count the entries that a mark would release."""
+    form, opened = view.fields, await _open(view)
+    table = opened.meta.tables.get(form.table)
+    first = 0 if table is None else table.mapping.start
+    count = 0 if table is None else max(0, min(form.seq, table.next_seq_num) - first)
+    noun = "entry" if count == 1 else "entries"
+    text = (
+        f"This marks {count:,} {noun} of table {form.table} as deleted, those below number {form.seq:,}, as a flush "
+        "does. They can no longer be replayed."
+    )
+    return Preview(text=text, count=count, word=str(form.table))
+
+
+async def mark(view: View) -> ActResult:
+    """Mark a table's older entries as deleted."""
+    form = view.fields
+    await (await _open(view)).mark_deleted(form.table, form.seq)
+    return ActResult(message=f"Entries of table {form.table} below {form.seq:,} are marked.", to=_here(view))
+
+
+async def preview_drop(view: View) -> Preview:
+    """Count the entries of a table that would be dropped."""
+    table = (await _open(view)).meta.tables.get(view.fields.table)
+    count = 0 if table is None else len(table.mapping)
+    text = f"This drops table {view.fields.table} with {count:,} entries. It cannot be undone."
+    return Preview(text=text, count=count, word=str(view.fields.table))
+
+
+async def drop(view: View) -> ActResult:
+    """Drop a table."""
+    await (await _open(view)).drop_table(view.fields.table)
+    return ActResult(message=f"Table {view.fields.table} is dropped.", to=_here(view))
+
+
+async def preview_delete(view: View) -> Preview:
+    """Count what deleting a region would remove."""
+    opened = await _open(view)
+    count = sum(len(each.mapping) for each in opened.meta.tables.values())
+    held = size(opened.meta.held_bytes)
+    where = f"{view.fields.namespace}/{view.fields.region}"
+    text = f"This deletes region {where} with {count:,} entries, {held}. It cannot be undone."
+    return Preview(text=text, count=count, word=where)
+
+
+async def delete(view: View) -> ActResult:
+    """Delete a region."""
+    form = view.fields
+    await view.state.regions.close_region(form.namespace, form.region)
+    await view.book.wal(form.namespace).delete_region(form.region)
+    return ActResult(message=f"Region {form.namespace}/{form.region} is deleted.", to="/wal")
+
+
+PAGES = (
+    Page(name="wal", path="/wal", title="WAL", route=WAL_PAGE, read=regions, template="wal.html"),
+    Page(
+        name="region",
+        path="/region",
+        title="Region",
+        route=BY_NAME["wal.status"],
+        read=region,
+        template="region.html",
+        query=RegionQuery,
+    ),
+)
+ACTS = (
+    Act(name="wal.snapshot", label="Write a snapshot", route=BY_NAME["wal.snapshot"], run=snapshot, form=RegionQuery),
+    Act(name="wal.clean", label="Clean", route=BY_NAME["wal.clean"], run=clean, form=RegionQuery),
+    Act(
+        name="wal.mark_deleted",
+        label="Mark deleted",
+        route=BY_NAME["wal.mark_deleted"],
+        run=mark,
+        form=MarkForm,
+        preview=preview_mark,
+    ),
+    Act(
+        name="wal.drop_table",
+        label="Drop table",
+        route=BY_NAME["wal.drop_table"],
+        run=drop,
+        form=TableForm,
+        preview=preview_drop,
+    ),
+    Act(
+        name="wal.delete_region",
+        label="Delete region",
+        route=BY_NAME["wal.delete_region"],
+        run=delete,
+        form=RegionQuery,
+        preview=preview_delete,
+    ),
+)
