@@ -27,7 +27,7 @@ from tidebook.wiring.book import Book
 #: The interval of progress lines on standard error.
 PROGRESS_S = 2.0
 
-app = Group(help="Copy what other systems have stored into a book; a repeated run copies what is missing.")
+app = Group(help="Copy journals and messages of other systems into a book.")
 
 
 class ImportProgress:
@@ -112,9 +112,9 @@ async def deimos(
     topic: list[str] | None = option("TOPIC", "Copy only this topic; may be repeated."),
     dry_run: bool = flag("--dry-run", "Count the messages, and write nothing."),
 ) -> None:
-    """Copy the messages that wait in Deimos' tables into the book's outbox, or into a queue.
+    """Copy the messages that wait in Deimos' tables.
 
-    Stop the executors of Deimos and the writers first. Exit with code 1 if a topic is not wholly copied.
+    They go into the book's outbox, or into a queue. Stop the executors of Deimos and the writers first. Exit with code 1 if a topic is not wholly copied.
     """
     tables_module = extra("tidebook.importing.deimos_tables", "postgres")
     from tidebook.importing.message_import import MessageImport

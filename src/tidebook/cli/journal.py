@@ -78,7 +78,10 @@ def append(
     version: int | None = number("The version of that type, 1 by default.", 1),
     expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
 ) -> None:
-    """Append events to a journal, atomically; those of standard input in batches, each of them atomically."""
+    """Append events to a journal, atomically.
+
+    With `-` the events of standard input are appended in batches, each of them atomically.
+    """
     if expected is not None and at is not None:
         raise InvalidInput("give either --expected or --at, not both")
     if version is not None and type is None:

@@ -127,7 +127,9 @@ def test_a_command_that_destroys_data_asks_first(
     filled: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, check: str
 ) -> None:
     before = cli(*check.split())
-    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    terminal = io.StringIO("n\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
     result = cli(*line.split())
     assert (result.code, result.out) == (2, "")
     assert "not confirmed" in result.err
