@@ -59,6 +59,11 @@ class Audit:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
+    @property
+    def chain(self) -> str:
+        """The id of this process's chain; empty before its first entry."""
+        return self._id
+
     def check_room(self) -> None:
         """Raise `Unavailable` while the audit cannot be written: nothing is changed without it."""
         if len(self._waiting) >= WAITING_MAX:

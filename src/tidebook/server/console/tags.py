@@ -140,14 +140,22 @@ async def tag(view: View) -> TagData:
                 found.append(event)
     return TagData(
         tag=query.tag,
-        horizon=await view.book.tags.status(),
+        horizon=await _horizon(view),
         events=[_row(view, event) for event in found],
         next=found[-1].tag_offset if more else None,
         progress=await _progress(view, found),
         gaps=find_gaps(found),
-        group=await _group(view, query) if query.group else None,
+        group=await _group(view, query) if query.group and not view.principal.prefix else None,
         masked=any(view.is_masked(event.topic) for event in found),
     )
+
+
+async def _horizon(view: View) -> HorizonStatus:
+    """Return the horizon; what holds it back is left out if the token may not see it."""
+    found = await view.book.tags.status()
+    if found.topic is None or view.principal.may_see(found.topic):
+        return found
+    return msgspec.structs.replace(found, topic=None, partition=None, lag=None, remedy=None)
 
 
 def _start(query: TagQuery) -> str | datetime | None:

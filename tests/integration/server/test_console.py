@@ -1,0 +1,276 @@
+"""The pages and acts of the console over HTTP: roles, masks, confirmations, twins, and what a form may not do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.server.conftest import CreateToken
+from tests.integration.server.console_book import ACTS, ID, LIVES, PAGES, QUEUE, TOPIC, fill, filled
+from tests.integration.server.running import client, served
+from tidebook import Book, Event
+from tidebook.api.access import Role
+from tidebook.server.console.catalog import CATALOG
+from tidebook.server.console.page import Act
+from tidebook.server.console.render import link, static_files
+
+ROLES = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
+
+
+def test_every_page_act_and_live_view_has_an_example() -> None:
+    assert set(PAGES) == set(CATALOG.pages)
+    assert set(ACTS) == set(CATALOG.acts)
+    assert set(LIVES) == set(CATALOG.lives)
+
+
+def test_what_the_pages_load_is_small_and_its_licences_are_beside_it() -> None:
+    files = static_files()
+    assert sum(len(body) for name, body in files.items() if name.endswith((".js", ".css"))) < 150_000
+    assert {"htmx.LICENSE", "sse.LICENSE", "uplot.LICENSE"} <= set(files)
+
+
+async def test_every_page_and_its_twin_answer(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        for name, fields in PAGES.items():
+            page, query = CATALOG.pages[name], filled(fields, known)
+            expected = 404 if name == "job" else 200
+            shown, twin = await http.get(page.path, params=query), await http.get(page.twin, params=query)
+            assert (shown.status_code, twin.status_code) == (expected, expected), (name, shown.text, twin.text)
+            assert shown.headers["content-type"].startswith("text/html")
+            assert "json" in twin.headers["content-type"]
+            assert "unsafe" not in shown.headers["content-security-policy"]
+            assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", shown.text), name
+            assert "https://" not in shown.text
+
+
+async def test_a_role_sees_and_does_only_what_its_routes_allow(tmp_path: Path, create_token: CreateToken) -> None:
+    tokens = {role: (await create_token(role.label)).token for role in ROLES}  # type: ignore[arg-type]
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        refused = 0
+        for role in ROLES:
+            headers = {"authorization": f"Bearer {tokens[role]}"}
+            pages = [(each.path, PAGES[name], each.route.role) for name, each in CATALOG.pages.items()]
+            pages += [(each.twin, PAGES[name], each.route.role) for name, each in CATALOG.pages.items()]
+            pages += [(each.path, LIVES[name], each.route.role) for name, each in CATALOG.lives.items()]
+            for path, fields, required in pages:
+                if path.endswith("/live") and required <= role:
+                    continue
+                answer = await http.get(path, params=filled(fields, known), headers=headers)
+                if required <= role:
+                    assert answer.status_code in (200, 404), (path, role)
+                    _check_links(answer, role)
+                else:
+                    assert answer.status_code == 403, (path, role)
+            for name, act in CATALOG.acts.items():
+                if act.route.role <= role:
+                    continue
+                fields = filled(ACTS[name], known)
+                for answer in (
+                    await http.get(act.path, params=fields, headers=headers),
+                    await http.post(act.path, data=fields, headers=headers),
+                ):
+                    assert answer.status_code == 403, (name, role, answer.text)
+                    refused += 1
+        assert refused > 30
+        assert len([event async for event in book.journal(TOPIC).read(ID)]) == 5
+        assert len(await book.queue(QUEUE).dead_letters()) == 2
+
+
+def _check_links(answer: httpx.Response, role: Role) -> None:
+    """No page shows an act or a page that the role may not use."""
+    for path in re.findall(r'(?:href|action)="(/[^"?]*)', answer.text):
+        target = next((each for each in (*CATALOG.acts.values(), *CATALOG.pages.values()) if each.path == path), None)
+        if target is not None:
+            assert target.route.role <= role, (answer.url, path)
+
+
+async def test_without_a_token_pages_lead_to_the_sign_in_and_nothing_is_shown(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    await create_token("admin")
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        known = await fill(book)
+        for name, page in CATALOG.pages.items():
+            if page.route.role is Role.PUBLIC:
+                continue
+            answer = await http.get(page.path, params=filled(PAGES[name], known))
+            assert answer.status_code == 303, name
+            assert answer.headers["location"].startswith("/sign-in?next=")
+            assert (await http.get(page.twin)).status_code == 401
+        for act in CATALOG.acts.values():
+            if act.route.role is not Role.PUBLIC:
+                assert (await http.post(act.path)).status_code == 401
+
+
+async def test_a_prefix_limits_pages_and_acts(tmp_path: Path, create_token: CreateToken) -> None:
+    token = (await create_token("admin", prefix="other-")).token
+    async with served(tmp_path / "book") as (url, book), client(url, token) as http:
+        known = await fill(book)
+        for name, page in CATALOG.pages.items():
+            answer = await http.get(page.path, params=filled(PAGES[name], known))
+            if page.route.scope in ("topic", "queue", "namespace", "book"):
+                assert answer.status_code == 403, name
+            else:
+                assert answer.status_code == 200, name
+                for secret in ("orders", "mail", "metrics"):
+                    assert f">{secret}" not in answer.text, (name, secret)
+        for name, act in CATALOG.acts.items():
+            if act.route.scope in ("topic", "queue", "namespace", "book"):
+                assert (await http.post(act.path, data=filled(ACTS[name], known))).status_code == 403, name
+
+
+async def test_a_form_of_a_signed_in_browser_needs_its_csrf_token(tmp_path: Path, create_token: CreateToken) -> None:
+    token = (await create_token("admin")).token
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        signed_in = await http.post("/acts/access.sign_in", data={"token": token, "back": "//evil.example"})
+        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/")
+        form = {"topic": TOPIC, "id": ID, "payload": '{"by": "hand"}', "tags": "a, b", "back": "/journals"}
+        assert (await http.post("/acts/journals.append", data=form)).status_code == 403
+        page = (await http.get("/journal", params={"topic": TOPIC, "id": ID})).text
+        csrf = re.search(r'name="csrf_token" value="([^"]+)"', page)
+        assert csrf is not None
+        done = await http.post("/acts/journals.append", data={**form, "csrf_token": csrf[1]})
+        assert (done.status_code, done.headers["location"]) == (303, "/journal?topic=orders&id=o-1")
+        events = [event async for event in book.journal(TOPIC).read(ID)]
+        assert (events[-1].payload, events[-1].tags) == ({"by": "hand"}, frozenset({"a", "b"}))
+        foreign = {"origin": "http://evil.example", "x-csrf-token": csrf[1]}
+        assert (await http.post("/acts/journals.append", data=form, headers=foreign)).status_code == 403
+
+
+DESTRUCTIVE = [each for each in CATALOG.acts.values() if each.route.destructive and each.name != "access.create_token"]
+
+
+@pytest.mark.parametrize("act", DESTRUCTIVE, ids=lambda act: act.name)
+def test_every_destructive_act_has_a_dry_run(act: Act) -> None:
+    assert act.preview is not None
+
+
+async def test_an_act_is_done_only_with_the_exact_count_and_the_typed_text(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        fields = {"topic": TOPIC, "id": ID, "to": "2"}
+        asked = await http.get("/acts/journals.delete", params=fields)
+        assert "This deletes 2 events" in asked.text
+        wrong = await http.post("/acts/journals.delete", data={**fields, "count": "2", "confirm": "o"})
+        assert wrong.status_code == 409
+        assert "Nothing was done" in wrong.text
+        stale = await http.post("/acts/journals.delete", data={**fields, "count": "1", "confirm": ID})
+        assert stale.status_code == 409
+        assert "changed since it was counted" in stale.text
+        assert await book.journal(TOPIC).pointer(ID) == 5
+        assert len([event async for event in book.journal(TOPIC).read(ID)]) == 5
+        done = await http.post("/acts/journals.delete", data={**fields, "count": "2", "confirm": ID})
+        assert done.status_code == 303
+        assert [event.seq_nr async for event in book.journal(TOPIC).read(ID)] == [3, 4, 5]
+
+
+async def test_acts_are_audited_as_the_routes_of_the_api_are(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await fill(book)
+        form = {"queue": QUEUE, "status": "dead", "count": "2"}
+        assert (await http.post("/acts/queues.retry", data=form)).status_code == 303
+        form = {"topic": TOPIC, "id": ID, "count": "5", "confirm": ID}
+        assert (await http.post("/acts/journals.purge", data=form)).status_code == 303
+        entries = (await http.get("/audit.json")).json()["entries"]
+        found = [(each["action"], each["target"]) for each in entries if each["action"] != "server.start"]
+        assert found == [
+            ("journals.purge", "/acts/journals.purge?topic=orders&id=o-1"),
+            ("queues.retry", "/acts/queues.retry?queue=mail"),
+        ]
+        checked = (await http.get("/audit.json?check=true")).json()["check"]
+        assert checked["findings"] == []
+
+
+async def test_a_new_token_is_shown_once_and_not_in_the_audit(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        made = await http.post("/acts/access.create_token", data={"name": "ops", "role": "admin"})
+        secret = re.search(r"tb_[\w-]+", made.text)
+        assert secret is not None
+        headers = {"authorization": f"Bearer {secret[0]}"}
+        for path in ("/tokens", "/tokens.json", "/audit", "/audit.json"):
+            answer = await http.get(path, headers=headers)
+            assert answer.status_code == 200
+            assert secret[0] not in answer.text
+
+
+async def _masked_book(book: Book) -> None:
+    await book.journal("cards").append("c-1", [Event({"card": "4111111111111111", "total": 5}, tags={"seen"})])
+    queue = book.queue("cards")
+    await queue.put({"card": "4111111111111111"}, key="k")
+
+
+async def test_masked_fields_stay_masked_on_every_page_and_in_filters(
+    tmp_path: Path, create_token: CreateToken
+) -> None:
+    folder = tmp_path / "book"
+    (tmp_path / "tidebook.toml").write_text('folder = "book"\n[mask]\n"cards.*.card" = "hide"\n')
+    viewer, admin = (await create_token("viewer")).token, (await create_token("admin")).token
+    assert folder.exists()
+    async with served(tmp_path / "tidebook.toml") as (url, book), client(url, viewer) as http:
+        await _masked_book(book)
+        place = (await http.get("/queue.json?queue=cards")).json()["rows"][0]["place"]
+        journal = {"topic": "cards", "id": "c-1"}
+        addresses = [
+            link("/journal", **journal),
+            link("/journal", where='payload.card contains "4111"', **journal),
+            *(link("/event", number=1, form=form, **journal) for form in ("tree", "text", "hex")),
+            link("/tag", tag="seen"),
+            link("/queue", queue="cards"),
+            link("/entry", queue="cards", status="due", place=place),
+        ]
+        hidden = [b"4111111111111111", b"4111111111111111".hex(" ").encode()]
+        for address in addresses:
+            for shown in (address, address.replace("?", ".json?", 1)):
+                answer = await http.get(shown)
+                assert answer.status_code == 200, (shown, answer.text)
+                assert not any(each in answer.content for each in hidden), shown
+        found = (await http.get(link("/journal.json", where='payload.card contains "4111"', **journal))).json()
+        assert found["events"] == []
+        assert (await http.get(link("/journal", unmask=True, **journal))).status_code == 403
+        as_admin = {"authorization": f"Bearer {admin}"}
+        shown = await http.get(link("/journal", unmask=True, **journal), headers=as_admin)
+        assert b"4111111111111111" in shown.content
+        entries = (await http.get("/audit.json", headers=as_admin)).json()["entries"]
+        assert [(each["who"], each["unmask"]) for each in entries if each["unmask"]] == [("admin", True)]
+
+
+async def test_a_search_continues_where_its_budget_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidebook.server.console.journal.SCAN_EVENTS_MAX", 40)
+    monkeypatch.setattr("tidebook.server.console.journal.SCAN_S_MAX", 60.0)
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        await book.journal(TOPIC).append("long", [Event({"n": n}) for n in range(100)])
+        fields = {"topic": TOPIC, "id": "long", "where": "payload.n >= 70 and payload.n < 90"}
+        numbers, steps, at = list[int](), 0, None
+        while True:
+            answer = (await http.get("/journal.json", params={**fields, **({} if at is None else {"at": at})})).json()
+            numbers += [event["number"] for event in answer["events"]]
+            steps, at = steps + 1, answer["scan"]["next"]
+            if answer["scan"]["done"]:
+                break
+        assert (numbers, steps) == (list(range(71, 91)), 3)
+
+
+async def test_a_journal_is_sought_by_number_offset_and_time(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, book), client(url) as http:
+        journal = book.journal(TOPIC)
+        for n in range(1, 31):
+            await journal.append(ID, [Event(n)], at=n * 10)
+        events = [event async for event in journal.read(ID)]
+        wanted = events[17]
+
+        async def first(**seek: object) -> int:
+            answer = await http.get(link("/journal.json", topic=TOPIC, id=ID, **seek))
+            return int(answer.json()["events"][0]["number"])
+
+        assert await first(at=171) == 180
+        assert await first(offset=wanted.offset) == wanted.seq_nr
+        at = await first(time=wanted.timestamp.isoformat())
+        assert next(each for each in events if each.seq_nr == at).timestamp_ms == wanted.timestamp_ms
+        both = await http.get(link("/journal", topic=TOPIC, id=ID, at=1, offset=1))
+        assert both.status_code == 400
