@@ -28,6 +28,7 @@ RUN = [
         ROOT / "docs/howto/tags.md",
         ROOT / "docs/howto/queue.md",
         ROOT / "docs/howto/running.md",
+        ROOT / "docs/howto/frameworks.md",
         ROOT / "docs/howto/outbox.md",
         ROOT / "docs/howto/events.md",
         ROOT / "docs/howto/deciders.md",

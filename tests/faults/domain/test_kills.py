@@ -1,113 +1,184 @@
-"""kill -9 of a decider's process and of projection runners: every command once, tables equal to the fold."""
+"""kill -9 of a decider's process, of projection runners and of the database: every command once, tables are the fold.
+
+In all 20 kills; with --long 200.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine, create_engine, inspect
+from sqlalchemy.exc import OperationalError
 
 import tidebook
+from tests.faults.domain.bank_process import ACCOUNTS
 from tests.unit.domain.bank import EVENTS, Account, Deposit
-from tests.unit.domain.projecting import BALANCES, add, balances, replicating, running, sqlite_engine
+from tests.unit.domain.projecting import BALANCES, add, balances, sqlite_engine
+from tidebook.testing.servers.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[3]
+WITHIN_S = 60.0
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.faults.domain.bank_process", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+class Bank:
+    """A book under load: a process that decides and two that run the projection, started again when they are killed."""
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        self.folder = folder
+        self._url = url
+        self._acknowledged = folder / "acknowledged"
+        folder.mkdir()
+        command = [sys.executable, "-W", "ignore", "-m", "tests.faults.domain.bank_process"]
+        self._parent = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._answer()
+        self._decider = self._decide()
+        self._runners = [self._project() for _ in range(2)]
+
+    def _answer(self) -> str:
+        assert self._parent.stdout is not None
+        return self._parent.stdout.readline().strip()
+
+    def _start(self, *words: str) -> int:
+        assert self._parent.stdin is not None
+        self._parent.stdin.write("\t".join(words) + "\n")
+        return int(self._answer())
+
+    def _decide(self) -> int:
+        """Start with the first command that is not acknowledged: those after it may have been executed, too."""
+        done = set(self.done())
+        start = next(n for n in range(len(done) + 1) if n not in done)
+        return self._start("decide", str(self.folder), str(start), str(self._acknowledged))
+
+    def _project(self) -> int:
+        return self._start("project", str(self.folder), self._url)
+
+    def done(self) -> list[int]:
+        """Return the acknowledged commands; the last line may be incomplete."""
+        if not self._acknowledged.exists():
+            return []
+        return [int(line) for line in self._acknowledged.read_text().split("\n")[:-1]]
+
+    def kill_decider(self) -> None:
+        kill(self._decider)
+        self._decider = self._decide()
+
+    def kill_runner(self, chance: random.Random) -> None:
+        kill(self._runners.pop(chance.randrange(2)))
+        self._runners.append(self._project())
+
+    def end(self) -> None:
+        for process in (self._decider, *self._runners):
+            kill(process)
+        self._parent.kill()
+        self._parent.communicate()
 
 
-async def test_every_command_of_a_killed_process_takes_effect_once(tmp_path: Path, long_form: bool) -> None:
-    kills, chance, number = 40 if long_form else 4, random.Random(5), 0
-    for _ in range(kills):
-        process = start("decide", str(tmp_path), str(number))
-        try:
-            assert process.stdout is not None
-            done = -1
-            for _ in range(chance.randrange(5, 40)):
-                done = int(await asyncio.to_thread(process.stdout.readline))
-        finally:
-            process.kill()
-            rest, _ = process.communicate()
-        printed = [int(line) for line in rest.split() if line.isdigit()]
-        # What was acknowledged last may be followed by one command whose result nobody saw: it is repeated.
-        number = max([done, *printed])
-    async with tidebook.open(tmp_path) as book:
-        accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=7)
-        for each in range(max(0, number - 20), number + 1):  # all of them again, as a client that saw no answer would
-            await accounts.execute(f"a-{each % 5}", Deposit(1), command_id=f"c-{each}")
-        found = list[str]()
-        for n in range(5):
-            events = [event async for event in book.journal("accounts").read(f"a-{n}")]
-            assert (await accounts.load(f"a-{n}")).state.balance == len(events)
-            found += [event.metadata["command_id"] for event in events if event.metadata is not None]
-        assert len(found) == len(set(found))
-        assert set(found) >= {f"c-{each}" for each in range(number + 1)}
-        assert len(found) <= number + 2
+def kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
-async def test_a_projection_whose_runners_are_killed_is_the_fold(tmp_path: Path, long_form: bool) -> None:
-    kills, chance = 40 if long_form else 4, random.Random(7)
-    engine = sqlite_engine(tmp_path)
-    async with tidebook.open(tmp_path) as book:
-        accounts = book.decider("accounts", Account, events=EVENTS)
-        written = 0
-        for _ in range(kills):
-            runners = [start("project", str(tmp_path), "") for _ in range(2)]
-            try:
-                for _ in range(chance.randrange(20, 60)):
-                    await accounts.execute(f"a-{written % 30}", Deposit(1))
-                    written += 1
-                await wait_until(lambda: BALANCES.name in names(engine) and bool(balances(engine)))
-                await asyncio.sleep(chance.uniform(0, 0.3))  # the moment of the kill
-            finally:
-                for runner in runners:
-                    runner.kill()
-                    runner.communicate()
-        projection = book.projection("balances", topics=["accounts"], into=engine, tables=[BALANCES])(add)
-        async with replicating(book, "accounts"), running(projection):
-            for n in range(min(30, written)):
-                await projection.wait_for(await accounts.execute(f"a-{n}", Deposit(1)))
-            expected = {f"a-{n}": (await accounts.load(f"a-{n}")).state.balance for n in range(min(30, written))}
-            assert balances(engine) == expected
-            assert sum(expected.values()) == written + len(expected)
+@pytest.fixture
+def chance() -> random.Random:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    return random.Random(seed)
 
 
-def names(engine: Engine) -> list[str]:
-    return list(inspect(engine).get_table_names())
+@pytest.fixture
+def bank(tmp_path: Path) -> Iterator[Bank]:
+    made = Bank(tmp_path / "bank")
+    yield made
+    made.end()
+
+
+async def more_commands(bank: Bank, count: int) -> None:
+    """Wait until so many more commands are acknowledged."""
+    before = len(bank.done())
+    await wait_until(lambda: len(bank.done()) >= before + count)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(WITHIN_S):
         while not condition():  # noqa: ASYNC110  another process makes it true
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_a_projection_is_the_fold_whatever_the_batching_lag_and_crashes(seed: int, tmp_path: Path) -> None:
-    """Random small steps: append, replicate a little, run for a moment, crash, change the batch size."""
-    chance, engine = random.Random(seed), sqlite_engine(tmp_path)
-    async with tidebook.open(tmp_path) as book:
-        accounts = book.decider("accounts", Account, events=EVENTS)
-        for _ in range(12):
-            for _ in range(chance.randrange(1, 12)):
-                await accounts.execute(f"a-{chance.randrange(6)}", Deposit(chance.randrange(1, 9)))
-            projection = book.projection("balances", topics=["accounts"], into=engine, tables=[BALANCES])(add)
-            projection._progress.batch_max = chance.choice([1, 2, 3, 200])
-            async with replicating(book, "accounts"):
-                task = asyncio.create_task(projection.run())
-                await asyncio.sleep(chance.uniform(0, 0.1))  # the moment of the cancellation
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+def applied(engine: Engine) -> int:
+    """Return the sum of the balances, -1 while the database is away."""
+    try:
+        return sum(balances(engine).values()) if inspect(engine).has_table(BALANCES.name) else 0
+    except OperationalError:
+        return -1
+
+
+async def check(bank: Bank, engine: Engine, done: list[int]) -> int:
+    """Check that each command took effect once and that the table is the fold; return the number of commands."""
+    async with tidebook.open(bank.folder, replicate=True) as book:
+        accounts = book.decider("accounts", Account, events=EVENTS, snapshot_every=7)
         projection = book.projection("balances", topics=["accounts"], into=engine, tables=[BALANCES])(add)
-        async with replicating(book, "accounts"), running(projection):
-            for n in range(6):
-                await projection.wait_for(await accounts.execute(f"a-{n}", Deposit(1)))
-        assert balances(engine) == {f"a-{n}": (await accounts.load(f"a-{n}")).state.balance for n in range(6)}
+        for each in sorted(set(done))[-20:]:  # again, as a client that saw no answer would
+            await accounts.execute(f"a-{each % ACCOUNTS}", Deposit(1), command_id=f"c-{each}")
+        found = list[str]()
+        folded = dict[str, int]()
+        async with book.running(projection):
+            await book.settle(timeout_s=WITHIN_S)
+            for n in range(ACCOUNTS):
+                events = [event async for event in book.journal("accounts").read(f"a-{n}")]
+                folded[f"a-{n}"] = len(events)
+                assert (await accounts.load(f"a-{n}")).state.balance == len(events)
+                found += [event.metadata["command_id"] for event in events if event.metadata is not None]
+        assert len(found) == len(set(found)) == sum(folded.values())
+        assert set(found) >= {f"c-{each}" for each in done}
+        assert balances(engine) == folded
+        return len(found)
+
+
+async def test_killed_deciders_and_runners_lose_and_repeat_nothing(
+    bank: Bank, chance: random.Random, long_form: bool
+) -> None:
+    engine = sqlite_engine(bank.folder)
+    for _ in range(80 if long_form else 9):
+        before = applied(engine)
+        await more_commands(bank, chance.randrange(1, 40))
+        await wait_until(lambda before=before: applied(engine) > before)  # type: ignore[misc]
+        await asyncio.sleep(chance.uniform(0, 0.1))  # the moment of the kill
+        bank.kill_decider()
+        await asyncio.sleep(chance.uniform(0, 0.1))
+        bank.kill_runner(chance)
+    await more_commands(bank, 10)
+    bank.end()
+    assert await check(bank, engine, bank.done()) > 0
+
+
+@pytest.mark.postgres
+async def test_a_killed_database_loses_and_repeats_nothing(
+    tmp_path: Path, chance: random.Random, long_form: bool
+) -> None:
+    with Postgres(tmp_path / "postgres") as server:
+        url = server.url.replace("postgresql://", "postgresql+psycopg://")
+        engine = create_engine(url)
+        bank = Bank(tmp_path / "bank", url)
+        try:
+            for _ in range(40 if long_form else 2):
+                before = applied(engine)
+                await wait_until(lambda before=before: applied(engine) > before)  # type: ignore[misc]
+                await asyncio.sleep(chance.uniform(0, 0.1))  # the moment of the kill
+                await asyncio.to_thread(server.kill9)
+                await more_commands(bank, 5)
+                await asyncio.to_thread(server.start)
+        finally:
+            bank.end()
+        assert await check(bank, engine, bank.done()) > 0
+        engine.dispose()
