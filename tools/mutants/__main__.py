@@ -125,18 +125,17 @@ def main(arguments: Sequence[str]) -> int:
     remembered = VerdictFile(ROOT / ".mutants" / f"verdicts-{state}-{options.seconds_max:g}.txt")
     verdicts = _run_all(run, covered, files, options.jobs, remembered, ends_s)
     if len(verdicts) < len(run):
-        killed = sum(verdict is Verdict.KILLED for verdict in verdicts.values())
-        _say(f"{len(verdicts):,} of {len(run):,} were run, {killed:,} killed: the same command goes on from there")
-        return 3
+        _say(f"{len(verdicts):,} of {len(run):,} were run: the same command goes on from there")
     verdicts = without_equivalents(verdicts, equivalents(EQUIVALENTS.read_text()))
     for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED, Verdict.EQUIVALENT):
         for mutant in run:
-            if verdicts[mutant] is verdict:
+            if verdicts.get(mutant) is verdict:
                 print(f"{verdict.value:<10} {mutant}")
-    reports = {name: report(mutants, verdicts, len(every[name])) for name, mutants in chosen.items()}
+    judged = {name: [mutant for mutant in mutants if mutant in verdicts] for name, mutants in chosen.items()}
+    reports = {name: report(mutants, verdicts, len(every[name])) for name, mutants in judged.items() if mutants}
     for name, found in reports.items():
-        print(json.dumps({"package": name, **found}))
-    return exit_code(reports, options.at_least)
+        print(json.dumps({"package": name, **found}), flush=True)
+    return exit_code(reports, options.at_least) if len(verdicts) == len(run) else 3
 
 
 def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
