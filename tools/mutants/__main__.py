@@ -76,10 +76,20 @@ class CoverageData:
     seconds_max: float = TEST_SECONDS_MAX
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run the mutant's line, quickest first, within the time limit."""
+        """Return the tests that run the mutant's line, within the time limit.
+
+        The quickest test of each module comes first, then the second quickest of each: tests of different modules
+        notice different mutants.
+        """
         chosen: list[str] = []
         total = 0.0
-        for test in sorted(set(self._found(mutant)) - {IMPORT}, key=lambda test: (self.seconds.get(test, 0.0), test)):
+        modules: dict[str, int] = {}
+        turns: dict[str, int] = {}
+        quickest = sorted(set(self._found(mutant)) - {IMPORT}, key=lambda test: (self.seconds.get(test, 0.0), test))
+        for test in quickest:
+            module = test.partition("::")[0]
+            turns[test] = modules[module] = modules.get(module, 0) + 1
+        for test in sorted(quickest, key=lambda test: turns[test]):
             total += self.seconds.get(test, 0.0)
             if chosen and (total > self.seconds_max or len(chosen) == TESTS_MAX):
                 break
@@ -106,6 +116,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     chosen = {name: sample(mutants, options.sample, options.seed) for name, mutants in every.items()}
     run = list(dict.fromkeys(mutant for mutants in chosen.values() for mutant in mutants))
+    random.Random(options.seed).shuffle(run)  # so that a part of it is a sample as well
     _say(f"{len(run):,} of {sum(map(len, every.values())):,} mutants, seed {options.seed}")
     ends_s = math.inf if options.minutes_max is None else time.monotonic() + 60 * options.minutes_max
     covered = _coverage(options.tests, options.seconds_max, refresh=options.refresh)
@@ -114,17 +125,17 @@ def main(arguments: Sequence[str]) -> int:
     remembered = VerdictFile(ROOT / ".mutants" / f"verdicts-{state}-{options.seconds_max:g}.txt")
     verdicts = _run_all(run, covered, files, options.jobs, remembered, ends_s)
     if len(verdicts) < len(run):
-        _say(f"{len(verdicts):,} of {len(run):,} were run in {options.minutes_max} min: the same command goes on")
-        return 3
+        _say(f"{len(verdicts):,} of {len(run):,} were run: the same command goes on from there")
     verdicts = without_equivalents(verdicts, equivalents(EQUIVALENTS.read_text()))
     for verdict in (Verdict.ERROR, Verdict.SURVIVED, Verdict.UNCOVERED, Verdict.EQUIVALENT):
         for mutant in run:
-            if verdicts[mutant] is verdict:
+            if verdicts.get(mutant) is verdict:
                 print(f"{verdict.value:<10} {mutant}")
-    reports = {name: report(mutants, verdicts, len(every[name])) for name, mutants in chosen.items()}
+    judged = {name: [mutant for mutant in mutants if mutant in verdicts] for name, mutants in chosen.items()}
+    reports = {name: report(mutants, verdicts, len(every[name])) for name, mutants in judged.items() if mutants}
     for name, found in reports.items():
-        print(json.dumps({"package": name, **found}))
-    return exit_code(reports, options.at_least)
+        print(json.dumps({"package": name, **found}), flush=True)
+    return exit_code(reports, options.at_least) if len(verdicts) == len(run) else 3
 
 
 def sample(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -376,7 +387,10 @@ def run_named(mutants: Sequence[Mapping[str, str]]) -> int:
         for change in (None, mutant):
             server = ForkServer([module], change, options=PYTEST_OPTIONS)
             try:
-                found.append(server.run(None, [test], [NAMED_SECONDS_MAX]).failed is not None)
+                tests = [each for each in server.tests if each == test or each.startswith(f"{test}[")]
+                if not tests:
+                    raise SystemExit(f"dev: there is no test {test}")
+                found.append(server.run(None, tests, [NAMED_SECONDS_MAX] * len(tests)).failed is not None)
             finally:
                 server.close()
         verdict = "killed" if found == [False, True] else "fails anyway" if found[0] else "survived"

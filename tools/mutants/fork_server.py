@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src"
 
 Functions = Mapping[tuple[str, str, int], Sequence[types.FunctionType]]
+#: Caches of functions, with what they returned while the tests were loaded.
+Memories = Sequence["functools._lru_cache_wrapper[Any]"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ class ForkServer:
         os.close(answers)
         self._writer = os.fdopen(self._requests, "w")
         self._reader = os.fdopen(self._answers)
-        self.is_loaded = bool(json.loads(self._reader.readline() or "false"))
+        found = json.loads(self._reader.readline() or "null")
+        #: Whether all test modules could be loaded, and the tests in them.
+        self.is_loaded = found is not None
+        self.tests: list[str] = found or []
 
     def run(self, mutant: Mutant | None, tests: Sequence[str], limits_s: Sequence[float] | None = None) -> Outcome:
         """Run tests in a fork until one fails or takes longer than its limit."""
@@ -176,9 +181,6 @@ def replace_code(functions: Functions, path: str, index: int) -> bool:
                 return False
             function.__code__ = code
             replaced = True
-    for each in gc.get_objects():
-        if isinstance(each, functools._lru_cache_wrapper):
-            each.cache_clear()  # what the present code returned while the tests were loaded
     return replaced
 
 
@@ -205,16 +207,20 @@ class ForkingLoop:
         self._unloadable = False
         self._failed = False
         self._seconds = 0.0
+        self._memories: Memories = ()
 
     def pytest_collectreport(self, report: Any) -> None:
         self._unloadable = self._unloadable or report.failed
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._answer(not self._unloadable)
+        self._answer(None if self._unloadable else [item.nodeid for item in session.items])
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         functions = loaded_functions()
+        self._memories = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
+        gc.collect()
+        gc.freeze()  # a collection in a fork would copy the memory of everything that is loaded
         for line in self._requests:
             request = json.loads(line)
             self._answer(self._run(items, functions, **request))
@@ -253,6 +259,8 @@ class ForkingLoop:
     ) -> None:
         try:
             os.setpgid(0, 0)
+            for memory in self._memories:
+                memory.cache_clear()
             if mutant is not None and not _apply(functions, *mutant):
                 os.write(writing, b"unfit\n")
                 return

@@ -11,10 +11,11 @@ import pytest
 
 from tests.unit.journal.rig import TOPIC, Rig
 from tidebook.core.bounds import EVENTS_MAX
-from tidebook.core.errors import InvalidInput, LogLost, NotFound, Unavailable
+from tidebook.core.errors import Conflict, InvalidInput, LogLost, NotFound, Unavailable
 from tidebook.core.event import Event
 from tidebook.core.key import Key
 from tidebook.core.position import FIRST_EPOCH, Position
+from tidebook.core.seq_nr import LAST
 from tidebook.journal import journal as journals
 from tidebook.journal.append import AppendBatch
 from tidebook.journal.outcome import Appended
@@ -218,3 +219,28 @@ async def test_the_store_and_the_log_are_asked_once_a_topic_is_open(rig: Rig) ->
     await rig.append("a", 2)
     assert await rig.read("a") == [1, 2]
     assert (await rig.store.head(Key(TOPIC, "a"))) is None
+
+
+@pytest.mark.parametrize(("at", "count", "fits"), [(LAST, 1, True), (LAST - 1, 2, True), (LAST, 2, False)])
+async def test_the_last_number_of_a_journal_is_the_greatest_and_no_more(
+    rig: Rig, at: int, count: int, fits: bool
+) -> None:
+    if not fits:
+        with pytest.raises(InvalidInput, match="leaves no room"):
+            await rig.append("a", *range(count), at=at)
+        return
+    assert (await rig.append("a", *range(count), at=at)).last == LAST
+    with pytest.raises(Conflict, match="largest"):
+        await rig.append("a", "one more")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"expected": 1, "at": 2}, {"expected": -1}, {"at": 0}, {"append_id": b"short"}, {"append_id": "x" * 16},
+     {"retry": ValueError()}, {"incarnation": Position(FIRST_EPOCH, 0)}],
+    ids=repr,
+)  # fmt: skip
+async def test_arguments_that_contradict_each_other_are_refused(rig: Rig, bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        await rig.append("a", 1, **bad)
+    assert not await rig.journal.exists()

@@ -140,3 +140,13 @@ def test_a_page_that_timed_out_is_read_in_smaller_parts() -> None:
     for _ in range(20):
         sizes.timed_out("t")
     assert sizes.rows("t", 1000) == 4
+
+
+def test_fewer_rows_are_read_only_while_they_hold_several_events() -> None:
+    sizes = PageSizes()
+    sizes.record("t", 10, 1000, events=100)
+    assert sizes.rows_of_events("t", 100) == 100 // 10 + 1
+    sizes.record("t", 10, 1000, events=19)
+    assert sizes.rows_of_events("t", 100) == 100 + 1
+    sizes.record("t", 0, 0, events=0)
+    assert (sizes.knows("t"), sizes.knows("u")) == (True, False)

@@ -185,6 +185,13 @@ def test_the_quickest_tests_run_within_the_time_that_a_mutant_may_take() -> None
     assert covered.tests_of(mutant) == ["quicker", "quick"]
 
 
+def test_the_quickest_test_of_each_module_comes_first() -> None:
+    [mutant] = mutants("src/a.py", 1)
+    seconds = {"x::1": 0.1, "x::2": 0.2, "y::1": 0.3, "y::2": 0.4, "z::1": 0.5}
+    covered = CoverageData({mutant.path: {"0": sorted(seconds, reverse=True)}}, seconds)
+    assert covered.tests_of(mutant) == ["x::1", "y::1", "z::1", "x::2", "y::2"]
+
+
 def test_a_line_that_runs_outside_tests_is_mutated_at_its_import() -> None:
     first, second = mutants("src/a.py", 2)
     covered = CoverageData({"src/a.py": {"0": ["quick", IMPORT], "1": ["quick"]}}, {})
