@@ -50,12 +50,12 @@ REQUESTS = 5
 #: Measured on this machine by `./dev bench pipeline --only replicate,steady`: see docs/explanation/scale.md.
 MEASURED = Costs(
     node_event_s=24 * US,
-    node_request_s=0.65 * MS,
+    node_request_s=1.04 * MS,
     worker_event_s=16 * US,
-    worker_slice_s=2.3 * MS,
+    worker_slice_s=2.9 * MS,
     jvm_event_s=9 * US,
     broker_event_s=110 * US,
-    appender_event_s=215 * US,
+    appender_event_s=240 * US,
 )
 
 
@@ -72,9 +72,9 @@ class Machine:
     appends_per_s: float = 1000.0
     #: Appends come in groups, as a busy application's do.
     append_every_s: float = 0.05
-    slice_every_s: float = 0.05
+    slice_every_s: float = 0.03
     #: What a request waits for besides processors, on average: the commit log's sync, a wake-up, other processes.
-    request_wait_s: float = 10 * MS
+    request_wait_s: float = 9 * MS
 
 
 def catch_up_per_s(costs: Costs, machine: Machine) -> float:
@@ -185,12 +185,12 @@ def size_for(
 ) -> Size:
     """Return the size for a load of single-event appends that is replicated as it comes.
 
-    A slice costs its requests once for all its events; at twenty slices a second and partition they are few beside the
+    A slice costs its requests once for all its events; at thirty slices a second and partition they are few beside the
     events, as soon as a partition has a thousand events per second.
     """
     per_partition = PARTITION_UTILIZATION_MAX / (costs.worker_event_s * 2)  # its worker also waits for the store
     partitions = ceil(events_per_s / per_partition)
-    slices_per_s = partitions / 0.05
+    slices_per_s = partitions / Machine.slice_every_s
     worker_cores = events_per_s * costs.worker_event_s + slices_per_s * costs.worker_slice_s
     node_cores_s = events_per_s * costs.node_event_s + slices_per_s * REQUESTS * costs.node_request_s
     broker_cores_s = events_per_s * costs.broker_event_s

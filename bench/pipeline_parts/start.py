@@ -2,7 +2,7 @@
 
 JOB is `replicate`, or `bare`: a streaming job over the same records through the same Kafka source, in as few tasks, and
 a `mapInArrow` that counts them, which is what Spark takes by itself. It prints the parts of that time: until the book
-is open, for Spark's session, and from there to the end of the first batch.
+is open, for Spark's context or session, and from there to the end of the first batch or lease.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from tidebook.runtime.blocking_portal import BlockingPortal
@@ -29,25 +30,34 @@ def main() -> None:
     """Start Spark and the job; print what each part took, and all up to the first batch."""
     kind, where, topic = sys.argv[1:]
     import tidebook
-    from tidebook.pipeline.session import job_session
+    from tidebook.pipeline.session import job_context, job_session
     from tidebook.runtime.blocking_portal import BlockingPortal
 
     portal = BlockingPortal()
     book = tidebook.open(where)
     portal.run(book.__aenter__())
     opened = time.perf_counter()
-    spark = job_session("tidebook bench", book.settings)
-    ready = time.perf_counter()
     first: list[float] = []
-    jobs = {"replicate": replicate, "bare": bare}
-    jobs[kind](spark, book, portal, topic, lambda: first.append(time.perf_counter()))
+
+    def now() -> None:
+        first.append(time.perf_counter())
+
+    spark: SparkSession | SparkContext
+    if kind == "replicate":  # as `tidebook pipeline replicate` does, but after the book and not beside it
+        spark = job_context("tidebook bench", book.settings)
+        ready = time.perf_counter()
+        replicate(spark, book, portal, topic, now)
+    else:
+        spark = job_session("tidebook bench", book.settings)
+        ready = time.perf_counter()
+        bare(spark, book, portal, topic, now)
     parts = {"open_s": opened - BEGAN, "session_s": ready - opened, "query_s": first[0] - ready}
     print(json.dumps({**parts, "first_batch_s": first[0] - BEGAN}))
     spark.stop()
     portal.run(book.__aexit__(None, None, None))
 
 
-def replicate(spark: SparkSession, book: Book, portal: BlockingPortal, topic: str, now: NOW) -> None:
+def replicate(spark: SparkContext, book: Book, portal: BlockingPortal, topic: str, now: NOW) -> None:
     """The job that is measured."""
     from tidebook.pipeline.jobs.replicate import Replication
 

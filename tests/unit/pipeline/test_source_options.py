@@ -6,6 +6,7 @@ import json
 import logging
 import traceback
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,7 +85,15 @@ def test_options_select_events_instead_of_filters(book: Book) -> None:
         ({"payload": "text"}, "the option payload is one of binary, json, variant, not 'text'"),
         ({"asOfTimestamp": "yesterday"}, "the option asOfTimestamp is a time with its zone"),
         ({"asOfOffsets": '{"orders": {"0": -2}}'}, "the option asOfOffsets is JSON such as"),
-        ({"splits": "few"}, "the option splits is a whole number from 1 on, not 'few'"),
+        ({"splits": "few"}, "the option splits is a whole number from 1 to 10000, not 'few'"),
+        ({"splits": "1000000000"}, "the option splits is a whole number from 1 to 10000"),
+        ({"minSeqNr": "9" * 5000}, "the option minSeqNr is a whole number from 1 on, not '9999"),
+        ({"tag": ""}, "the option tag names a tag, and is empty"),
+        ({"book": ""}, "the name given is empty"),
+        ({"endingOffsets": '{"orders": {"0": 1, "00": 2}}'}, "the option endingOffsets is JSON such as"),
+        ({"endingOffsets": '{"orders": {"\u0663": 1}}'}, "the option endingOffsets is JSON such as"),
+        ({"asOfOffsets": f'{{"orders": {{"0": {10**30}}}}}'}, "the option asOfOffsets is JSON such as"),
+        ({"asOfOffsets": "[" * 100_000}, "the option asOfOffsets is JSON such as"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line_when_the_table_is_loaded(
@@ -102,6 +111,58 @@ def test_a_wrong_option_is_refused_in_one_line_when_the_table_is_loaded(
 def test_a_wrong_value_of_a_table_is_refused(book: Book, options: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match=f"the option {next(iter(options))} is"):
         numbers(book, **options)
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "asOfOffsets"])
+def test_offsets_of_a_topic_or_a_partition_that_is_not_read_are_refused(book: Book, name: str) -> None:
+    """They would be ignored, and the table would have other rows than those asked for."""
+    everywhere = {str(number): 0 for number in range(4)}
+    others = {"asOfOffsets": {"orders": dict.fromkeys(everywhere, -1)}}.get(name, {})
+    with pytest.raises(InvalidInput, match=f"the option {name} names the topic oders, which is not read"):
+        numbers(book, **{name: json.dumps({**others, "oders": everywhere})})
+    with pytest.raises(InvalidInput, match=f"the option {name} names partition 4 of topic orders: it has 0 to 3"):
+        numbers(book, **{name: json.dumps({"orders": {**others.get("orders", everywhere), "4": 0}})})
+
+
+@pytest.mark.parametrize("freshness", ["log", "store"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_is_deleted_while_it_is_read_is_an_error_and_no_part_of_a_table(
+    book: Book, portal: BlockingPortal, freshness: str, again: bool
+) -> None:
+    folder = str(book.settings.folder)
+    reader = JournalsReader({"book": folder, "topic": "orders", "freshness": freshness, "splits": "2"})
+    first, *others = reader.partitions()
+    list(reader.read(first))
+    portal.run(book.delete_topic("orders"))
+    if again:
+        portal.run(book.journal("orders").append("a", [Event({"step": -1})]))
+        portal.run(replicate_here(book, book.store, "orders"))
+    with pytest.raises(NotFound, match="topic orders: it was deleted while it was read"):
+        list(chain.from_iterable(reader.read(part) for part in others))
+
+
+def test_a_table_as_of_a_position_has_nothing_that_was_deleted_or_purged_since(
+    book: Book, portal: BlockingPortal
+) -> None:
+    config = portal.run(book.journal("orders").create())
+    ends = {str(number): portal.run(book.log.end("orders", number)) - 1 for number in range(config.partitions)}
+    as_of = {"asOfOffsets": json.dumps({"orders": ends})}
+    portal.run(book.journal("orders").append("a", [Event({"step": 10})]))
+    portal.run(book.journal("orders").delete("a", to=4))
+    assert numbers(book, **as_of) == list(range(5, 11))
+    portal.run(replicate_here(book, book.store, "orders"))
+    assert numbers(book, **as_of) == numbers(book, **as_of, freshness="store") == list(range(5, 11))
+    portal.run(book.journal("orders").purge("a"))
+    portal.run(book.journal("orders").append("a", [Event({"step": 11})]))
+    assert numbers(book, **as_of) == []
+    assert numbers(book) == [1]
+    portal.run(replicate_here(book, book.store, "orders"))
+    assert numbers(book, **as_of) == numbers(book, **as_of, freshness="store") == []
+
+
+def test_a_stream_says_that_it_has_replicated_events_only(book: Book) -> None:
+    with pytest.raises(InvalidInput, match="freshness is for tables: a stream delivers events once they are replic"):
+        stream(book, freshness="log")
 
 
 def test_a_book_that_is_not_there_is_an_error_and_nothing_is_created(tmp_path: Path) -> None:

@@ -85,6 +85,40 @@ async def test_two_tails_of_the_same_partitions_write_the_same(book: Book, fresh
     assert await rows_of(book.store, TOPIC) == await expected_rows(book, fresh, TOPIC)
 
 
+class PausedStore:
+    """A store whose first slice waits between plan and writes, as in a worker that was stopped past its lease."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.paused, self.resumed = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def apply(self, writes: Any) -> None:
+        if not self.paused.is_set():
+            self.paused.set()
+            await self.resumed.wait()
+        await self._store.apply(writes)
+
+
+async def test_a_slice_that_is_written_after_its_partition_went_on_elsewhere_changes_nothing(
+    book: Book, fresh: Book
+) -> None:
+    await write_history(book, TOPIC, steps=40)
+    store = PausedStore(book.store)
+    async with running(await tail_of(book, store)):
+        await store.paused.wait()
+        async with running(await tail_of(book)):
+            await write_history(book, TOPIC, steps=40, seed=2)
+            await replicated(book)
+        before = await rows_of(book.store, TOPIC)
+        store.resumed.set()
+        await write_history(book, TOPIC, steps=20, seed=3)
+        await replicated(book)
+    assert await rows_of(book.store, TOPIC) == await expected_rows(book, fresh, TOPIC) != before
+
+
 async def test_with_stops_it_ends_by_itself(book: Book) -> None:
     await write_history(book, TOPIC, steps=60)
     tail = await tail_of(book)

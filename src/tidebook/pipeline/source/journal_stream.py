@@ -42,6 +42,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         given = Options(options)
+        if "freshness" in given:
+            raise InvalidInput("the option freshness is for tables: a stream delivers events once they are replicated")
         given.check_names(STREAM)
         self._settings = given.settings()
         self._selection = given.selection()

@@ -26,7 +26,15 @@ from tidebook.core.topic_config import TopicConfig
 from tidebook.journal.topic import check_topic
 from tidebook.log.port import Log
 from tidebook.pipeline.source.event_page import EventPage
-from tidebook.pipeline.source.options import INT_MAX, TABLE, Options, Selection, one_line_errors, positions
+from tidebook.pipeline.source.options import (
+    INT_MAX,
+    TABLE,
+    Options,
+    Selection,
+    check_offsets,
+    one_line_errors,
+    positions,
+)
 from tidebook.pipeline.source.records import EPOCH, Offsets
 from tidebook.pipeline.source.tail import (
     Tail,
@@ -109,7 +117,7 @@ class JournalsReader(DataSourceReader):
         given = Options(options)
         given.check_names(TABLE)
         self._settings = given.settings()
-        self._splits = given.number("splits", SPLITS, least=1)
+        self._splits = given.splits() or SPLITS
         self._selection = given.selection()
         self._freshness = given.freshness()
         self._form = given.payload_form()
@@ -130,11 +138,13 @@ class JournalsReader(DataSourceReader):
     async def _parts(self, worker: SparkWorker) -> list[InputPartition]:
         store = await worker.store()
         parts: list[InputPartition] = []
+        read: dict[str, int] = {}
         for topic in await self._topics(store):
             pointers = await store.pointers(topic)  # read first: the configuration's epoch is not older
             config = await store.topic_config(topic)
             if config is None:
                 continue  # deleted meanwhile
+            read[topic] = config.partitions
             ids = self._selection.ids
             homes = sorted({partition_of(id, config.partitions) for id in ids} if ids else range(config.partitions))
             ends = {number: _next(pointers.get(number), config) for number in homes}
@@ -155,6 +165,9 @@ class JournalsReader(DataSourceReader):
                 splits = await store.splits(topic, count=self._splits)
                 parts += (JournalsPart(plan, self._selection, split=split) for split in splits)
             parts += (JournalsPart(plan, self._selection, shares=shares) for shares in share_out(plan.tails))
+        given = {"startingOffsets": self._starts, "endingOffsets": self._stops, "asOfOffsets": self._as_of or {}}
+        for name, offsets in given.items():
+            check_offsets(name, offsets, read)
         return parts
 
     async def _topics(self, store: StoreWriter) -> list[str]:
@@ -335,6 +348,14 @@ async def _stored_events(
             if visible:
                 found.append(([id] * len(visible), partition, visible))
         yield found
+    await _check_same_topic(store, plan)
+
+
+async def _check_same_topic(store: StoreWriter, plan: JournalsPlan) -> None:
+    """Raise `NotFound` if the topic was deleted during the read: its rows would be missing, or those of a new one."""
+    now = await store.topic_config(plan.topic)
+    if now is None or (now.epoch == plan.config.epoch and now.topic_id != plan.config.topic_id):
+        raise NotFound(f"topic {plan.topic}: it was deleted while it was read: load the table again")
 
 
 async def _prefetched(pages: AsyncIterator[_Page]) -> AsyncIterator[_Page]:

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
+from tidebook.core.bounds import OFFSET_MAX
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.position import Position
 from tidebook.pipeline.source.event_page import PAYLOAD_FORMS, PayloadForm
@@ -32,6 +33,8 @@ WAL = (*_ANY, "wal", "region", "table")
 DEFAULT_BOOK = "./tidebook-data"
 _OFFSETS_EXAMPLE = '{"orders": {"0": 17, "1": 5}}'
 INT_MAX = 2**62
+#: More tasks than this would only cost: a task reads its split in pages.
+SPLITS_MAX = 10_000
 
 #: What a table holds: the events of the log, or only those that are replicated already.
 Freshness = Literal["log", "store"]
@@ -41,6 +44,26 @@ Choice = TypeVar("Choice", bound=str)
 def partition_offsets(numbers: Mapping[str, int]) -> dict[str, int]:
     """Return a topic's offsets by partition, without the epoch."""
     return {number: offset for number, offset in numbers.items() if number != EPOCH}
+
+
+def _is_number(partition: str) -> bool:
+    """Return whether a text is a partition's number as it is printed: "01" beside "1" would name it twice."""
+    return partition.isascii() and partition.isdecimal() and len(partition) < 10 and str(int(partition)) == partition
+
+
+def check_offsets(name: str, offsets: Offsets, partitions: Mapping[str, int]) -> None:
+    """Raise `InvalidInput` if an option's offsets name a topic that is not read, or a partition that does not exist.
+
+    Such a bound would be ignored without a word, and the rows would be others than those asked for.
+    """
+    for topic, numbers in offsets.items():
+        if topic not in partitions:
+            raise InvalidInput(f"the option {name} names the topic {topic}, which is not read: give it as topic too")
+        for number in partition_offsets(numbers):
+            if int(number) >= partitions[topic]:
+                raise InvalidInput(
+                    f"the option {name} names partition {number} of topic {topic}: it has 0 to {partitions[topic] - 1}"
+                )
 
 
 def positions(numbers: Mapping[str, int], epoch: int) -> dict[int, Position]:
@@ -97,8 +120,8 @@ class Options:
         """Return the text of an option, or None if it is not set."""
         return self._given.get(name.lower())
 
-    def number(self, name: str, default: int, *, least: int) -> int:
-        """Return an option as an integer of at least `least`."""
+    def number(self, name: str, default: int, *, least: int, most: int = INT_MAX) -> int:
+        """Return an option as an integer from `least` to `most`."""
         text = self.text(name)
         if text is None:
             return default
@@ -106,8 +129,9 @@ class Options:
             number = int(text)
         except ValueError:
             number = -1
-        if not least <= number <= INT_MAX:
-            raise InvalidInput(f"the option {name} is a whole number from {least} on, not {text!r}")
+        if not least <= number <= most:
+            bound = "on" if most == INT_MAX else f"to {most}"
+            raise InvalidInput(f"the option {name} is a whole number from {least} {bound}, not {text[:40]!r}")
         return number
 
     def choice(self, name: str, known: Sequence[Choice]) -> Choice:
@@ -161,16 +185,26 @@ class Options:
             raise InvalidInput(f"{expected}: {error}") from error
         for numbers in offsets.values():
             for partition, offset in numbers.items():
-                if not (partition == EPOCH or partition.isdecimal()) or offset < least:
+                if not (partition == EPOCH or _is_number(partition)) or not least <= offset <= OFFSET_MAX:
                     raise InvalidInput(expected)
         return offsets
+
+    def splits(self) -> int | None:
+        """Return the number of parts in which the store is read, if it is set."""
+        return self.number("splits", 1, least=1, most=SPLITS_MAX) if "splits" in self else None
+
+    def _tag(self) -> str | None:
+        """Return the tag; an empty one is refused, because it would select everything."""
+        if (tag := self.text("tag")) == "":
+            raise InvalidInput("the option tag names a tag, and is empty")
+        return tag
 
     def selection(self) -> Selection:
         """Return the selection of events that the options describe."""
         return Selection(
             topics=self.names("topic"),
             ids=self.names("id"),
-            tag=self.text("tag") or None,
+            tag=self._tag(),
             seq_nr_from=self.number("minSeqNr", 1, least=1),
             seq_nr_to=self.number("maxSeqNr", INT_MAX, least=1),
             time_from_ms=self.time_ms("minTimestamp", 0),
@@ -185,14 +219,15 @@ class Options:
         self.time_ms("asOfTimestamp", 0)
         self.offsets("asOfOffsets", least=-1)
         self.offsets("endingOffsets")
-        for name in ("splits", "maxRecordsPerTrigger"):
-            self.number(name, 1, least=1)
+        self.splits()
+        self.number("maxRecordsPerTrigger", 1, least=1)
 
     def settings(self) -> str:
         """Return the book's settings as JSON for the workers; raise `NotFound` if there is no such book."""
         text = self.text("settings")
         if text is None:
-            text = settings_to_json(read_settings(self.text("book") or DEFAULT_BOOK))
+            book = self.text("book")
+            text = settings_to_json(read_settings(DEFAULT_BOOK if book is None else book))
         require_book(settings_from_json(text), parts=("log",) if "wal" in self else ("store",))
         return text
 
