@@ -75,7 +75,10 @@ def append(
     metadata: str | None = option("JSON", "Add this JSON object to every event."),
     expire_after_s: float | None = seconds("Let the journal expire this long after its last append; 0: never."),
 ) -> None:
-    """Append events to a journal, atomically; those of standard input in batches, each of them atomically."""
+    """Append events to a journal, atomically.
+
+    Those of standard input are appended in batches, each of them atomically.
+    """
     if expected is not None and at is not None:
         raise InvalidInput("give either --expected or --at, not both")
     about = parse_payload(metadata) if metadata else None
