@@ -28,9 +28,9 @@ WRITERS = 256
 PAGE = 1000
 #: Turns of each client that do not count: a broker that was just started compiles its code for several seconds.
 WARM_TURNS = 8
-#: Others end by themselves after this long, whatever became of this process.
+#: Other processes end after this time, even if this process was killed.
 OTHERS_S_MAX = 60
-#: Appends 10,000 a second until its standard input ends; tells when it began, then how many, and when it ended.
+#: Appends 10,000 a second until its standard input ends; prints when it began, then how many, and when it ended.
 OTHERS = f"""
 import asyncio, sys, threading, time
 import tidebook
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
 
 
 class Bench:
-    """One run over topics of its own."""
+    """One run over new topics."""
 
     def __init__(self, where: str, scale: int) -> None:
         self.where = where
@@ -134,9 +134,9 @@ class Bench:
         await self._aioproducer(topic, servers)
 
     async def _aioproducer(self, topic: str, servers: str) -> None:
-        """By itself, for its threads want the interpreter while it is open, whoever's turn it is.
+        """Measure it alone: while it is open, its threads compete for the interpreter in every turn.
 
-        Reports come only when somebody polls, so somebody always does: else it stands still, 0.1 s a batch.
+        Reports arrive only in a poll, so a task always polls: otherwise each batch would wait for 0.1 s.
         """
         from confluent_kafka.aio import AIOProducer
 
@@ -227,7 +227,7 @@ class Bench:
         await journal.append("j", [Event(BYTES)])
         producer = Producer({"bootstrap.servers": servers, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
 
-        await book.log.create_topic(f"{self.name}-b", 1)  # nobody else writes the journal's partition
+        await book.log.create_topic(f"{self.name}-b", 1)  # so that no other writer uses the journal's partition
 
         async def bare() -> None:
             producer.produce(f"{self.name}-b", BYTES, b"other", partition=0)
@@ -257,11 +257,11 @@ class Bench:
         try:
             began = float(await asyncio.wait_for(others.stdout.readline(), OTHERS_S_MAX))
             took = [await _took(lambda: journal.append("j", [Event(BYTES)])) for _ in range(rounds)]
-            told, _ = await others.communicate()  # its standard input ends, and so does it
+            printed, _ = await others.communicate()  # its standard input ends, and so does it
         finally:
             if others.returncode is None:
                 others.kill()
-        count, ended = (float(each) for each in told.split())
+        count, ended = (float(each) for each in printed.split())
         self.figures["others_per_s"] = count / (ended - began)
         self.figures["append_confirmed_among_others_p50_ms"] = percentile(took, 0.5) * 1000
 
@@ -271,7 +271,7 @@ class Bench:
         topic = f"{self.name}-r"
         journal = book.journal(topic)
         long = 100_000 // self.scale
-        # One event an append, so that each has a row of its own, for the driver as for us.
+        # One event an append, so that each has a separate row, for the driver as for us.
         for id, count in (("long", long), ("short", 1000)):
             for start in range(0, count, 10_000):
                 await journal.append_many([(id, [Event(BYTES)])] * min(10_000, count - start), confirm=False)

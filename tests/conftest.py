@@ -69,7 +69,7 @@ def long_form(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def left_out() -> Iterator[None]:
-    """A test that starts a server of its own is skipped as well where that kind was left out by name."""
+    """Skip a test that starts a separate server if that kind was left out by name."""
     start = Server.start
 
     def start_unless_left_out(server: Server) -> Server:
@@ -84,28 +84,28 @@ def left_out() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def kafka_bootstrap() -> str:
     """The real Kafka, as host:port."""
-    return str(server_told("kafka")["address"])
+    return str(server_entry("kafka")["address"])
 
 
 @pytest.fixture(scope="session")
 def cassandra_address() -> str:
     """The real Cassandra, as host:port."""
-    return str(server_told("cassandra")["address"])
+    return str(server_entry("cassandra")["address"])
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> str:
     """The real PostgreSQL, as postgresql://user@host:port/database."""
-    return str(server_told("postgres")["url"])
+    return str(server_entry("postgres")["url"])
 
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> str:
     """The real MariaDB, as mysql://user@host:port/database."""
-    return str(server_told("mariadb")["url"])
+    return str(server_entry("mariadb")["url"])
 
 
-def server_told(name: str) -> dict[str, Any]:
+def server_entry(name: str) -> dict[str, Any]:
     """What the servers' status file says of one server: a missing one fails, unless it was left out by name."""
     _skip_if_left_out(name)
     status = status_file()

@@ -1,4 +1,4 @@
-"""Ends a run whose test is over its time and cannot even be torn down, and says where it stands."""
+"""Ends a run whose test is over its time and cannot be torn down, and prints the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-#: What fixtures may take to close behind a test, servers of their own included.
+#: How long fixtures may take to close after a test, including the servers that they started.
 CLOSING_S = 180.0
 
 
@@ -28,7 +28,7 @@ class Watchdog:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Behind pytest-timeout, for what its signal does not reach."""
+        """End the run after pytest-timeout's limit, if its signal had no effect."""
         if (limit_s := _limit_s(item)) > 0:
             self._end_after(limit_s + self._closing_s, item)
         try:
@@ -38,7 +38,7 @@ class Watchdog:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Anew, for a failure has cancelled it."""
+        """Start the timer again, because a failure has cancelled it."""
         self._end_after(self._closing_s, item)
         return (yield)
 

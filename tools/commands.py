@@ -36,7 +36,7 @@ BENCH_SERVERS = {
 SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
 #: pytest's exit code for failed tests, and not for a run that was interrupted or could not start.
 TESTS_FAILED = 1
-#: A few failures of a full run may come from a busy machine: they are reported, and decided by a run of their own.
+#: A few failures of a full run may come from a busy machine: they are reported, and decided by a separate run.
 RETRIED_TESTS_MAX = 5
 
 

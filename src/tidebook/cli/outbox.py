@@ -203,12 +203,12 @@ def parked_list(
 ) -> None:
     """List parked messages, each with the reason."""
     with open_outbox(book, reading=True) as outbox:
+        table = output.Table("topic", "id", "state", "key", "bytes", "tries", "reason")
         for each in outbox.parked(topic, limit=limit):
             key = None if each.key is None else each.key.decode(errors="replace")
-            about = "no key" if key is None else f"key {key!r}"
-            counts = f"{each.size_bytes:,} bytes, {each.tries} tries"
-            text = f"{each.topic} {each.id}: {each.state}, {about}, {counts}: {each.reason}"
-            output.emit(each, text, key=key)
+            cells = (each.topic, str(each.id), each.state, key, each.size_bytes, each.tries, each.reason)
+            table.add(each, *cells, key=key)
+        table.print()
 
 
 @parked.command("retry")
@@ -222,7 +222,7 @@ def parked_retry(book: BookOption, topic: Topic, id: Id = None, everything: All 
 
 @parked.command("drop")
 def parked_drop(book: BookOption, topic: Topic, id: Id = None, everything: All = False, yes: YesOption = False) -> None:
-    """Delete parked messages; send the messages held after them. `--all` asks for confirmation."""
+    """Delete parked messages; send the messages held after them."""
     _one_or_all(id, everything)
     confirm(f"Delete all parked messages of {topic}?", yes=yes or not everything, scripts=False)
     with open_outbox(book, reading=True) as outbox:

@@ -113,6 +113,41 @@ def emit(found: Mapping[str, Any] | msgspec.Struct, text: str | None = None, **m
     write(f"{line}\n")
 
 
+class Table:
+    """Rows of one kind: columns below a header for a person, otherwise one JSON object per line."""
+
+    def __init__(self, *columns: str) -> None:
+        self._columns = columns
+        self._rows: list[tuple[object, ...]] = []
+
+    def add(self, found: Mapping[str, Any] | msgspec.Struct, *cells: object, **more: Any) -> None:
+        """Add a row: `cells` are for a person; the fields, which `more` completes, are printed at once as JSON."""
+        if _human:
+            self._rows.append(cells)
+        else:
+            emit(found, **more)
+
+    def print(self) -> None:
+        """Print the rows for a person, numbers right-aligned; print no header if there are none."""
+        if not self._rows:
+            return
+        rows = [[_format_cell(cell) for cell in row] for row in self._rows]
+        widths = [max(map(len, column)) for column in zip(self._columns, *rows, strict=True)]
+        is_number = [all(isinstance(cell, int) for cell in column) for column in zip(*self._rows, strict=True)]
+        for row in ([name.upper() for name in self._columns], *rows):
+            aligned = [
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, is_number, strict=True)
+            ]
+            write("  ".join(aligned).rstrip() + "\n")
+
+
+def _format_cell(cell: object) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:,}" if isinstance(cell, int) else format_value(cell)
+
+
 def write(text: str) -> None:
     """Write text to standard output and flush it; raise `OutputFailed` if that fails."""
     try:

@@ -105,19 +105,21 @@ def put(
 @app.command("list")
 async def list_(book: Book, queue: Name, limit: LimitOption = 100) -> None:
     """Print the first entries: in progress, then waiting."""
+    table = output.Table("status", "priority", "process at", "id", "key", "data")
     for entry in await (await _existing(book, queue)).entries(limit):
-        when = output.format_time(entry.process_at)
-        name = entry.key if entry.key is not None else f"#{entry.id}"
-        _show(entry, f"{entry.status}  {entry.priority:>3}  {when}  {name}")
+        data = output.payload_as_json(entry.data)
+        table.add(entry, entry.status, entry.priority, entry.process_at, str(entry.id), entry.key, data, data=data)
+    table.print()
 
 
 @app.command()
 async def status(book: Book, queue: AnyName = None) -> None:
     """Count the due, scheduled, running and dead entries."""
     found = await book.queues.status() if queue is None else [await (await _existing(book, queue)).status()]
+    table = output.Table("queue", "due", "later", "processing", "dead")
     for one in found:
-        text = f"{one.queue}: {one.due} due, {one.later} later, {one.processing} processing, {one.dead} dead"
-        output.emit(one, text, waiting=one.waiting)
+        table.add(one, one.queue, one.due, one.later, one.processing, one.dead, waiting=one.waiting)
+    table.print()
 
 
 @app.command()
@@ -165,15 +167,11 @@ async def flags(
 
 
 def _show_dead_letters(letters: list[DeadLetter]) -> None:
+    table = output.Table("id", "queue", "key", "reason", "data")
     for letter in letters:
-        name = letter.key if letter.key is not None else "without a key"
-        _show(letter, f"{letter.id:>6}  {letter.queue}  {name}  {letter.reason}")
-
-
-def _show(found: Any, text: str) -> None:
-    """Print an entry or a dead letter, with its data at the end of the text."""
-    data = output.payload_as_json(found.data)
-    output.emit(found, f"{text}  {output.format_value(data)}", data=data)
+        data = output.payload_as_json(letter.data)
+        table.add(letter, str(letter.id), letter.queue, letter.key, letter.reason, data, data=data)
+    table.print()
 
 
 @app.command()

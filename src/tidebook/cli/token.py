@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from tidebook.api.access import RoleName, TokenAnswer
+from tidebook.api.access import RoleName
 from tidebook.cli import output
 from tidebook.cli.command import Group
 from tidebook.cli.options import BookOption, argument, book_settings, option, seconds
@@ -57,22 +57,12 @@ async def create(
 async def list_tokens(book: BookOption) -> None:
     """List tokens, newest first, without their secrets."""
     async with _tokens(book) as tokens:
+        table = output.Table("id", "name", "role", "prefix", "expires", "last used", "revoked")
         for each in tokens.list():
-            output.emit(each, _sentence(each))
-
-
-def _sentence(each: TokenAnswer) -> str:
-    parts = [f"{each.id}  {each.name}, {each.role}"]
-    if each.prefix:
-        parts.append(f"for {each.prefix}…")
-    for label, at_ms in (
-        ("expires", each.expires_at_ms),
-        ("last used", each.last_used_at_ms),
-        ("revoked", each.revoked_at_ms),
-    ):
-        if at_ms is not None:
-            parts.append(f"{label} {output.format_time(utc_datetime(at_ms))}")
-    return ", ".join(parts)
+            times_ms = (each.expires_at_ms, each.last_used_at_ms, each.revoked_at_ms)
+            times = [None if at_ms is None else utc_datetime(at_ms) for at_ms in times_ms]
+            table.add(each, each.id, each.name, each.role, each.prefix or None, *times)
+        table.print()
 
 
 @app.command()

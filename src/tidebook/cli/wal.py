@@ -80,14 +80,13 @@ async def read(
 async def regions(book: Book, namespace: Namespace) -> None:
     """List a namespace's regions, their sizes and what pins them."""
     wal = book.wal(namespace)
+    table = output.Table("region", "tables", "bytes held", "pinned by table", "start", "end", "term")
     for id in await wal.regions():
         status = await (await wal.open_region(id, writable=False)).status()
-        pinned = "" if status.pinned_by is None else f", pinned by table {status.pinned_by}"
-        output.emit(
-            status,
-            f"region {id}: {status.tables} tables, {status.held_bytes:,} bytes held{pinned}, "
-            f"offsets {status.log_start} to {status.log_end}, term {status.term}",
-        )
+        pinned_by = None if status.pinned_by is None else str(status.pinned_by)
+        cells = (status.tables, status.held_bytes, pinned_by, status.log_start, status.log_end, status.term)
+        table.add(status, str(id), *cells)
+    table.print()
 
 
 @app.command()

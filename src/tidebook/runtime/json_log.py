@@ -2,7 +2,7 @@
 
 A log line must be safe to send to another system. Text of this package's errors names keys and numbers, and is kept;
 the text of any other error, and any argument that is not text or a number, may hold a payload, and only its type is
-written. What looks like a token or a password is replaced wherever it stands.
+written. What looks like a token or a password is replaced wherever it occurs.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """The metrics of one book, in a registry of their own. They are thread-safe."""
+    """The metrics of one book, in a separate registry. They are thread-safe."""
 
     def __init__(self) -> None:
         #: The registry to pass to `prometheus_client.start_http_server` and `generate_latest`.

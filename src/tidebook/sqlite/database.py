@@ -239,7 +239,7 @@ def _from_opening(error: apsw.Error, path: Path) -> Exception:
 def _check_headers(path: Path) -> None:
     """Raise Corrupt if `path` or its write-ahead log has a header that SQLite cannot have written. Call before opening.
 
-    The database file is read through SQLite's VFS: if this process closed a file descriptor of its own, the kernel
+    The database file is read through SQLite's VFS: if this process closed its own file descriptor, the kernel
     would drop all POSIX locks that SQLite holds on the file. SQLite holds none on the write-ahead log.
     """
     wal = path.with_name(path.name + "-wal")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import server_told
+from tests.conftest import server_entry
 from tidebook.cli.doctor import EXTRAS
 from tools import commands
 from tools.__main__ import main
@@ -108,7 +108,7 @@ def test_a_test_whose_server_does_not_run_fails_and_is_not_skipped(
     monkeypatch.setenv("TIDEBOOK_SERVERS", str(tmp_path / "status.json"))
     monkeypatch.setenv("TIDEBOOK_WITHOUT", "cassandra")
     with pytest.raises(pytest.fail.Exception, match=message):
-        server_told("kafka")
+        server_entry("kafka")
 
 
 def test_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -488,7 +488,7 @@ class KafkaProducer:
 
     async def refresh_metadata(self, topic: str) -> None:
         """Refresh the metadata of a topic: one that was sent to while it did not exist stays unknown for minutes."""
-        # In a thread of its own: all threads of the loop's executor may be blocked by appends to this topic.
+        # In a separate thread: all threads of the loop's executor may be blocked by appends to this topic.
         lookup = partial(self._client.list_topics, topic, timeout=self._metadata_timeout_s)
         try:
             await self._loop.run_in_executor(self._metadata_executor, lookup)
