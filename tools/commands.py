@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from tools import build, environment, java
+from tools import build, docs, environment, java
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
@@ -197,6 +197,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "mutate": mutate,
     "servers": servers,
     "build": build.build,
+    "docs": docs.docs,
 }
 
 
