@@ -23,6 +23,7 @@ usage: ./dev COMMAND
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
                            real Kafka, Cassandra, PostgreSQL and MariaDB on loopback
   build                    wheel and source archive into dist, reproducible and checked
+  docs [serve]             docs as a site into site, links checked; serve: on loopback, rebuilt at changes
 """
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from tools import build, chromium, environment, java
+from tools import build, chromium, docs, environment, java
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
@@ -208,6 +208,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "faults": faults,
     "servers": servers,
     "build": build.build,
+    "docs": docs.docs,
 }
 
 

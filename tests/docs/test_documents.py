@@ -35,6 +35,8 @@ RUN = [
         ROOT / "docs/howto/server.md",
         *(ROOT / "docs" / each for each in RUNNING),
         ROOT / "docs/howto/monitoring.md",
+        ROOT / "docs/howto/backing-up.md",
+        ROOT / "docs/howto/changing-partitions.md",
     )
     if page.exists()
 ]

@@ -122,7 +122,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.findall(r"^  (\w+) ", message, re.M) == [*COMMANDS]
 
 
-@pytest.mark.parametrize("name", ["docs", "publish"])
+@pytest.mark.parametrize("name", ["publish"])
 def test_a_command_that_is_not_written_is_not_offered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert f"there is no command {name!r}" in capsys.readouterr().err

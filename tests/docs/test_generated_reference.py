@@ -1,0 +1,214 @@
+"""The pages of all settings and of the API are what the source says.
+
+`python -m tests.docs.test_generated_reference` writes them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import tidebook
+from tidebook.wiring.settings import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+#: The section of `tidebook.toml` that each class reads.
+SETTINGS = {
+    "log": "tidebook.kafka.settings:KafkaSettings",
+    "store": "tidebook.store.cassandra.settings:CassandraSettings",
+    "journal": "tidebook.journal.settings:JournalSettings",
+    "tags": "tidebook.tags.settings:TagSettings",
+    "wal": "tidebook.wal.settings:WalSettings",
+    "outbox": "tidebook.outbox.settings:OutboxSettings",
+    "queue": "tidebook.queue.port:QueueSettings",
+    "pipeline": "tidebook.pipeline.session:PipelineSettings",
+    "server": "tidebook.server.settings:ServerSettings",
+}
+NOTES = {
+    "log": 'On Kafka, with `url = "kafka://host:9092"`. An embedded log has no options.',
+    "store": 'On Cassandra, with `url = "cassandra://host:9042/keyspace"`. An embedded store has no options.',
+    "queue": "Of one queue, in `[queue.NAME]`.",
+}
+#: Sections that are described by hand in the reference of settings: a URL alone, and names of topics and fields.
+BY_HAND = {"sql", "mask"}
+#: What a user of the API holds, beside the names of the module `tidebook` itself.
+CLASSES = (
+    "tidebook.wiring.book:Book",
+    "tidebook.core.event:Event",
+    "tidebook.core.event:ReadEvent",
+    "tidebook.journal.journal:Journal",
+    "tidebook.journal.outcome:Appended",
+    "tidebook.journal.journal:Snapshot",
+    "tidebook.domain.typed_journal:TypedJournal",
+    "tidebook.domain.decider:Decider",
+    "tidebook.tags.tags:Tags",
+    "tidebook.wal.wal:Wal",
+    "tidebook.wal.region:Region",
+    "tidebook.outbox.outbox:Outbox",
+    "tidebook.outbox.message:Message",
+    "tidebook.outbox.log_topic:LogTopic",
+    "tidebook.queue.queue:Queue",
+    "tidebook.queue.entry:Entry",
+)
+FUNCTIONS = ("tidebook.wiring.book:open", "tidebook.wiring.sync:open_sync", "tidebook.domain.event_type:event_type")
+
+
+def load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@cache
+def source_of(module: str) -> tuple[ast.Module, list[str]]:
+    text = inspect.getsource(importlib.import_module(module))
+    return ast.parse(text), text.splitlines()
+
+
+def node_of(name: str) -> tuple[Any, list[str]]:
+    module, _, attribute = name.partition(":")
+    tree, lines = source_of(module)
+    named = [node for node in tree.body if getattr(node, "name", None) == attribute]
+    return named[-1], lines  # the last one: overloads come before
+
+
+def comment_before(line: int, lines: list[str]) -> str:
+    """Return the `#:` comment directly above a line."""
+    found: list[str] = []
+    for text in reversed(lines[: line - 1]):
+        if not text.strip().startswith("#:"):
+            break
+        found.insert(0, text.strip().removeprefix("#:").strip())
+    return " ".join(found)
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def fields_of(name: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the name, type, default and comment of each field of a struct."""
+    node, lines = node_of(name)
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            default = "" if each.value is None else ast.unparse(each.value)
+            yield each.target.id, ast.unparse(each.annotation), default, comment_before(each.lineno, lines)
+
+
+def settings_page() -> str:
+    parts = [
+        "# All settings",
+        "",
+        "Every option of `tidebook.toml` by section, generated from the classes that read them. How the sections work",
+        "together: [Settings](settings.md).",
+    ]
+    for section, name in SETTINGS.items():
+        parts += ["", f"## [{section}] options", ""]
+        parts += [NOTES[section], ""] if section in NOTES else []
+        parts += ["| name | type | default | meaning |", "|---|---|---|---|"]
+        for field, type_, default, comment in fields_of(name):
+            shown = f"`{cell(default)}`" if default else "required"
+            parts.append(f"| `{field}` | `{cell(type_)}` | {shown} | {cell(comment)} |")
+    return "\n".join([*parts, ""])
+
+
+def first_sentence(node: Any) -> str:
+    text = ast.get_docstring(node) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def signature(node: Any) -> str:
+    arguments = ast.unparse(node.args)
+    arguments = re.sub(r"^self(, /)?(, )?", "", arguments)
+    result = f" → {ast.unparse(node.returns)}" if node.returns is not None else ""
+    awaited = "await " if isinstance(node, ast.AsyncFunctionDef) and not yields(node) else ""
+    return f"{awaited}{node.name}({arguments}){result}"
+
+
+def yields(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node))
+
+
+def members(node: ast.ClassDef) -> Iterator[str]:
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
+            yield f"- `{each.target.id}: {ast.unparse(each.annotation)}`"
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
+            continue
+        decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
+        if "overload" in decorators:
+            continue
+        shown = (
+            f"{each.name}: {ast.unparse(each.returns)}"
+            if "property" in decorators and each.returns
+            else signature(each)
+        )
+        yield f"- `{shown}`: {first_sentence(each)}"
+
+
+def api_page() -> str:
+    parts = [
+        "# The API, name by name",
+        "",
+        "Signatures and first sentences, generated from the source. Each page of the reference explains its part in",
+        "full; the blocking forms (`tidebook.open_sync`) have the same names without `await`.",
+        "",
+        "## tidebook",
+        "",
+    ]
+    for name in FUNCTIONS:
+        node, _ = node_of(name)
+        parts.append(f"- `tidebook.{signature(node)}`: {first_sentence(node)}")
+    parts.append("- `tidebook.spark(book)`: a Spark session that reads this book ([pipeline](pipeline.md))")
+    parts.append("- `tidebook.NEVER`: the `expire_after` that removes an expiry")
+    for name in CLASSES:
+        node, _ = node_of(name)
+        parts += ["", f"## {node.name}", "", first_sentence(node), "", *members(node)]
+    return "\n".join([*parts, ""])
+
+
+PAGES = {"all-settings.md": settings_page, "api.md": api_page}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_source_says(name: str) -> None:
+    assert (REFERENCE / name).read_text() == PAGES[name](), "run: python -m tests.docs.test_generated_reference"
+
+
+def test_every_section_has_its_class() -> None:
+    assert {*SETTINGS} | BY_HAND == {*SECTIONS}
+    text = (REFERENCE / "settings.md").read_text()
+    assert [each for each in BY_HAND if f"[{each}]" not in text] == []
+
+
+@pytest.mark.parametrize("section", SETTINGS)
+def test_every_option_that_is_read_is_on_the_page(section: str) -> None:
+    read = [field.encode_name for field in msgspec.structs.fields(load(SETTINGS[section]))]
+    assert [name for name, *_ in fields_of(SETTINGS[section])] == read
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_member_is_on_the_page(name: str) -> None:
+    text = api_page()
+    public = [each for each in vars(load(name)) if not each.startswith("_")]
+    assert [each for each in public if not re.search(rf"^- `(await )?{each}\b", text, re.M)] == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    names = [each for each in tidebook.__all__ if not each.startswith("__")]
+    assert [each for each in names if not re.search(rf"[`.]{each}\b", text)] == []
+
+
+if __name__ == "__main__":
+    for page, make in PAGES.items():
+        (REFERENCE / page).write_text(make())

@@ -1,0 +1,100 @@
+"""`./dev docs`: the documentation as a site, built by Zensical in an environment of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.environment import ROOT, SetupError, say
+from tools.pip_progress import count_packages, run_pip
+
+#: Apart from .venv: Zensical is no dependency of anything that Tidebook's own code or tests import.
+VENV = ROOT / "build" / "docs-venv"
+REQUIREMENTS = ROOT / "requirements" / "docs.txt"
+CONFIG = "zensical.toml"
+#: The folders of docs, in the order of the site's navigation.
+SECTIONS = ("tutorial", "howto", "reference", "explanation", "benchmarks", "decisions")
+_LINK = re.compile(r"\]\(([\w-]+\.md)\)")
+_TITLE = re.compile(r"^# (.+)$", re.M)
+
+
+def docs(arguments: list[str]) -> int:
+    """Build the site into `site`, or serve it; a link that leads nowhere fails the build."""
+    if arguments not in ([], ["serve"]):
+        print("dev: docs takes no argument but serve", file=sys.stderr)
+        return 2
+    ensure_zensical()
+    if arguments:
+        serve = [VENV / "bin" / "zensical", "serve", "--config-file", write_config(ROOT)]
+        return subprocess.run(serve, cwd=ROOT, check=False).returncode
+    problem = build_site(ROOT)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        return 1
+    say("the site is in site/index.html; ./dev docs serve shows it with search")
+    return 0
+
+
+def ensure_zensical(venv: Path = VENV) -> Path:
+    """Install what builds the site, unless it is there, and return the environment."""
+    text = REQUIREMENTS.read_text()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    stamp = venv / "stamp"
+    if stamp.exists() and stamp.read_text() == digest:
+        return venv
+    shutil.rmtree(venv, ignore_errors=True)
+    say(f"installing requirements/docs.txt into {venv.name}: what builds the site (about 20 MB)")
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    options = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off")
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
+    if run_pip([*pip, *options, "--requirement", str(REQUIREMENTS)], ROOT, count_packages(text)) != 0:
+        raise SetupError("pip install failed; see its message above")
+    stamp.write_text(digest)
+    return venv
+
+
+def build_site(root: Path, *, venv: Path = VENV) -> str | None:
+    """Build the site of a folder with `zensical.toml`; return Zensical's message if a link or an anchor is wrong."""
+    config = write_config(root)
+    shutil.rmtree(root / "site", ignore_errors=True)
+    command = [str(venv / "bin" / "zensical"), "build", "--clean", "--strict", "--config-file", str(config)]
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return None if done.returncode == 0 else done.stdout.partition("Traceback")[0]
+
+
+def write_config(root: Path) -> Path:
+    """Write `zensical.toml` with the navigation into a file beside it, and return its path."""
+    config = root / f".{CONFIG}"
+    text = (root / CONFIG).read_text()
+    config.write_text(text.replace("nav = []", f"nav = {_toml(navigation(root / 'docs'))}"))
+    return config
+
+
+def navigation(docs: Path) -> list[dict[str, object]]:
+    """Return the site's navigation: of each section its README.md, and the pages that this lists, in its order."""
+    nav: list[dict[str, object]] = [{"Tidebook": "README.md"}]
+    for section in SECTIONS:
+        index = docs / section / "README.md"
+        listed = dict.fromkeys(_LINK.findall(index.read_text()))
+        pages = [f"{section}/{name}" for name in listed if (docs / section / name).exists()]
+        nav.append({_title(index): [f"{section}/README.md", *({_title(docs / page): page} for page in pages)]})
+    return [*nav, *({_title(page): page.name} for page in sorted(docs.glob("*.md")) if page.name != "README.md")]
+
+
+def _title(page: Path) -> str:
+    found = _TITLE.search(page.read_text())
+    return found[1].replace("`", "") if found else page.stem
+
+
+def _toml(value: object) -> str:
+    """Return lists, dictionaries and text as TOML in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
