@@ -114,8 +114,8 @@ async def deimos(
 ) -> None:
     """Copy the messages that wait in Deimos' tables.
 
-    They go into the book's outbox, or into a queue. Stop the executors of Deimos and the writers first. Exit with code 1
-    if a topic is not wholly copied.
+    They go into the book's outbox, or into a queue. Stop Deimos' executors and the writers first. Exit with code 1 if
+    a topic is not wholly copied.
     """
     tables_module = extra("tidebook.importing.deimos_tables", "postgres")
     from tidebook.importing.message_import import MessageImport

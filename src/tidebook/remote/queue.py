@@ -29,10 +29,11 @@ from tidebook.api.queues import (
 from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.core.payload import encode_payload
 from tidebook.queue import port
+from tidebook.queue.browse import BrowsableStore
 from tidebook.queue.entry import Entry, chunks, duration_ms, encode_data
 from tidebook.queue.fields import fields_of
 from tidebook.queue.job import D, Decode, Job
-from tidebook.queue.port import NEVER_MS, Claimed, NewEntry, Outcome, Put, QueueSettings, QueueStore
+from tidebook.queue.port import NEVER_MS, Claimed, NewEntry, Outcome, Put, QueueSettings
 from tidebook.queue.queue import Queue
 from tidebook.queue.queues import Queues, queue_name
 from tidebook.queue.runtime import QueueRuntime
@@ -47,7 +48,7 @@ LISTED_MAX = 10_000
 _decode_due = msgspec.json.Decoder(DueLine).decode
 
 
-async def _no_store() -> QueueStore:
+async def _no_store() -> BrowsableStore:
     raise InvalidInput("a remote book has no queue store of its own")
 
 

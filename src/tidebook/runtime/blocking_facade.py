@@ -11,7 +11,6 @@ from tidebook.runtime.blocking_portal import BlockingPortal
 Async = TypeVar("Async")
 P = ParamSpec("P")
 T = TypeVar("T")
-Part = TypeVar("Part")
 
 
 class BlockingFacade(Generic[Async]):
@@ -51,18 +50,6 @@ def iterating(
     @wraps(method)
     def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._portal.iterate(getattr(self._target, method.__name__)(*args, **kwargs))
-
-    return call
-
-
-def part(
-    facade: Callable[[BlockingPortal, Part], T], method: Callable[Concatenate[Async, P], Part]
-) -> Callable[Concatenate[BlockingFacade[Async], P], T]:
-    """Return a method that calls the async object's method and wraps the returned object in its own facade."""
-
-    @wraps(method)
-    def call(self: BlockingFacade[Async], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return facade(self._portal, getattr(self._target, method.__name__)(*args, **kwargs))
 
     return call
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Generic
+from typing import Any, Generic, overload
 
 from tidebook.core.errors import Unavailable
-from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded, iterating, part
+from tidebook.runtime.blocking_facade import BlockingFacade, blocking, forwarded, iterating
 from tidebook.tags.event import E, TaggedEvent
-from tidebook.tags.subscription import Subscription
+from tidebook.tags.horizon import OnWaiting
+from tidebook.tags.subscription import LEASE_S, Offsets, Subscription
 from tidebook.tags.tags import Tags
 
 
@@ -46,7 +47,38 @@ class SyncTags(BlockingFacade[Tags]):
     """The blocking form of `Tags`."""
 
     read = iterating(Tags.read)
-    subscribe = part(SyncSubscription, Tags.subscribe)
+
+    @overload
+    def subscribe(
+        self, tag: str, group: str, *, events: Iterable[type[E]], topics: Iterable[str] | None = None,
+        follow: bool = True, offsets: Offsets | None = None, lease_s: float = LEASE_S,
+        on_waiting: OnWaiting | None = None,
+    ) -> SyncSubscription[E]: ...  # fmt: skip
+    @overload
+    def subscribe(
+        self, tag: str, group: str, *, events: Iterable[type] | None = None, topics: Iterable[str] | None = None,
+        follow: bool = True, offsets: Offsets | None = None, lease_s: float = LEASE_S,
+        on_waiting: OnWaiting | None = None,
+    ) -> SyncSubscription[Any]: ...  # fmt: skip
+    def subscribe(
+        self,
+        tag: str,
+        group: str,
+        *,
+        events: Iterable[type[Any]] | None = None,
+        topics: Iterable[str] | None = None,
+        follow: bool = True,
+        offsets: Offsets | None = None,
+        lease_s: float = LEASE_S,
+        on_waiting: OnWaiting | None = None,
+    ) -> SyncSubscription[Any]:
+        """Return a member of a group that shares the journals of a tag. See `Tags.subscribe` for the arguments."""
+        member = self._target.subscribe(
+            tag, group, events=events, topics=topics, follow=follow, offsets=offsets, lease_s=lease_s,
+            on_waiting=on_waiting,
+        )  # fmt: skip
+        return SyncSubscription(self._portal, member)
+
     set_bucket_size = blocking(Tags.set_bucket_size)
     buckets = blocking(Tags.buckets)
     rebuild = blocking(Tags.rebuild)

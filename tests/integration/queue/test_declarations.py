@@ -18,6 +18,7 @@ from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.queue import Entry
 from tidebook.queue.postgres.partitions import Partitions
 from tidebook.queue.postgres.store import PostgresQueues
+from tidebook.queue.queue import Queue
 from tidebook.testing.conformance.queue_base import Desk, new_queue
 
 
@@ -73,7 +74,7 @@ async def test_every_way_to_put_checks_what_was_declared(book: tidebook.Book, de
 
 @pytest.mark.postgres
 async def test_an_edited_dead_letter_is_checked_too(book: tidebook.Book) -> None:
-    queue = book.queue("mail", fields=Mail, settings=tidebook.queue.QueueSettings(max_timeouts=0))
+    queue: Queue[Any] = book.queue("mail", fields=Mail, settings=tidebook.queue.QueueSettings(max_timeouts=0))
     await queue.put(Mail("x"))
     await queue.fail(await queue.claim())
     (letter,) = await queue.dead_letters()
@@ -119,17 +120,17 @@ async def test_entries_of_two_declarations_come_in_one_order(where: Path) -> Non
         for priority in (30, 10):
             await queue.put(Mail(f"old {priority}"), priority=priority)
     async with tidebook.open(where) as book:
-        queue = book.queue("mail", fields=Letter)
+        letters = book.queue("mail", fields=Letter)
         for priority in (40, 20):
-            await queue.put(Letter(f"new {priority}", 1), priority=priority)
-        jobs = await queue.claim(10)
+            await letters.put(Letter(f"new {priority}", 1), priority=priority)
+        jobs = await letters.claim(10)
         assert [job.priority for job in jobs] == [10, 20, 30, 40]
-        await queue.done(jobs)
+        await letters.done(jobs)
 
 
 @pytest.mark.postgres
 async def test_data_is_checked_on_put_and_comes_back_as_declared(book: tidebook.Book) -> None:
-    queue = book.queue("mail", fields=Mail)
+    queue: Queue[Any] = book.queue("mail", fields=Mail)
     await queue.put(Mail("x"))
     await queue.put({"to": "y"})
     with pytest.raises(InvalidInput, match="declared"):

@@ -13,6 +13,7 @@ import pytest
 import tidebook
 from tidebook.core.errors import InvalidInput
 from tidebook.queue.fields import fields_of
+from tidebook.queue.queue import Queue
 
 
 class Mail(pydantic.BaseModel):
@@ -27,7 +28,7 @@ MAIL = Mail(to="ada", price=Decimal("1.10"), at=datetime(2026, 1, 2, tzinfo=UTC)
 
 async def test_a_model_goes_into_a_queue_and_comes_back(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
-        queue = book.queue("mail", fields=Mail)
+        queue: Queue[Any] = book.queue("mail", fields=Mail)
         await queue.put(MAIL)
         await queue.put({"to": "bob", "price": "2", "at": "2026-01-02T00:00:00Z"})
         jobs = await queue.claim(limit=5, lease=timedelta(minutes=1))

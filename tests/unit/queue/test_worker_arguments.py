@@ -55,7 +55,7 @@ async def test_a_worker_is_given_a_handler_and_times(
 async def test_settings_are_settings(tmp_path: Path) -> None:
     async with tidebook.open(tmp_path) as book:
         with pytest.raises(InvalidInput, match="QueueSettings, not dict"):
-            book.queue("mail", settings={"lease_ms": 1})  # type: ignore[arg-type]
+            book.queue("mail", settings={"lease_ms": 1})  # type: ignore[call-overload]
 
 
 async def test_an_async_transaction_is_refused_where_nobody_awaits(
