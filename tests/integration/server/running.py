@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 import tidebook
 from tidebook.server.serve import serve
@@ -71,3 +72,12 @@ def served_by_command(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[s
 def lines(response: httpx.Response) -> list[dict[str, Any]]:
     """Return the lines of an NDJSON answer."""
     return [json.loads(line) for line in response.text.splitlines()]
+
+
+def not_remote(reason: str) -> Any:
+    """Replace a test case whose subject a remote book does not have; the skip is reported."""
+
+    @pytest.mark.skip(reason=f"declared: {reason}")
+    def test_not_remote(self: object) -> None: ...
+
+    return test_not_remote

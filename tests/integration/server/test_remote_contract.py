@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import tidebook
-from tests.integration.server.running import served_book, served_by_command
+from tests.integration.server.running import not_remote, served_book, served_by_command
 from tidebook import Event, Fenced, LeaseLost, TooLarge, Unavailable
 from tidebook.journal.journal import Journal
 from tidebook.log.port import Log
@@ -70,15 +70,6 @@ def remote_books(folder: Path) -> BookFactory:
         return open_book(**journal)
 
     return factory
-
-
-def not_remote(reason: str) -> Any:
-    """Replace a test case whose subject a remote book does not have; the skip is reported."""
-
-    @pytest.mark.skip(reason=f"declared: {reason}")
-    def test_not_remote(self: object) -> None: ...
-
-    return test_not_remote
 
 
 class TestRemoteJournal(JournalContract):
