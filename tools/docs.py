@@ -30,7 +30,7 @@ def docs(arguments: list[str]) -> int:
         return 2
     ensure_zensical()
     if arguments:
-        serve = [VENV / "bin" / "zensical", "serve", "--config-file", write_config(ROOT)]
+        serve = [str(VENV / "bin" / "zensical"), "serve", "--config-file", str(write_config(ROOT))]
         return subprocess.run(serve, cwd=ROOT, check=False).returncode
     problem = build_site(ROOT)
     if problem is not None:
@@ -83,7 +83,8 @@ def navigation(docs: Path) -> list[dict[str, object]]:
         listed = dict.fromkeys(_LINK.findall(index.read_text()))
         pages = [f"{section}/{name}" for name in listed if (docs / section / name).exists()]
         nav.append({_title(index): [f"{section}/README.md", *({_title(docs / page): page} for page in pages)]})
-    return [*nav, *({_title(page): page.name} for page in sorted(docs.glob("*.md")) if page.name != "README.md")]
+    nav += [{_title(page): page.name} for page in sorted(docs.glob("*.md")) if page.name != "README.md"]
+    return nav
 
 
 def _title(page: Path) -> str:
