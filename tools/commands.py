@@ -42,7 +42,7 @@ RETRIED_TESTS_MAX = 5
 
 def up(arguments: list[str]) -> int:
     """Run Tidebook with an embedded book."""
-    environment.ensure("base")
+    environment.ensure("all" if "--demo" in arguments else "base")  # the demo uses SQLAlchemy and, if it can, Spark
     return _python("-m", "tidebook.cli", "up", *arguments)
 
 

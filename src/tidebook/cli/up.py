@@ -25,6 +25,8 @@ from tidebook.runtime.backoff import Backoff
 from tidebook.runtime.json_log import log_as_json
 from tidebook.wiring.adapters import extra
 from tidebook.wiring.book import Book
+from tidebook.wiring.replication import is_embedded
+from tidebook.wiring.settings import Settings
 from tidebook.wiring.topics import TopicDescription
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ async def up(
     serve: bool = typer.Option(True, help="Serve the book over HTTP on loopback."),
     port: int = number("The port of the server; a free one if it is taken.", 0, PORT_MAX, 8470, metavar="PORT"),
     log_json: LogJsonOption = False,
+    demo: bool = flag("--demo", "Run a small shop in the book too, which uses every part of it."),
 ) -> None:
     """Replicate and serve a book, and show its status, until Ctrl-C.
 
@@ -53,6 +56,7 @@ async def up(
     if log_json:
         log_as_json()
     settings = book_settings(book, create=True)
+    shop = _demo(settings, once=once) if demo else None
     runs_jobs = replicate and not once
     engine = choose_engine(settings) if runs_jobs else None
     async with Book(settings, create=True, replicate=engine == "inline") as opened:
@@ -75,10 +79,25 @@ async def up(
                     group.create_task(_serve(opened, stop, DEFAULT_BOOK if book is None else book, port))
                 if runs_jobs:
                     group.create_task(_purge_periodically(opened, stop))
+                if shop is not None:
+                    group.create_task(_run_demo(opened, shop, stop))
                 try:
                     await _watch(opened, stop, every_s, child, once=once)
                 finally:
                     stop.set()
+
+
+def _demo(settings: Settings, *, once: bool) -> Any:
+    """Return the function that makes the shop's parts; raise `InvalidInput` where it cannot run."""
+    if once or not is_embedded(settings):
+        raise InvalidInput("--demo runs in an embedded book, until Ctrl-C: give a folder, and no --once")
+    return extra("tidebook.demo", "outbox").shop
+
+
+async def _run_demo(book: Book, shop: Any, stop: asyncio.Event) -> None:
+    async with shop(book) as parts, book.running(*parts):
+        output.emit({"demo": "shop"}, "A small shop is open in it: see the topics that begin with shop-")
+        await stop.wait()
 
 
 async def _serve(book: Book, stop: asyncio.Event, where: str, port: int) -> None:

@@ -1,0 +1,59 @@
+"""A write-ahead log: measurements are durable when `write` returns, and a job moves them to Parquet files later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+import tidebook
+
+NAMESPACE = "shop-metrics"
+REGION = 1
+#: The tables that share the region.
+ORDER_SECONDS, MAILS = 1, 2
+FLUSH_EVERY_S = 60.0
+
+
+class Measurements:
+    """Writes measurements to a region that this process has claimed."""
+
+    def __init__(self, book: tidebook.Book, folder: Path) -> None:
+        self._book = book
+        self._folder = folder
+
+    async def __aenter__(self) -> Measurements:
+        self._region = await self._book.wal(NAMESPACE).open_region(REGION, create=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._region.close()
+
+    async def write(self, table: int, **fields: float | str) -> None:
+        """Write one measurement."""
+        await self._region.write(table=table, payloads=[json.dumps(fields).encode()])
+
+    async def flush_periodically(self) -> None:
+        """Let Spark move the measurements to Parquet every minute; without Spark or Java they stay in the log."""
+        if find_spec("pyspark") is None or shutil.which("java") is None:
+            await asyncio.Event().wait()
+        lake = self._folder / "lake"
+        words = ["pipeline", "flush-wal", NAMESPACE, "--to", str(lake), "--book", str(self._folder), "--json"]
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            job = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tidebook.cli", *words),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                await job.wait()
+            finally:
+                if job.returncode is None:  # the shop ends: an interrupted flush is completed by the next one
+                    job.terminate()
+                    await job.wait()
