@@ -102,8 +102,8 @@ async def test_a_stream_is_read_in_pages_in_the_order_of_the_log(
             found += page  # type: ignore[arg-type]
             after = found[-1].place
         assert places(found) == X
-    assert {row.topic for row in found} == {TOPIC}
-    assert [row.position for row in found] == [Position(FIRST_EPOCH, n) for n in (0, 0, 1, 2, 3)]
+        assert {row.topic for row in found} == {TOPIC}
+        assert [row.position for row in found] == [Position(FIRST_EPOCH, n) for n in (0, 0, 1, 2, 3)]
 
 
 async def test_a_stream_has_bounds_in_time(store: StoreWriter, config: TopicConfig) -> None:

@@ -201,7 +201,7 @@ def test_events_are_equal_if_all_their_fields_are() -> None:
 
 
 def test_only_single_events_that_are_a_payload_and_nothing_else_are_plain() -> None:
-    plain = [[Event(b"a")], [Event("b")], [Event({"c": 1})]]
+    plain: list[Any] = [[Event(b"a")], [Event("b")], [Event({"c": 1})]]
     others: list[Any] = [
         [Event(b"a", tags={"x"})],
         [Event(b"a", metadata={})],
