@@ -15,7 +15,7 @@ import pytest
 #: Environment variables: the file of the map, and the package to measure.
 OUTPUT = "TIDEBOOK_MUTANTS_MAP"
 SOURCE = "TIDEBOOK_MUTANTS_SOURCE"
-#: Stands for no test: lines that run while modules are imported, or between tests.
+#: In place of a test: lines that run while modules are imported, or between tests.
 IMPORT = ""
 
 

