@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG_TIMEOUT_S = 3600
 PIPELINE = "tests/pipeline/"
 #: Short tests that need no server: they fill the lanes at the end of a run, where a long file would be left alone.
-SHORT = ("tests/unit/", "tests/tidy/", "tests/model/", "tests/simulation/")
+SHORT = ("tests/unit/", "tests/tidy/")
 #: For the Spark of this process and of those it starts: jobs of a second never earn what the better compiler costs.
 QUICK_SPARK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
