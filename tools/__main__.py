@@ -21,7 +21,8 @@ usage: ./dev COMMAND
   faults [--minutes M] [--seed S] [--only NAME]
                            many processes under seeded faults, then an independent checker and a report
   servers start|stop|status [--only NAMES] [--without NAMES] [--json] [--profile test|bench]
-                           real Kafka, Cassandra, PostgreSQL and MariaDB on loopback
+                           real Kafka, Cassandra, PostgreSQL and MariaDB on loopback; with --cluster three brokers,
+                           three nodes, a synchronous standby and Spark with two workers
   build                    wheel and source archive into dist, reproducible and checked
   docs [serve]             docs as a site into site, links checked; serve: on loopback, rebuilt at changes
 """

@@ -9,19 +9,25 @@ import sys
 from pathlib import Path
 
 from tidebook.testing.servers.errors import ServerError
-from tidebook.testing.servers.group import NAMES, ServerGroup
+from tidebook.testing.servers.group import CLUSTER_NAMES, NAMES, ServerGroup
 
-DONE, DIFFERENT, UNAVAILABLE, INTERRUPTED = 0, 1, 5, 130
+DONE, DIFFERENT, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 5, 130
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parser().parse_args(arguments)
-    names = [name for name in (NAMES if options.only is None else options.only) if name not in options.without]
+    known = CLUSTER_NAMES if options.cluster else NAMES
+    names = [name for name in (known if options.only is None else options.only) if name not in options.without]
+    if unknown := set(names) - set(known):
+        print(
+            f"servers: there is no {'cluster' if options.cluster else 'server'} {', '.join(unknown)}", file=sys.stderr
+        )
+        return USAGE
     signal.signal(
         signal.SIGTERM, lambda number, _: sys.exit(128 + number)
     )  # so that servers that are being started are stopped
-    group = ServerGroup(options.home, profile=options.profile, report=_report)
+    group = ServerGroup(options.home, profile=options.profile, cluster=options.cluster, report=_report)
     try:
         if options.command == "start":
             group.start(names)
@@ -56,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--without", type=_names, default=[], metavar="NAMES", help="all but these")
     parser.add_argument("--home", type=Path, default=Path(".servers"), help="where data and status are kept")
     parser.add_argument("--profile", choices=["test", "bench"], default="test", help="quick to start, or quick to run")
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="three brokers, three Cassandra nodes, a synchronous standby, and Spark with two workers, in HOME/cluster",
+    )
     parser.add_argument("--remove", action="store_true", help="with stop: delete the data too")
     parser.add_argument("--json", action="store_true", help="print the status as one JSON object")
     return parser
@@ -63,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _names(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
-    if unknown := set(names) - set(NAMES):
+    if unknown := set(names) - {*NAMES, *CLUSTER_NAMES}:
         raise argparse.ArgumentTypeError(f"there is no server {', '.join(sorted(unknown))}")
     return names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -76,7 +76,8 @@ LOGBACK = """\
 class Cassandra(JavaServer):
     """One Cassandra node on loopback, with the keyspace ``tidebook``.
 
-    With ``security``, clients need TLS and a password. ``settings`` add to cassandra.yaml, or change it.
+    With ``security``, clients need TLS and a password. ``settings`` add to cassandra.yaml, or change it. A node of a
+    cluster has a loopback address of its own as ``host``, and ``java_options`` that come last.
     """
 
     name: ClassVar[str] = "cassandra"
@@ -92,9 +93,15 @@ class Cassandra(JavaServer):
         profile: Profile = "test",
         security: Security | None = None,
         settings: Mapping[str, str] | None = None,
+        host: str = HOST,
+        replication: int = 1,
+        java_options: Sequence[str] = (),
     ) -> None:
         super().__init__(folder, profile=profile)
         self.security = security
+        self.host = host
+        self._replication = replication
+        self._java_options = java_options
         self._overrides = dict(settings or {})
 
     @property
@@ -134,6 +141,7 @@ class Cassandra(JavaServer):
             "-Dcassandra.shutdown_announce_in_ms=0",
             "-Dcassandra.superuser_setup_delay_ms=0",
             f"-Dlogback.configurationFile={self.folder / 'logback.xml'}",
+            *self._java_options,
             *("-cp", self.class_path),
             "org.apache.cassandra.service.CassandraDaemon",
         ]
@@ -147,7 +155,7 @@ class Cassandra(JavaServer):
         with self._session() as session:
             session.query(
                 f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} "
-                "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+                f"WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': {self._replication}}}"
             )
             if self.security is not None:
                 credentials = self.security.credentials
@@ -158,7 +166,7 @@ class Cassandra(JavaServer):
 
     @contextmanager
     def _session(self) -> Iterator[_Session]:
-        with socket.create_connection((HOST, self.ports["client"]), timeout=ANSWER_S_MAX) as connection:
+        with socket.create_connection((self.host, self.ports["client"]), timeout=ANSWER_S_MAX) as connection:
             if self.security is None:
                 session = _Session(connection)
                 session.log_in(None)
@@ -169,7 +177,7 @@ class Cassandra(JavaServer):
             trusting.load_cert_chain(
                 made.server, made.server_key
             )  # sent only if the node requests a client certificate
-            with trusting.wrap_socket(connection, server_hostname=HOST) as private:
+            with trusting.wrap_socket(connection, server_hostname=self.host) as private:
                 session = _Session(private)
                 session.log_in(SUPERUSER)
                 yield session
@@ -180,8 +188,8 @@ class Cassandra(JavaServer):
             "cluster_name": "tidebook",
             "num_tokens": "1",
             "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
-            "listen_address": HOST,
-            "rpc_address": HOST,
+            "listen_address": self.host,
+            "rpc_address": self.host,
             "storage_port": str(self.ports["storage"]),
             "native_transport_port": str(self.ports["client"]),
             "endpoint_snitch": "SimpleSnitch",

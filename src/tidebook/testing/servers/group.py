@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from tidebook.testing.servers.cassandra import Cassandra
+from tidebook.testing.servers.cluster import CLUSTER_KINDS, ServerCluster
 from tidebook.testing.servers.errors import ServerError
 from tidebook.testing.servers.ivy import locked
 from tidebook.testing.servers.kafka import Kafka
@@ -21,15 +22,22 @@ from tidebook.testing.servers.server import Profile, Server
 
 KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (Kafka, Cassandra, Postgres, MariaDb)}
 NAMES = tuple(KINDS)
+CLUSTER_NAMES = tuple(CLUSTER_KINDS)
 
 
 class ServerGroup:
-    """The servers in one home folder, whichever process started them."""
+    """The servers in one home folder, whichever process started them; with `cluster`, a cluster of each kind."""
 
     def __init__(
-        self, home: Path, *, profile: Profile = "test", report: Callable[[str], None] = lambda _: None
+        self,
+        home: Path,
+        *,
+        profile: Profile = "test",
+        cluster: bool = False,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.home = home.resolve()
+        self.home = home.resolve() / "cluster" if cluster else home.resolve()
+        self._kinds: Mapping[str, type[Server] | type[ServerCluster]] = CLUSTER_KINDS if cluster else KINDS
         self._profile: Profile = profile
         self._report = report
 
@@ -43,9 +51,13 @@ class ServerGroup:
         """Return the settings file of a book that uses these servers."""
         return self.home / "tidebook.toml"
 
-    def running(self) -> dict[str, Server]:
+    def running(self) -> dict[str, Server | ServerCluster]:
         """Return the running servers by name."""
-        servers = {name: kind(self.home / name, profile=self._profile) for name, kind in KINDS.items()}
+        servers = {
+            name: kind(self.home / name, profile=self._profile)
+            for name, kind in self._kinds.items()
+            if (self.home / name).exists()
+        }
         return {name: server for name, server in servers.items() if server.adopt()}
 
     def status(self) -> dict[str, Any]:
@@ -61,7 +73,9 @@ class ServerGroup:
         with self._alone():
             running = self.running()
             wanted = {
-                name: KINDS[name](self.home / name, profile=self._profile) for name in names if name not in running
+                name: self._kinds[name](self.home / name, profile=self._profile)
+                for name in names
+                if name not in running
             }
             failures = _start_all(wanted.values(), self._report)
             self._write(running | {name: server for name, server in wanted.items() if server.alive()})
@@ -72,7 +86,11 @@ class ServerGroup:
         """Stop the running servers, delete their data if `remove`, and return their names."""
         with self._alone():
             running = self.running()
-            known = {name: running.get(name) or KINDS[name](self.home / name) for name in names}
+            known = {
+                name: running.get(name) or self._kinds[name](self.home / name)
+                for name in names
+                if (self.home / name).exists()
+            }
             with ThreadPoolExecutor(len(KINDS)) as pool:
                 list(pool.map(lambda server: server.remove() if remove else server.stop(), known.values()))
             self._write({name: server for name, server in running.items() if name not in known})
@@ -81,8 +99,8 @@ class ServerGroup:
     def _alone(self) -> Any:
         return locked(self.home / "lock")
 
-    def _write(self, running: dict[str, Server]) -> None:
-        servers = {name: running[name].describe() for name in NAMES if name in running}
+    def _write(self, running: Mapping[str, Server | ServerCluster]) -> None:
+        servers = {name: running[name].describe() for name in self._kinds if name in running}
         _replace(self.status_file, json.dumps({"servers": servers}, indent=2) + "\n")
         sections = {"log": "kafka", "store": "cassandra", "sql": "postgres"}
         book = [
@@ -91,11 +109,11 @@ class ServerGroup:
         _replace(self.book_file, "\n".join(book))
 
 
-def _start_all(servers: Iterable[Server], report: Callable[[str], None]) -> list[str]:
+def _start_all(servers: Iterable[Server | ServerCluster], report: Callable[[str], None]) -> list[str]:
     """Start servers in parallel and return the errors."""
     given_up = Event()
 
-    def start(server: Server) -> None:
+    def start(server: Server | ServerCluster) -> None:
         began = time.monotonic()
         server.start()
         if given_up.is_set():

@@ -37,7 +37,8 @@ class Kafka(JavaServer):
     """One Kafka node on loopback.
 
     With ``security``, the client listener takes only SASL_SSL with SCRAM-SHA-512. ``advertised`` is the host:port that
-    clients must use instead, such as a proxy's. ``properties`` are added to the server's, or replace them.
+    clients must use instead, such as a proxy's. ``properties`` are added to the server's, or replace them. The nodes of
+    one cluster have the same ``cluster_id``.
     """
 
     name: ClassVar[str] = "kafka"
@@ -52,10 +53,14 @@ class Kafka(JavaServer):
         security: Security | None = None,
         advertised: str | None = None,
         properties: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
+        heap_mb: int = 512,
     ) -> None:
         super().__init__(folder, profile=profile)
         self.security = security
         self.advertised = advertised
+        self._cluster_id = cluster_id or str(uuid.uuid4())
+        self._heap_mb = heap_mb
         self._properties = dict(properties or {})
 
     @property
@@ -91,7 +96,7 @@ class Kafka(JavaServer):
         return kafka_jars()
 
     def command(self) -> list[str]:
-        options = ["-Xms512m", "-Xmx512m", *self.write_classes()]
+        options = [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", *self.write_classes()]
         return [*self._java(*options), "kafka.Kafka", str(self.folder / "server.properties")]
 
     def probe(self) -> None:
@@ -154,8 +159,7 @@ class Kafka(JavaServer):
         return settings
 
     def _format(self) -> None:
-        cluster = uuid.uuid4()
-        tool = [*self._java(), "kafka.tools.StorageTool", "format", "--cluster-id", str(cluster)]
+        tool = [*self._java(), "kafka.tools.StorageTool", "format", "--cluster-id", self._cluster_id]
         tool += ["--config", str(self.folder / "server.properties")]
         if self.security is not None:
             credentials = self.security.credentials

@@ -41,6 +41,8 @@ class Server(ABC):
     name: ClassVar[str]
     port_names: ClassVar[tuple[str, ...]] = ("client",)
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    #: The loopback address that the server listens on.
+    host: str = HOST
 
     def __init__(self, folder: Path, *, profile: Profile = "test") -> None:
         self.folder = folder.resolve()
@@ -51,7 +53,7 @@ class Server(ABC):
     @property
     def address(self) -> str:
         """Return the address for clients, as host:port."""
-        return f"{HOST}:{self.ports['client']}"
+        return f"{self.host}:{self.ports['client']}"
 
     @property
     @abstractmethod

@@ -1,0 +1,40 @@
+"""A synchronous standby of a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+from tidebook.testing.servers.postgres import USER, Postgres
+from tidebook.testing.servers.server import Profile
+
+STANDBY = "standby"
+#: The primary waits until the standby has written a commit to its disk.
+PRIMARY_SETTINGS = {"synchronous_standby_names": STANDBY, "wal_level": "replica", "max_wal_senders": "4"}
+
+
+class PostgresStandby(Postgres):
+    """A copy of a primary's data, made while that is stopped; once started, it follows the primary."""
+
+    name: ClassVar[str] = "postgres-standby"
+
+    def __init__(self, folder: Path, primary: Postgres, *, profile: Profile = "test") -> None:
+        host, port = primary.address.split(":")
+        follows = f"host={host} port={port} user={USER} application_name={STANDBY}"
+        super().__init__(folder, profile=profile, settings={"primary_conninfo": follows, "hot_standby": "on"})
+        self._primary = primary
+
+    def prepare(self) -> None:
+        data = self._data()
+        if (data / "PG_VERSION").exists():
+            return
+        shutil.copytree(self._primary._data(), data, dirs_exist_ok=True)
+        (data / "standby.signal").touch()
+        if identity := self.identity():
+            for path in [data, *data.rglob("*")]:
+                os.chown(path, identity["user"], identity["group"])
+
+    def after_ready(self) -> None:
+        """Create nothing: the standby has what the primary has."""
