@@ -100,7 +100,6 @@ PAGES = (
     Page(
         name="audit",
         path="/audit",
-        title="Audit",
         route=AUDIT_PAGE,
         read=audit,
         template="audit.html",

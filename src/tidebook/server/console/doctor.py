@@ -120,7 +120,6 @@ PAGES = (
     Page(
         name="doctor",
         path="/doctor",
-        title="Doctor",
         route=DOCTOR_PAGE,
         read=doctor,
         template="doctor.html",

@@ -209,7 +209,6 @@ PAGES = (
     Page(
         name="event",
         path="/event",
-        title="Event",
         route=BY_NAME["journals.read"],
         read=event,
         template="event.html",

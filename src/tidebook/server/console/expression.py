@@ -32,7 +32,6 @@ _NUMBERS: Final = frozenset({"number", "offset", "version", "time"})
 _TEXTS: Final = frozenset({"type", "tag", "text"})
 _ROOTS: Final = ("number", "offset", "version", "time", "type", "tag", "text", "payload", "meta")
 _OPERATORS: Final = ("=", "!=", "<", "<=", ">", ">=", "contains", "begins", "exists")
-_WORDS: Final = frozenset({"and", "or", "not", "contains", "begins", "exists", "true", "false", "null"})
 _TOKEN: Final = re.compile(
     r"""\s*(?:
         (?P<number>-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)

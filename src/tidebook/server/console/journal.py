@@ -408,7 +408,6 @@ PAGES = (
     Page(
         name="journal",
         path="/journal",
-        title="Journal",
         route=BY_NAME["journals.read"],
         read=journal,
         template="journal.html",

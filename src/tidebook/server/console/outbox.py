@@ -115,7 +115,6 @@ PAGES = (
     Page(
         name="outbox",
         path="/outbox",
-        title="Outbox",
         route=BY_NAME["outbox.status"],
         read=outbox,
         template="outbox.html",

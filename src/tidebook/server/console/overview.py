@@ -187,7 +187,6 @@ PAGES = (
     Page(
         name="overview",
         path="/",
-        title="Overview",
         route=OVERVIEW,
         read=overview,
         template="overview.html",

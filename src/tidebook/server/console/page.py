@@ -22,7 +22,6 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     path: str
-    title: str
     #: The route of the API that shows the same: the page has its role and its scope.
     route: Route
     read: Callable[[Any], Awaitable[Any]]

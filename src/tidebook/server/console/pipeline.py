@@ -229,7 +229,6 @@ PAGES = (
     Page(
         name="pipeline",
         path="/pipeline",
-        title="Pipeline",
         route=BY_NAME["pipeline.status"],
         read=pipeline,
         template="pipeline.html",
@@ -238,7 +237,6 @@ PAGES = (
     Page(
         name="job",
         path="/job",
-        title="Job",
         route=BY_NAME["pipeline.job"],
         read=job,
         template="job.html",

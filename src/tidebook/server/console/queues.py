@@ -524,7 +524,6 @@ PAGES = (
     Page(
         name="queues",
         path="/queues",
-        title="Queues",
         route=BY_NAME["queues.list"],
         read=queues,
         template="queues.html",
@@ -533,7 +532,6 @@ PAGES = (
     Page(
         name="queue",
         path="/queue",
-        title="Queue",
         route=BY_NAME["queues.entries"],
         read=queue,
         template="queue.html",
@@ -542,7 +540,6 @@ PAGES = (
     Page(
         name="entry",
         path="/entry",
-        title="Entry",
         route=BY_NAME["queues.entries"],
         read=entry,
         template="entry.html",

@@ -29,7 +29,8 @@ STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
 }
 HIDDEN: Final = "***"
 _SECRET_NAME: Final = re.compile(r"pass|secret|token|credential|sasl|key(?!s)|auth", re.IGNORECASE)
-_USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
+#: Up to the last @, because a password may have been written with characters that a URL does not allow.
+_USERINFO: Final = re.compile(r"(?<=://).*@")
 _PARAMETER: Final = re.compile(r"([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
@@ -78,7 +79,8 @@ def _section(view: View, name: str, section: Section) -> SettingsSection:
         rows.append(
             SettingRow(
                 name=option,
-                value=shown(option, value),
+                # A rule of [mask] is named after the field that it hides.
+                value=str(value) if name == "mask" else shown(option, value),
                 origin=_origin(section, option) if given else "default",
                 is_default=not given,
             )
@@ -121,7 +123,6 @@ PAGES = (
     Page(
         name="settings",
         path="/settings",
-        title="Settings",
         route=SETTINGS_PAGE,
         read=settings,
         template="settings.html",

@@ -60,7 +60,6 @@ PAGES = (
     Page(
         name="sign_in",
         path="/sign-in",
-        title="Sign in",
         route=SIGN_IN_PAGE,
         read=page,
         template="sign_in.html",

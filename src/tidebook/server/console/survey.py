@@ -86,10 +86,6 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     #: Parts of the book that did not answer, and why.
     problems: dict[str, str] = {}
 
-    def topic(self, name: str) -> TopicSurvey | None:
-        """Return what is known of a topic."""
-        return next((each for each in self.topics if each.topic == name), None)
-
 
 class Surveyor:
     """Surveys a book when a page asks for it, one survey at a time."""
@@ -109,12 +105,6 @@ class Surveyor:
         if last is None and self._task is not None:
             await asyncio.wait((self._task,), timeout=wait_s)
         return self._last or Survey(at_ms=self._book.clock.now_ms(), took_s=0.0)
-
-    async def refresh(self) -> Survey:
-        """Take a new survey and return it."""
-        await self._survey()
-        assert self._last is not None
-        return self._last
 
     async def close(self) -> None:
         """Stop a survey that runs."""

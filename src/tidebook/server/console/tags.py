@@ -271,7 +271,6 @@ PAGES = (
     Page(
         name="tags",
         path="/tags",
-        title="Tags",
         route=BY_NAME["tags.list"],
         read=tags,
         template="tags.html",
@@ -280,7 +279,6 @@ PAGES = (
     Page(
         name="tag",
         path="/tag",
-        title="Tag",
         route=BY_NAME["tags.read"],
         read=tag,
         template="tag.html",

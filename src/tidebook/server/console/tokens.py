@@ -71,7 +71,6 @@ PAGES = (
     Page(
         name="tokens",
         path="/tokens",
-        title="Tokens",
         route=BY_NAME["access.tokens"],
         read=tokens,
         template="tokens.html",

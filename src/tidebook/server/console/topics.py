@@ -133,7 +133,6 @@ PAGES = (
     Page(
         name="journals",
         path="/journals",
-        title="Journals",
         route=BY_NAME["topics.list"],
         read=topics,
         template="topics.html",
@@ -142,7 +141,6 @@ PAGES = (
     Page(
         name="topic",
         path="/topic",
-        title="Topic",
         route=BY_NAME["journals.ids"],
         read=topic,
         template="topic.html",

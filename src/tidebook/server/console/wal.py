@@ -181,11 +181,10 @@ async def delete(view: View) -> ActResult:
 
 
 PAGES = (
-    Page(name="wal", path="/wal", title="WAL", route=WAL_PAGE, read=regions, template="wal.html"),
+    Page(name="wal", path="/wal", route=WAL_PAGE, read=regions, template="wal.html"),
     Page(
         name="region",
         path="/region",
-        title="Region",
         route=BY_NAME["wal.status"],
         read=region,
         template="region.html",

@@ -53,7 +53,12 @@
       case "k": moveRow(-1); break;
       case "n": click("a[rel=next]"); break;
       case "p": click("a[rel=prev]"); break;
-      case "x": { const box = $("[data-select]", $$(".rows tbody tr")[row]); if (box) box.click(); break; }
+      case "x": {
+        const current = $$(".rows tbody tr")[row];
+        const box = current && $("[data-select]", current);
+        if (box) box.click();
+        break;
+      }
       case "t": nextTheme(); break;
       case " ": {
         const pause = $("[data-pause]");
@@ -104,7 +109,7 @@
       }
       target.classList.remove("muted");
       const data = [history.samples.map((sample) => sample.at_ms / 1000)];
-      for (const [name, , isRate] of group) data.push(series(history.series, history.samples, name, isRate));
+      for (const [name, , isRate] of group) data.push(series(history.names, history.samples, name, isRate));
       const axis = { stroke: color("--muted"), grid, ticks: grid, font: "12px system-ui" };
       plots.push(new uPlot({
         width: target.clientWidth,

@@ -1,0 +1,123 @@
+"""Every page in two themes, on a desktop and a phone: axe finds nothing, and hostile strings do no harm.
+
+Both are checked in a real browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from tests.browser.conftest import DESKTOP, PHONE, Watched
+from tests.browser.served_console import ServedConsole, served_console
+from tests.integration.server.console_book import PAGES, fill, filled
+from tidebook import Book, Event
+from tidebook.queue.entry import Entry
+from tidebook.queue.port import QueueSettings
+from tidebook.server.console.catalog import CATALOG
+from tidebook.server.console.render import link
+
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "markup": "\"'><img src=x onerror=alert(1)><b hx-get='/x' hx-trigger='load'>{{7*7}}</b>",
+    "path": "../..//..\\%2e%2e/a?b=c#d&e=f.json",
+    "rtl": "\u202egnp.exe\u202c \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "emoji": "👩‍👩‍👧‍👦🏴‍☠️" * 3 + "e\u0301" * 20,
+    "long": "x" * 180,
+}
+LARGE_BYTES = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedConsole]:
+    folder = tmp_path_factory.mktemp("looks")
+    (folder / "tidebook.toml").write_text('folder = "book"\n[journal]\nlimit_bytes = 40000000\n')
+    with served_console(folder / "tidebook.toml") as served:
+        yield served
+
+
+def problems_of(page: Page) -> list[str]:
+    """Return what axe finds, and whether the page is wider than the window."""
+    found = Axe().run(page).response["violations"]
+    problems = [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+    if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+        problems.append("the page is wider than the window")
+    return problems
+
+
+def address(console: ServedConsole, name: str, known: dict[str, Any]) -> str:
+    return console.url + link(CATALOG.pages[name].path, **filled(PAGES[name], known))
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_axe_finds_nothing_on_any_page(console: ServedConsole, browser: Browser, watched: Watched, look: str) -> None:
+    known = console.call(fill) if look == "light" else {"letter": 1}
+    viewport: Any = PHONE if look == "phone" else DESKTOP
+    context = browser.new_context(viewport=viewport, color_scheme="dark" if look == "dark" else "light")
+    page = context.new_page()
+    watched.watch(page)
+    problems: dict[str, list[str]] = {}
+    try:
+        for name in PAGES:
+            page.goto(address(console, name, known))
+            if found := problems_of(page):
+                problems[name] = found
+        for path in ("/acts/journals.purge?topic=orders&id=o-1", "/nowhere", "/journal?topic=orders&id=o-1&live=true"):
+            page.goto(console.url + path)
+            if found := problems_of(page):
+                problems[path] = found
+    finally:
+        context.close()
+    assert problems == {}
+
+
+async def _fill_hostile(book: Book) -> int:
+    journal = book.journal("hostile")
+    for text in HOSTILE.values():
+        payload = {text: text, "deep": [{text: [text]}]}
+        await journal.append(text, [Event(payload, tags={text}, type=text, metadata={text: text}), Event(text)])
+    await journal.append("large", [Event("y" * LARGE_BYTES)])
+    queue = book.queue("hostile", settings=QueueSettings(max_timeouts=0))
+    await queue.put_many([Entry(data={text: text}, key=text) for text in HOSTILE.values()])
+    await queue.fail(await queue.claim(3, 600, together=False), reason=HOSTILE["markup"] + HOSTILE["script"])
+    await book.settle()
+    return (await queue.dead_letters())[0].id
+
+
+def test_hostile_strings_neither_run_nor_break_a_page(console: ServedConsole, page: Page) -> None:
+    letter = console.call(_fill_hostile)
+    paths = ["/topic?topic=hostile", "/tags", "/queues", "/queue?queue=hostile", "/", "/journals", "/doctor"]
+    paths += [link("/queue", queue="hostile", status=status) for status in ("dead", "processing")]
+    paths += [link("/entry", queue="hostile", status="dead", place=letter)]
+    for text in HOSTILE.values():
+        journal = {"topic": "hostile", "id": text}
+        paths += [
+            link("/journal", **journal),
+            link("/event", number=1, **journal),
+            link("/tag", tag=text),
+            link("/acts/journals.purge", **journal),
+            link("/queue", queue="hostile", key=text),
+            link("/topic", topic="hostile", prefix=text),
+        ]
+    paths += [link("/journal", topic="hostile", id="large")]
+    paths += [link("/event", topic="hostile", id="large", number=1, form=form) for form in ("tree", "text", "hex")]
+    wide = []
+    for path in paths:
+        answer = page.goto(console.url + path)
+        assert answer is not None
+        assert answer.status == 200, path
+        assert len(answer.body()) < 1_000_000, path
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+            wide.append(path)
+        assert page.locator("main img, main b, main script").count() == 0, path
+    assert wide == []
+    page.goto(console.url + link("/journal", topic="hostile", id=HOSTILE["markup"]))
+    assert page.get_by_role("heading", level=1).inner_text() == HOSTILE["markup"]
+    for name in ("path", "script", "rtl"):
+        page.goto(console.url + link("/topic", topic="hostile", prefix=HOSTILE[name]))
+        page.locator("ul.ids a").first.click()
+        assert page.get_by_role("heading", level=1).text_content() == HOSTILE[name]
