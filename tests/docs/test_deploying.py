@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import typer
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from tidebook.api.routes import ROUTES
 from tidebook.cli.app import app

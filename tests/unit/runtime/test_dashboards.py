@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from tidebook.runtime.metrics import COUNTERS, DURATIONS, GAUGES
 
