@@ -140,7 +140,7 @@ def _entry(new: NewEntry) -> Entry:
 
 def _job(queue: QueueRef, held: LeasedEntry) -> Job:
     job: Any = HeldJob(queue.name, encode_lease(held, 0, None))
-    return job  # type: ignore[no-any-return]
+    return job
 
 
 def _ms(date: Any) -> int:
