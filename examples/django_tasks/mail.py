@@ -9,12 +9,12 @@ SENT: list[tuple[str, str]] = []
 ATTEMPTS: list[int] = []
 
 
-@task
+@task  # type: ignore[untyped-decorator]
 def send(to: str, *, subject: str = "") -> None:
     SENT.append((to, subject))
 
 
-@task(takes_context=True)
+@task(takes_context=True)  # type: ignore[untyped-decorator]
 def send_at_the_third_attempt(context: TaskContext, to: str) -> None:
     ATTEMPTS.append(context.attempt)
     if context.attempt < 3:
