@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from bench.domain_parts import catch_up, entities, follow
+from bench.domain_parts import catch_up, entities, follow, live
 from bench.servers import database, running
 from bench.timing import report
 
@@ -23,9 +23,11 @@ def _catch_up(quick: bool) -> Measured:
 PARTS: dict[str, Callable[[bool], Measured]] = {
     "follow": follow.measure,
     "entities": lambda quick: entities.measure(),
+    "live": live.measure,
     "catch-up": _catch_up,
+    "live-servers": live.measure_servers,
 }
-TARGETS = {**follow.TARGETS, **entities.TARGETS, **catch_up.TARGETS}
+TARGETS = {**follow.TARGETS, **entities.TARGETS, **live.TARGETS, **catch_up.TARGETS, **live.SERVER_TARGETS}
 
 
 def main(argv: list[str]) -> None:

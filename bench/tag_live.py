@@ -38,7 +38,7 @@ async def _measure(where: Path) -> dict[str, float]:
     async with tidebook.open(where) as book:
         await book.journal(topic).append("begin", [Event(0, tags={topic})])
         arrived: asyncio.Queue[float] = asyncio.Queue()
-        async with _job(where, topic), _followed(book, topic, arrived):
+        async with job(where, topic), _followed(book, topic, arrived):
             async with asyncio.timeout(START_S):
                 await arrived.get()
             warm = time.perf_counter() + WARM_UP_S
@@ -68,7 +68,7 @@ async def _replicated(book: Book, topic: str, partition: int, offset: int) -> fl
 
 
 @asynccontextmanager
-async def _job(where: Path, topic: str) -> AsyncIterator[None]:
+async def job(where: Path, topic: str) -> AsyncIterator[None]:
     """`tidebook pipeline replicate` over one topic."""
     code = "from tidebook.cli.app import main; main()"
     command = [sys.executable, "-c", code, "pipeline", "replicate", "--book", str(where), "--topic", topic]

@@ -250,6 +250,10 @@ def _refuse_awaitable(handler: Handler, result: Awaitable[Any]) -> None:
     )
 
 
+#: No connection; too few resources; shut down, or starting up; a deadlock or a conflict of transactions.
+PASSING_STATES: Final = ("08", "53", "57P0", "40001", "40P01")
+
+
 def is_passing(error: BaseException) -> bool:
     """Return whether an error is of the database or the way to it, so that the same batch may succeed later.
 
@@ -257,5 +261,11 @@ def is_passing(error: BaseException) -> bool:
     """
     if isinstance(error, HandlerFailed):
         cause = error.__cause__
-        return isinstance(cause, DBAPIError) and cause.connection_invalidated
-    return isinstance(error, OperationalError | InterfaceError | OSError)
+        return isinstance(cause, DBAPIError) and (cause.connection_invalidated or _has_passing_state(cause))
+    return isinstance(error, OperationalError | InterfaceError | OSError) or _has_passing_state(error)
+
+
+def _has_passing_state(error: BaseException) -> bool:
+    """Return whether the SQLSTATE says so: asyncpg's errors are of no more specific class."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    return isinstance(state, str) and state.startswith(PASSING_STATES)

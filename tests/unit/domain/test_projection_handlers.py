@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import tidebook
 from tests.unit.domain.projecting import (
@@ -22,6 +25,7 @@ from tests.unit.domain.projecting import (
 from tidebook.core.errors import Corrupt, InvalidInput, ProjectionStopped
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
+from tidebook.domain.sql_engine import SqlEngine, is_passing
 
 
 @pytest.fixture(autouse=True)
@@ -200,3 +204,25 @@ async def test_a_rebuild_accepts_a_handler_that_passes_over_events(tmp_path: Pat
         await book.journal("t").append("x", [Event(1)])
         await bring(book, "t")
         assert await projection.rebuild() == 2
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_database_that_is_starting_up_passes_whatever_the_driver(driver: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer as PostgreSQL does during its recovery."""
+        while True:
+            (size,) = struct.unpack("!i", await reader.readexactly(4))
+            if (await reader.readexactly(size - 4))[:4] != struct.pack("!i", 80877103):  # no request for TLS
+                break
+            writer.write(b"N")
+        body = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
+        writer.write(b"E" + struct.pack("!i", len(body) + 4) + body)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        engine = create_async_engine(f"postgresql+{driver}://u@127.0.0.1:{port}/d")
+        with pytest.raises(DBAPIError, match="starting up") as raised:
+            await SqlEngine(engine).run(lambda connection: None)
+        assert is_passing(raised.value)
+        await engine.dispose()
