@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import typer
 
 import tidebook
 from tests.unit.cli.conftest import Cli, refused
+from tidebook.cli.app import run
 from tidebook.cli.command import stop_on_signals
 from tidebook.replication.ticks import tick
 from tidebook.testing.replicating import replicate
@@ -30,16 +32,30 @@ FOLLOWERS = {
     "queue listen due": "stdout",
     "tags read paid --follow": "stdout",
 }
+#: Commands that destroy data, without `--yes`.
+DESTROYING = [
+    "journal delete orders o-1 --to 5",
+    "journal purge orders o-1",
+    "topics delete orders",
+    "wal drop metrics 7 1",
+    "wal delete metrics 7",
+    "outbox parked drop orders --all",
+]
 
 
-@pytest.fixture
-def filled(cli: Cli, book: Path) -> Path:
-    """A book with a journal, a region, a queue and an outbox."""
-    assert cli("journal", "append", "orders", "o-1", *map(str, range(20))).code == 0
-    assert cli("wal", "write", "metrics", "7", "1", *map(str, range(20)), "--create").code == 0
-    assert cli("queue", "put", "mail", "1", "--process-at", "+86400").code == 0
-    assert cli("queue", "put", "due", "1").code == 0
-    assert cli("outbox", "migrate").code == 0
+@pytest.fixture(scope="module")
+def filled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A book with a journal, a region, a queue and an outbox, which tests copy."""
+    book = tmp_path_factory.mktemp("filled") / "book"
+    numbers = [str(number) for number in range(20)]
+    for line in (
+        ["journal", "append", "orders", "o-1", *numbers],
+        ["wal", "write", "metrics", "7", "1", *numbers, "--create"],
+        ["queue", "put", "mail", "1", "--process-at", "+86400"],
+        ["queue", "put", "due", "1"],
+        ["outbox", "migrate"],
+    ):
+        assert run([*line, "--book", str(book)]) == 0
 
     async def replicated() -> None:
         async with tidebook.open(book) as opened:
@@ -50,6 +66,13 @@ def filled(cli: Cli, book: Path) -> Path:
             await replicate(opened.log, opened.store, "orders")
 
     asyncio.run(replicated())
+    return book
+
+
+@pytest.fixture
+def filled(filled_once: Path, book: Path) -> Path:
+    """A copy of the filled book."""
+    shutil.copytree(filled_once, book)
     return book
 
 
@@ -112,28 +135,17 @@ def test_a_question_at_the_end_of_input_changes_nothing(filled: Path, cli: Cli) 
     assert cli("wal", "read", "metrics", "7").code == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "check"),
-    [
-        ("journal delete orders o-1 --to 5", "journal read orders o-1"),
-        ("journal purge orders o-1", "journal read orders o-1"),
-        ("topics delete orders", "journal read orders o-1"),
-        ("wal drop metrics 7 1", "wal read metrics 7"),
-        ("wal delete metrics 7", "wal read metrics 7"),
-        ("outbox parked drop orders --all", "outbox status"),
-    ],
-)
-def test_a_command_that_destroys_data_asks_first(
-    filled: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, line: str, check: str
-) -> None:
-    before = cli(*check.split())
-    terminal = io.StringIO("n\n")
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stdin", terminal)
-    result = cli(*line.split())
-    assert (result.code, result.out) == (2, "")
-    assert "not confirmed" in result.err
-    assert cli(*check.split()) == before
+def test_a_command_that_destroys_data_asks_first(filled: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = [["journal", "read", "orders", "o-1"], ["wal", "read", "metrics", "7"], ["outbox", "status"]]
+    before = [cli(*read) for read in reads]
+    for line in DESTROYING:
+        terminal = io.StringIO("n\n")
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        result = cli(*line.split())
+        assert (line, result.code, result.out) == (line, 2, "")
+        assert "not confirmed" in result.err
+    assert [cli(*read) for read in reads] == before
 
 
 def test_an_interrupt_while_modules_load_is_exit_code_130(tmp_path: Path) -> None:
