@@ -12,7 +12,7 @@ import apsw
 import typer
 
 from tidebook.cli import output
-from tidebook.cli.options import BOOK_FILES, BookOption, book_settings
+from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, book_settings, is_address, open_book
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import NotFound, TidebookError
 from tidebook.wiring.book import Book
@@ -55,6 +55,11 @@ async def doctor(book: BookOption) -> None:
     """
     findings = Findings()
     _check_installation(findings)
+    if is_address(book):
+        await _check_server(findings, book)
+        if findings.bad:
+            raise typer.Exit(1)
+        return
     try:
         settings = book_settings(book)
     except NotFound as error:
@@ -66,6 +71,22 @@ async def doctor(book: BookOption) -> None:
         await _check_topics(findings, settings)
     if findings.bad:
         raise typer.Exit(1)
+
+
+async def _check_server(findings: Findings, book: str | None) -> None:
+    """Check what can be seen of a book through its server."""
+    try:
+        async with open_book(book) as opened:
+            from tidebook.wiring.remote_book import RemoteBook
+
+            assert isinstance(opened, RemoteBook)
+            for name, reason in (await opened.readiness()).items():
+                findings.add(f"server: {name}", reason is None, reason or "ready")
+            topics = await opened.topics()  # also checks the token
+            findings.add("book", True, f"{book}, {len(topics):,} topics")
+    except TidebookError as error:
+        findings.add("server", False, str(error))
+    findings.add("files", None, "not checked here: run 'tidebook doctor' where the server's book is")
 
 
 def _check_installation(findings: Findings) -> None:
@@ -81,9 +102,10 @@ def _check_installation(findings: Findings) -> None:
 
 def _check_files(findings: Findings, settings: Settings) -> None:
     """Check each file separately, so that one that cannot be opened does not hide damage in another."""
-    for file, section in BOOK_FILES.items():
+    files = [file for file, section in BOOK_FILES.items() if settings.section(section).embedded]
+    for file in (*files, SERVER_FILE):
         path = settings.folder.expanduser() / file
-        if settings.section(section).embedded and path.exists():
+        if path.exists():
             damage = _file_damage(path)
             detail = f"{damage[0]} ({len(damage)} findings): restore a copy of it" if damage else "whole"
             findings.add(f"file {file}", not damage, " ".join(detail.split()))

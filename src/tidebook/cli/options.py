@@ -26,6 +26,8 @@ PORT_MAX = 65_535
 DEFAULT_BOOK = "./tidebook-data"
 #: The files of a book's folder, each with the settings section that may replace it by a server.
 BOOK_FILES = {"log.db": "log", "store.db": "store", "queue.db": "sql", "outbox.db": "sql"}
+#: The file of tokens, which a book has even if all of its parts are on servers.
+SERVER_FILE = "server.db"
 
 
 def option(metavar: str, help: str, default: Any = None, **how: Any) -> Any:
@@ -145,14 +147,20 @@ def book_settings(book: str | None, *, create: bool = False) -> Settings:
 def _has_files(settings: Settings) -> bool:
     """Return True if a book's folder has one of its files, or is itself a file, which is reported when it is opened."""
     folder = settings.folder.expanduser()
-    return any(folder.glob("*.db-wal")) or any((folder / file).exists() for file in BOOK_FILES) or folder.is_file()
+    files = (*BOOK_FILES, SERVER_FILE)
+    return any(folder.glob("*.db-wal")) or any((folder / file).exists() for file in files) or folder.is_file()
+
+
+def is_address(where: str | None) -> bool:
+    """Return whether a book is named by the address of a server."""
+    return where is not None and where.lower().startswith(("http://", "https://"))
 
 
 @asynccontextmanager
 async def open_book(book: str | None, *, create: bool = False) -> AsyncIterator[Book]:
     """Open the chosen book. Without `create` it must exist; with it, the first write creates what is missing."""
     where = DEFAULT_BOOK if book is None else book
-    if where.lower().startswith(("http://", "https://")):
+    if is_address(where):
         token, tls_ca = os.environ.get("TIDEBOOK_TOKEN"), os.environ.get("TIDEBOOK_TLS_CA")
         chosen = open_remote(where, token=token or None, tls_ca=tls_ca or None)
     else:

@@ -6,7 +6,16 @@ import asyncio
 
 from tidebook.cli import output
 from tidebook.cli.command import run, stop_on_signals
-from tidebook.cli.options import DEFAULT_BOOK, PORT_MAX, BookOption, LogJsonOption, book_settings, number, option
+from tidebook.cli.options import (
+    DEFAULT_BOOK,
+    PORT_MAX,
+    BookOption,
+    LogJsonOption,
+    book_settings,
+    is_address,
+    number,
+    option,
+)
 from tidebook.core.errors import InvalidInput
 from tidebook.runtime.json_log import log_as_json
 from tidebook.wiring.adapters import extra
@@ -26,6 +35,8 @@ def serve(
     A loopback address needs no token as long as there is none; any other address needs TLS and a token.
     The first signal drains: requests in flight finish and streams end. A second one exits immediately.
     """
+    if is_address(book):
+        raise InvalidInput(f"{book} is served already: give the folder or the tidebook.toml of a book")
     if log_json:
         log_as_json()
     server = extra("tidebook.server.serve", "server")

@@ -12,7 +12,7 @@ from tidebook.api.access import RoleName
 from tidebook.cli import output
 from tidebook.cli.command import Group
 from tidebook.cli.options import BookOption, argument, book_settings, option, seconds
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, NotFound
 from tidebook.queue.job import utc_datetime
 from tidebook.runtime.clock import SystemClock
 from tidebook.server.database import ServerDatabase
@@ -29,7 +29,11 @@ def _role(value: str) -> str:
 
 @asynccontextmanager
 async def _tokens(book: str | None, *, create: bool = False) -> AsyncIterator[Tokens]:
-    database = ServerDatabase(book_settings(book, create=create).folder)
+    try:
+        settings = book_settings(book, create=create)
+    except NotFound as error:
+        raise NotFound(f"{error}; 'token create --new-book' creates one with a token") from error
+    database = ServerDatabase(settings.folder)
     try:
         yield Tokens(database, SystemClock())
     finally:
@@ -43,10 +47,14 @@ async def create(
     role: Annotated[str, typer.Option(metavar="ROLE", help="viewer, operator or admin.", callback=_role)] = "viewer",
     prefix: str = option("PREFIX", "Only topics, queues and namespaces that begin with this.", ""),
     expires_s: float | None = seconds("The token expires after this time.", least=0.001),
+    new_book: Annotated[bool, typer.Option("--new-book", help="Create the book if it does not exist.")] = False,
 ) -> None:
-    """Create a token and print it. It is not shown again."""
-    # A server that is not on loopback needs a token before it starts, also for a book that does not exist yet.
-    async with _tokens(book, create=True) as tokens:
+    """Create a token and print it. It is not shown again.
+
+    The book must exist, so that a mistyped one is noticed. A server that others reach needs a token before its first
+    start: create the book with --new-book then.
+    """
+    async with _tokens(book, create=new_book) as tokens:
         made = await tokens.create(name, cast(RoleName, role), prefix=prefix, expires_s=expires_s)
     output.emit(made, made.token)
     if output.human():

@@ -135,6 +135,18 @@ class Connection:
             return None
         return _decode(content) if route.answer is None else msgspec.json.decode(content, type=route.answer)
 
+    async def ask(self, name: str) -> Any:
+        """Send a request without parameters once, and return its answer whatever its status. Raise as `call` does."""
+        route = BY_NAME[name]
+        try:
+            response = await self._opened().send(self._request(route, route.path, None, None, 0.0))
+        except httpx.HTTPError as error:
+            raise _without_retry(self._failure(error, route)) from error
+        try:
+            return msgspec.json.decode(response.content, type=route.answer)
+        except msgspec.DecodeError:
+            raise self._refusal(response, response.content) from None
+
     async def send_once(self, name: str, *parameters: object, body: msgspec.Struct) -> Any:
         """Send a write without repeating it: the caller repeats it in its own way. Raise as `call` does."""
         route = BY_NAME[name]

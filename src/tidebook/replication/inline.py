@@ -341,13 +341,13 @@ class InlineReplication:
         self._metrics.time("pipeline_task", seconds)
 
     def _stop_partition(self, at: str, error: Exception) -> None:
-        self._stopped[at] = str(error)[:REASON_CHARS_MAX]
+        self._stopped[at] = _reason(error)
         self._failed(at, error)
 
     def _failed(self, what: str, error: Exception) -> None:
         """Remember an error; log it if it differs from the last one."""
         self._failures += 1
-        text = f"{what}: {str(error) or type(error).__name__}"[:REASON_CHARS_MAX]
+        text = f"{what}: {_reason(error)}"[:REASON_CHARS_MAX]
         if text != self._last_error:
             expected = isinstance(error, TidebookError)
             LOGGER.warning("%s failed, and is retried", text, exc_info=None if expected else error)
@@ -414,3 +414,9 @@ async def replicate_to_end(
         sum(each.parked for each in done),
         {f"{each.topic}/{each.partition}": each.stopped for each in done if each.stopped is not None},
     )
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of one of this package's errors; of any other the type, since its text may hold a payload."""
+    text = str(error) if isinstance(error, TidebookError) else ""
+    return (text or type(error).__name__)[:REASON_CHARS_MAX]

@@ -27,7 +27,7 @@ from tidebook.api.openapi import document
 from tidebook.api.problem import CONTENT_TYPE, internal_problem, problem_of
 from tidebook.api.route import Route
 from tidebook.api.routes import BY_NAME, ROUTES
-from tidebook.core.errors import InvalidInput, OutcomeUnknown, TidebookError, TooLarge, Unavailable
+from tidebook.core.errors import InvalidInput, NotFound, OutcomeUnknown, TidebookError, TooLarge, Unavailable
 from tidebook.server import access, health, journals, monitoring, outbox, pipeline, queues, tags, topics, wal
 from tidebook.server.answers import Lines, Message, Receive, Reply, Send, Text
 from tidebook.server.call import Call, Handler
@@ -122,7 +122,7 @@ class ServerApp:
         self, state: ServerState, *, pages: Starlette | None = None, more: Iterable[tuple[Route, Handler]] = ()
     ) -> None:
         self.state = state
-        self._pages = pages or Starlette()
+        self._pages = pages
         routes = [(route, HANDLERS[route.name]) for route in ROUTES]
         self._router = Router((route, Endpoint(route, handler)) for route, handler in (*routes, *more))
         self._meters: dict[tuple[str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
@@ -145,6 +145,8 @@ class ServerApp:
             self.state.gate.check_host(headers)
             self.state.gate.check_origin(scope["method"], headers)
             if not scope["path"].startswith("/v1/") and scope["path"] != METRICS_PATH:
+                if self._pages is None:
+                    raise NotFound(f"there is no {scope['path'][:200]!r} here: /v1/openapi.json lists what there is")
                 await self._pages(scope, receive, exchange.send)
                 return
             endpoint, parameters = self._router.find(scope["method"], scope["raw_path"].partition(b"?")[0])
@@ -247,6 +249,7 @@ class ServerApp:
             raise InvalidInput(f"{route.name} takes no Idempotency-Key, because its answer is a secret")
         if endpoint.native_key:
             call.append_key = f"{call.principal.id}\0{check_key(key)}"
+            self.state.append_keys.check(f"{call.append_key}\0{'/'.join(call.parameters)}", raw)
             return await endpoint.handler(call)
 
         async def run() -> EncodedAnswer:

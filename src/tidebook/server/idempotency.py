@@ -8,6 +8,7 @@ recognizes their append ids.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Final
@@ -23,6 +24,8 @@ KEY_CHARS_MAX: Final = 200
 #: A larger answer is not kept: its repeat is answered with `outcome-unknown`.
 ANSWER_BYTES_MAX: Final = 1_000_000
 _PRUNE_ROWS: Final = 1_000
+#: How many keys of appends are remembered with what they asked for.
+APPEND_KEYS_MAX: Final = 20_000
 
 
 class EncodedAnswer(msgspec.Struct, frozen=True):
@@ -116,6 +119,25 @@ class IdempotencyKeys:
     async def _change(self, sql: str, bindings: tuple[Any, ...]) -> None:
         # Not synced: after a power failure the repeat is answered with `outcome-unknown`, which is true.
         await asyncio.shield(self._database.change(lambda connection: connection.execute(sql, bindings), synced=False))
+
+
+class AppendKeys:
+    """What the last appends with a key asked for, so that a key that comes with other events is refused.
+
+    The journal recognizes a repetition by its append id alone, and would answer with the first result. This memory is
+    bounded, and ends with the process: it finds mistakes of clients, and nothing depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def check(self, key: str, request: bytes) -> None:
+        """Remember the request of a key; raise `InvalidInput` if the key came with another one."""
+        hashed, digest = _hash(key.encode()), _hash(request)
+        if self._requests.setdefault(hashed, digest) != digest:
+            raise InvalidInput("this Idempotency-Key was used for another request: use a new key for each")
+        if len(self._requests) > APPEND_KEYS_MAX:
+            self._requests.popitem(last=False)
 
 
 def _prune(connection: apsw.Connection, before_ms: int, keys_max: int) -> None:

@@ -126,6 +126,11 @@ class RemoteBook(Book):
         await self._connection.call("topics.delete", topic_name(topic))
         self._journals.pop(topic, None)
 
+    async def readiness(self) -> dict[str, str | None]:
+        """Return the parts that the server needs, each with the reason why it is not ready, or None."""
+        answer = await self._connection.ask("health.ready")
+        return {each.name: each.reason if not each.ok else None for each in answer.checks}
+
     async def health(self) -> NoReturn:
         """Raise `InvalidInput`: the server reports its health at /v1/health/ready."""
         self._only_there("the health of the book (/v1/health/ready)")

@@ -26,6 +26,18 @@ async def test_an_append_is_applied_once(tmp_path: Path) -> None:
         assert await book.journal("orders").pointer("o-1") == 2
 
 
+async def test_a_key_of_an_append_of_other_events_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "book") as (url, _), client(url) as http:
+        headers = {"idempotency-key": "k-1"}
+        path = "/v1/journals/orders/o-1/events"
+        assert (await http.post(path, json={"events": [{"payload": 1}]}, headers=headers)).status_code == 200
+        other = await http.post(path, json={"events": [{"payload": 2}]}, headers=headers)
+        assert other.status_code == 400
+        assert "another request" in other.json()["detail"]
+        same = await http.post(path, json={"events": [{"payload": 1}]}, headers=headers)
+        assert same.json()["first"] == 1
+
+
 async def test_a_batch_is_applied_once(tmp_path: Path) -> None:
     body = {"appends": [{"id": id, "events": [{"payload": 1}]} for id in ("a", "b", "a")]}
     async with served(tmp_path / "book") as (url, _), client(url) as http:
