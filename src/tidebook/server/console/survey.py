@@ -20,6 +20,7 @@ from tidebook.outbox.port import OutboxTopicStatus
 from tidebook.replication.status import JobStatus, read_job_status
 from tidebook.server.console.queue_numbers import QueueNumbers, count_queue
 from tidebook.server.console.render import Count
+from tidebook.tags.horizon import HorizonStatus
 from tidebook.wal.region import RegionStatus
 from tidebook.wiring.book import Book
 
@@ -83,6 +84,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     outbox: list[OutboxTopicStatus] = []
     regions: list[RegionSurvey] = []
     job: JobStatus | None = None
+    #: The horizon of streams by tag, which is read from all partitions.
+    horizon: HorizonStatus | None = None
     #: Parts of the book that did not answer, and why.
     problems: dict[str, str] = {}
 
@@ -128,6 +131,7 @@ class Surveyor:
             outbox=await _answer("outbox", self._book.outbox.status(count_max=10_000), [], problems),
             regions=await _answer("write-ahead logs", self._regions(regions), [], problems),
             job=await _answer("pipeline", read_job_status(self._book.store), None, problems),
+            horizon=await _answer("tags", self._book.tags.status(), None, problems),
             problems=problems,
         )
         self._read_s = time.monotonic()

@@ -51,7 +51,7 @@ async def tags(view: View) -> TagsData:
             if len(found) > TAGS_MAX or scanned >= SCAN_MAX:
                 more = True
                 break
-    return TagsData(tags=found[:TAGS_MAX], more=more, horizon=await view.book.tags.status())
+    return TagsData(tags=found[:TAGS_MAX], more=more, horizon=await _horizon(view))
 
 
 class TagQuery(msgspec.Struct, frozen=True):
@@ -151,8 +151,10 @@ async def tag(view: View) -> TagData:
 
 
 async def _horizon(view: View) -> HorizonStatus:
-    """Return the horizon; what holds it back is left out if the token may not see it."""
-    found = await view.book.tags.status()
+    """Return the horizon of the last survey; what holds it back is left out if the token may not see it."""
+    found = (await view.parts.surveyor.read()).horizon
+    if found is None:
+        return HorizonStatus(horizon=None, age_s=None, topic=None, partition=None, lag=None)
     if found.topic is None or view.principal.may_see(found.topic):
         return found
     return msgspec.structs.replace(found, topic=None, partition=None, lag=None, remedy=None)
