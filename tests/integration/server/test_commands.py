@@ -54,7 +54,7 @@ def test_doctor_checks_the_file_of_the_server_and_a_server_from_afar(tmp_path: P
         assert found.returncode == 0, found.stderr
         assert {"server: server", "server: log", "server: store", "book", "files"} <= findings(found).keys()
         assert "not checked here" in findings(found)["files"]["detail"]
-        unknown = httpx.get(url + "/nothing/here", verify=False)
+        unknown = httpx.get(url + "/v1/nothing/here", verify=False)
         assert unknown.status_code == 404
         assert unknown.json()["type"] == "urn:tidebook:error:not-found"
     gone = command("doctor", "--json", "--book", url)
@@ -65,7 +65,7 @@ def test_doctor_checks_the_file_of_the_server_and_a_server_from_afar(tmp_path: P
 def test_no_payload_and_no_secret_reaches_the_logs(tmp_path: Path) -> None:
     canary, book = "canary-4711", str(tmp_path / "book")
     made = command("token", "create", "ops", "--role", "admin", "--new-book", "--book", book)
-    token = made.stdout.strip()
+    token = json.loads(made.stdout)["token"]
     headers = {"authorization": f"Bearer {token}"}
     with served_by_command("--log-json", "--book", book) as (url, process):
         with httpx.Client(base_url=url, headers=headers, verify=False) as http:
@@ -77,7 +77,7 @@ def test_no_payload_and_no_secret_reaches_the_logs(tmp_path: Path) -> None:
             )
             assert http.post("/v1/queues/mail/entries", json={"entries": [{"data": canary}]}).status_code == 200
             [job] = http.post("/v1/queues/mail/claims").json()["jobs"]
-            failed = http.post("/v1/queues/mail/fail", json={"leases": [job["lease"]], "reason": "no"})
+            failed = http.post("/v1/queues/mail/failures", json={"leases": [job["lease"]], "reason": "no"})
             assert failed.status_code == 200
             wrong = http.get("/v1/topics", headers={"authorization": f"Bearer tb_{canary}{canary}"})
             assert wrong.status_code == 401
