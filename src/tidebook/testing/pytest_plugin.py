@@ -48,7 +48,7 @@ def _new_book(folder: Path, request: pytest.FixtureRequest) -> Book:
     from tidebook.wiring.settings import Settings
 
     clock: Clock | None = request.getfixturevalue("manual_clock") if "manual_clock" in request.fixturenames else None
-    return Book(Settings(folder), clock=clock, replicate=True)
+    return Book(Settings(folder), clock=clock, folder_clock=clock, replicate=True)
 
 
 async def _open_book(tidebook_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Book]:

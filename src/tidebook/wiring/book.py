@@ -59,6 +59,9 @@ class Book:
     Open it with `async with tidebook.open(...) as book`. The log and the store open on entry, every other part at its
     first use; leaving the block closes all of them. A book belongs to one event loop and one process: in a forked
     child its methods raise `InvalidInput`.
+
+    `clock` gives the time of this process. Dates of an embedded queue are decided by `folder_clock`, the machine's own
+    by default, so that a process whose clock is wrong neither claims early nor ends the leases of others.
     """
 
     def __init__(
@@ -66,12 +69,14 @@ class Book:
         settings: Settings,
         *,
         clock: Clock | None = None,
+        folder_clock: Clock | None = None,
         ids: Ids | None = None,
         metrics: Metrics | None = None,
         create: bool = False,
         replicate: bool = False,
     ) -> None:
         self.settings = settings
+        self._folder_clock = folder_clock
         self._create = create
         self._replicate = replicate
         if replicate:
@@ -277,7 +282,7 @@ class Book:
         if self._queues is None:
             from tidebook.wiring.queue import make_queues
 
-            self._queues = make_queues(self.settings, **self._shared())
+            self._queues = make_queues(self.settings, folder_clock=self._folder_clock, **self._shared())
             self._stack.push_async_callback(self._queues.close)
         return self._queues
 

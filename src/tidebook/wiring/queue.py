@@ -35,7 +35,9 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dead_letter_webhook: str | None = None
 
 
-def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics) -> Queues:
+def make_queues(
+    settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics, folder_clock: Clock | None = None
+) -> Queues:
     """Return the queues of a book; the store opens when a queue is first used."""
     section = settings.section("queue")
     shared = {name: value for name, value in section.options.items() if not isinstance(value, dict)}
@@ -49,7 +51,7 @@ def make_queues(settings: Settings, *, clock: Clock, ids: Ids, metrics: Metrics)
         if url is None:
             from tidebook.queue.sqlite.store import SqliteQueues
 
-            return SqliteQueues(settings.folder, clock=clock, metrics=metrics)
+            return SqliteQueues(settings.folder, clock=folder_clock, metrics=metrics)  # None: the machine's own
         if scheme(url) not in {"postgresql", "postgres"}:
             raise InvalidInput(
                 f"[sql] url: queues are stored on postgresql:// or in the folder, not on {scheme(url)}://"

@@ -118,7 +118,7 @@ async def test_a_swap_that_was_announced_is_finished_by_the_next_process(target:
         async with running(projection):
             await projection.wait_for(await accounts.execute("a-0", Deposit(5)))
         # As if the process had died between the announcement and the renaming.
-        build = projection._copy_of(2)
+        build = projection._rebuild()._copy_of(2)
         with target.engine.begin() as connection:
             projection._rows.begin_build(connection, "rebuild", 0.0)
             for table in build.tables.values():
