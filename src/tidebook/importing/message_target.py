@@ -73,19 +73,26 @@ class OutboxTarget:
     def _connect(self) -> Any:
         if self._engine is None:
             engine = self._sql.create_engine(self._outbox.url)
-            found = self._sql.inspect(engine)
-            if found.has_table("kafka_messages"):
-                columns = {each["name"] for each in found.get_columns("kafka_messages")}
-                if "payload" not in columns:
-                    engine.dispose()
-                    raise InvalidInput(
-                        "the book's [sql] database has tables of Deimos under the names of Tidebook's outbox: give "
-                        "Tidebook a schema, as in postgresql://host/database?options=-csearch_path%3Dtidebook"
-                    )
-            self._outbox.ready()
-            self._marks.create(engine, checkfirst=True)
+            try:
+                self._prepare(engine)
+            except BaseException:
+                engine.dispose()
+                raise
             self._engine = engine
         return self._engine
+
+    def _prepare(self, engine: Any) -> None:
+        """Create the missing tables, unless Deimos has its own under their names."""
+        found = self._sql.inspect(engine)
+        if found.has_table("kafka_messages"):
+            columns = {each["name"] for each in found.get_columns("kafka_messages")}
+            if "payload" not in columns:
+                raise InvalidInput(
+                    "the book's [sql] database has tables of Deimos under the names of Tidebook's outbox: give "
+                    "Tidebook a schema, as in postgresql://host/database?options=-csearch_path%3Dtidebook"
+                )
+        self._outbox.ready()
+        self._marks.create(engine, checkfirst=True)
 
     def _where(self, source: str, topic: str) -> Any:
         return (self._marks.c.source == source) & (self._marks.c.topic == topic)
