@@ -17,7 +17,7 @@ from tidebook.store.cassandra.session import CassandraSession
 from tidebook.store.port import ScanSplit
 
 HEADS_PAGE: Final = 1000
-EVENTS_PAGE: Final = 5000
+EVENTS_PAGE: Final = 10_000
 #: Fewer than `EVENTS_PAGE`, because the sizes of these rows are not measured.
 INSPECTED_PAGE: Final = 500
 #: The bounds of Murmur3's tokens; no row has the least one.
