@@ -168,7 +168,9 @@ def test_tokens_are_shown_once_by_the_command(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "tidebook.cli", *arguments, "--book", str(tmp_path / "book"), "--json"]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    made = json.loads(run("token", "create", "billing", "--role", "operator", "--prefix", "orders", "--new-book").stdout)
+    made = json.loads(
+        run("token", "create", "billing", "--role", "operator", "--prefix", "orders", "--new-book").stdout
+    )
     assert made["token"].startswith("tb_")
     listed = run("token", "list").stdout
     assert made["id"] in listed
