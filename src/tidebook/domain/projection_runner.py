@@ -228,11 +228,11 @@ class SliceRunner:
             groups.setdefault(text, []).append(number)
         if not groups:
             return False
-        behind, *others = sorted(groups, key=lambda text: decode_position(text).at)
-        begin = decode_position(behind).at
+        earliest, *others = sorted(groups, key=lambda text: decode_position(text).at)
+        begin = decode_position(earliest).at
         stop = next((each for each in map(decode_position, others) if can_join(begin, each.at)), None)
         try:
-            return await self._advance_group(sorted(groups[behind]), behind, stop) or stop is not None
+            return await self._advance_group(sorted(groups[earliest]), earliest, stop) or stop is not None
         except Fenced:
             self.renew_soon()
             return True

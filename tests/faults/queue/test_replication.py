@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 import tidebook
-from tests.faults.queue.standby import Standby
 from tidebook.queue.port import QueueSettings, Step, Synchronous
 from tidebook.queue.queue import Queue
 from tidebook.testing.servers import Postgres
+from tidebook.testing.servers.standby import PostgresStandby
 
 pytestmark = pytest.mark.postgres
 WAITING: list[Synchronous] = ["remote_write", "on", "remote_apply"]
@@ -130,7 +130,7 @@ async def test_a_put_in_the_callers_transaction_makes_its_commit_wait(
 @pytest.mark.timeout(300)
 async def test_with_three_servers_a_put_that_was_told_survives_the_loss_of_the_primary(tmp_path: Path) -> None:
     primary = Postgres(tmp_path / "primary")
-    standbys = [Standby(tmp_path / name, primary, name) for name in ("second", "third")]
+    standbys = [PostgresStandby(tmp_path / name, primary, name) for name in ("second", "third")]
     try:
         primary.start()
         primary.stop()

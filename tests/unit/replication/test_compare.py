@@ -92,7 +92,7 @@ class Comparing:
         on = parts or LogAndStore(book.log, book.store)
         return cls(book, pointer, records, JournalComparer(on, {TOPIC: config}, bounds, rev=rev))  # type: ignore[arg-type]
 
-    async def told(self, first: JournalState | None = None) -> list[Difference]:
+    async def reported(self, first: JournalState | None = None) -> list[Difference]:
         first = await state_of(self._book) if first is None else first
         return await self.comparer.compare(KEY, 0, first, self.records)
 
@@ -120,7 +120,7 @@ async def test_a_journal_that_equals_its_log_has_no_difference(book: Book) -> No
     found = await state_of(book)
     assert len(found.tags) == 5
     assert comparing.comparer.is_equal(KEY, 0, found, comparing.records)
-    assert await comparing.told() == []
+    assert await comparing.reported() == []
 
 
 async def test_one_read_says_nothing_of_damage_or_of_a_head_past_the_bounds(book: Book) -> None:
@@ -131,7 +131,7 @@ async def test_one_read_says_nothing_of_damage_or_of_a_head_past_the_bounds(book
     await book.journal(TOPIC).append("a", [Event(9)])
     await replicate(book.log, book.store, TOPIC)
     assert not comparing.comparer.is_equal(KEY, 0, await state_of(book), comparing.records)
-    assert await comparing.told() == []  # which reads what came later
+    assert await comparing.reported() == []  # which reads what came later
 
 
 async def test_one_read_that_finds_no_head_or_an_old_one_is_not_equal(book: Book) -> None:
@@ -151,10 +151,10 @@ async def test_a_row_in_a_segment_that_the_head_does_not_list_is_found_again(boo
     journal = book.journal(TOPIC)
     await journal.append("a", [Event("far")], at=1_000_000)
     await replicate(book.log, book.store, TOPIC)
-    assert await (await Comparing.of(book)).told() == []
+    assert await (await Comparing.of(book)).reported() == []
     change(book, "UPDATE journal SET seq_nr = 500000 WHERE id = 'a' AND seq_nr = 6")
-    told = await (await Comparing.of(book, rev=1)).told()
-    assert whats(told) == [("event missing", 6, True), ("event extra", 500_000, True)]
+    reported = await (await Comparing.of(book, rev=1)).reported()
+    assert whats(reported) == [("event missing", 6, True), ("event extra", 500_000, True)]
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6, 1_000_000]
 
 
@@ -166,8 +166,8 @@ async def test_rows_that_differ_are_told_and_repaired_if_wanted(book: Book, rev:
     change(book, "DELETE FROM tag_views WHERE id = 'a' AND seq_nr = 6")
     repaired = bool(rev)
     expected = [("event missing", 3, repaired), ("event differs", 5, repaired), ("tag missing", 6, repaired)]
-    assert whats(await (await Comparing.of(book, rev=rev)).told()) == expected
-    assert whats(await (await Comparing.of(book)).told()) == ([] if rev else expected)
+    assert whats(await (await Comparing.of(book, rev=rev)).reported()) == expected
+    assert whats(await (await Comparing.of(book)).reported()) == ([] if rev else expected)
     if rev:
         assert await state_of(book) == intact
         assert await events(book) == [2, 3, 4, 5, 6]
@@ -183,25 +183,25 @@ async def test_what_cannot_be_decoded_is_told_and_repaired(book: Book, spoiled: 
             await spoiler.event(KEY, 4)
         case _:
             await spoiler.tag(next(iter(intact.tags.values())))
-    told = await (await Comparing.of(book)).told()
-    assert [each.what for each in told] == [f"{spoiled} damaged"]
-    assert not told[0].repaired
-    assert [each.repaired for each in await (await Comparing.of(book, rev=1)).told()] == [True]
+    reported = await (await Comparing.of(book)).reported()
+    assert [each.what for each in reported] == [f"{spoiled} damaged"]
+    assert not reported[0].repaired
+    assert [each.repaired for each in await (await Comparing.of(book, rev=1)).reported()] == [True]
     assert await state_of(book) == intact
 
 
 async def test_rows_past_the_head_that_a_scan_found_are_read_again(book: Book) -> None:
     change(book, "UPDATE journal SET seq_nr = 900 WHERE id = 'a' AND seq_nr = 6")
-    told = await (await Comparing.of(book, rev=1)).told()
-    assert whats(told) == [("event missing", 6, True), ("event extra", 900, True)]
+    reported = await (await Comparing.of(book, rev=1)).reported()
+    assert whats(reported) == [("event missing", 6, True), ("event extra", 900, True)]
     assert sorted((await state_of(book)).rows) == [2, 3, 4, 5, 6]
 
 
 async def test_a_journal_that_the_log_knows_nothing_of_is_removed(book: Book) -> None:
     comparing = await Comparing.of(book, rev=1)
     comparing.records.clear()
-    told = await comparing.told()
-    assert whats(told)[0] == ("head extra", None, True)
+    reported = await comparing.reported()
+    assert whats(reported)[0] == ("head extra", None, True)
     assert await book.journal(TOPIC).pointer("b") == 1
     head = await book.store.head(KEY)
     assert head is not None
@@ -217,9 +217,9 @@ async def test_what_comes_while_journals_are_compared_is_read_from_the_log_once(
         await book.journal(TOPIC).append("a", [Event(n, tags={"x"})])
     await book.journal(TOPIC).append("b", [Event(1)])
     await replicate(book.log, book.store, TOPIC)
-    assert await comparing.told() == []
+    assert await comparing.reported() == []
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr = 11")
-    assert whats(await comparing.told()) == [("event missing", 11, False)]
+    assert whats(await comparing.reported()) == [("event missing", 11, False)]
 
 
 async def test_more_tag_rows_of_one_time_than_a_page_holds_are_all_compared(
@@ -229,16 +229,16 @@ async def test_more_tag_rows_of_one_time_than_a_page_holds_are_all_compared(
     monkeypatch.setattr(compare, "PAGE", 3)
     await book.journal(TOPIC).append("a", [Event(n, tags={"x"}) for n in range(7)])
     await replicate(book.log, book.store, TOPIC)
-    assert await (await Comparing.of(book)).told() == []
+    assert await (await Comparing.of(book)).reported() == []
     change(book, "DELETE FROM tag_views WHERE id = 'a' AND seq_nr = 12")
-    assert whats(await (await Comparing.of(book)).told()) == [("tag missing", 12, False)]
+    assert whats(await (await Comparing.of(book)).reported()) == [("tag missing", 12, False)]
 
 
 async def test_a_log_that_begins_later_decides_only_on_what_it_has(book: Book) -> None:
     await book.log.truncate(TOPIC, 0, before=2)
-    assert await (await Comparing.of(book, start=2)).told() == []
+    assert await (await Comparing.of(book, start=2)).reported() == []
     change(book, "DELETE FROM journal WHERE id = 'a' AND seq_nr IN (3, 5)")
-    assert whats(await (await Comparing.of(book, start=2, rev=1)).told()) == [("event missing", 5, True)]
+    assert whats(await (await Comparing.of(book, start=2, rev=1)).reported()) == [("event missing", 5, True)]
     assert sorted((await state_of(book)).rows) == [2, 4, 5, 6]
 
 
@@ -247,7 +247,7 @@ async def test_the_times_of_rows_are_taken_from_the_store_where_the_log_no_longe
     await book.log.truncate(TOPIC, 0, before=2)
     change(book, "UPDATE journal SET log_ms = log_ms + 5 WHERE id = 'a' AND seq_nr > 3")
     change(book, "UPDATE tag_views SET log_ms = log_ms + 5 WHERE id = 'a' AND tag = 'y'")
-    assert await (await Comparing.of(book, start=2)).told() == []
+    assert await (await Comparing.of(book, start=2)).reported() == []
 
 
 async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journal_that_never_rests_is_named(
@@ -258,9 +258,9 @@ async def test_a_repair_that_another_replicator_fences_is_made_again_and_a_journ
         faults = Faults()
         faults.fail("repair", Fenced("another was faster"), times=times)
         parts = LogAndStore(book.log, faults.around(book.store))
-        told = await (await Comparing.of(book, rev=1, parts=parts)).told()
-        assert whats(told) == expected
-        assert (told[0].topic, told[0].id, told[0].partition) == (TOPIC, "a", 0)
+        reported = await (await Comparing.of(book, rev=1, parts=parts)).reported()
+        assert whats(reported) == expected
+        assert (reported[0].topic, reported[0].id, reported[0].partition) == (TOPIC, "a", 0)
     assert await events(book) == [2, 3, 4, 5, 6]
 
 
@@ -269,6 +269,6 @@ async def test_tag_rows_of_other_journals_are_left_alone(book: Book) -> None:
     rows = await book.store.inspect_tag("x", after=None, from_ms=0, until_ms=2**62, limit=100)
     assert {row.id for row in rows if isinstance(row, TagRow)} == {"a", "b"}
     change(book, "DELETE FROM tag_views WHERE id = 'a'")
-    assert [each.what for each in await (await Comparing.of(book, rev=1)).told()] == ["tag missing"] * 5
+    assert [each.what for each in await (await Comparing.of(book, rev=1)).reported()] == ["tag missing"] * 5
     again = await book.store.inspect_tag("x", after=None, from_ms=0, until_ms=2**62, limit=100)
     assert (again, len(of_b)) == (rows, len(of_b))

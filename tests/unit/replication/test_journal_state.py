@@ -168,10 +168,10 @@ def test_tag_rows_that_are_missing_extra_or_different_are_told_and_repaired() ->
     folded = folded_from(TAGGED, found)
     assert whats(folded, found) == [("tag missing", 1), ("tag differs", 2), ("tag extra", 1)]
     assert [each.expected or each.found for each in differences(folded, found)] == ["x", "x", "z"]
-    mended = repair(folded, found)
-    assert {each.place for each in mended.tags} == {missing, differing}
-    assert mended.extra_tags == (extra.place,)
-    assert (mended.rows, mended.extra_rows, mended.damaged_rows) == ((), (), frozenset())
+    repaired = repair(folded, found)
+    assert {each.place for each in repaired.tags} == {missing, differing}
+    assert repaired.extra_tags == (extra.place,)
+    assert (repaired.rows, repaired.extra_rows, repaired.damaged_rows) == ((), (), frozenset())
 
 
 def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is_there() -> None:
@@ -189,23 +189,23 @@ def test_what_cannot_be_decoded_is_told_once_and_repaired_where_the_whole_log_is
         frozenset({lost_tag, beyond}),
     )
     folded = folded_from(TAGGED, found)
-    told = differences(folded, found)
-    assert [(each.what, each.seq_nr) for each in told] == [
+    reported = differences(folded, found)
+    assert [(each.what, each.seq_nr) for each in reported] == [
         ("head damaged", None), ("event damaged", 2), ("event damaged", 9), ("tag damaged", 1), ("tag damaged", None),
     ]  # fmt: skip
-    assert told[0].expected is not None
-    assert told[0].expected.startswith("seq_nr 5, delete_to 0, position")
-    assert told[1].expected is not None
-    assert told[1].expected.endswith(f"bytes at {CONFIG.epoch}:0")
-    assert [each.expected for each in told[2:]] == [None, "x", "x"]
-    assert {each.found for each in told} == {"it is not readable"}
+    assert reported[0].expected is not None
+    assert reported[0].expected.startswith("seq_nr 5, delete_to 0, position")
+    assert reported[1].expected is not None
+    assert reported[1].expected.endswith(f"bytes at {CONFIG.epoch}:0")
+    assert [each.expected for each in reported[2:]] == [None, "x", "x"]
+    assert {each.found for each in reported} == {"it is not readable"}
     assert is_certain(folded, found)
-    assert all(is_repairable(each, folded, found) for each in told)
-    mended = repair(folded, found)
-    assert mended.head == stored(TAGGED).head
-    assert [row.seq_nr for row in mended.rows] == [2]
-    assert [row.place for row in mended.tags] == [lost_tag]
-    assert (mended.extra_rows, mended.extra_tags, mended.damaged_rows) == ((9,), (beyond,), frozenset({2, 9}))
+    assert all(is_repairable(each, folded, found) for each in reported)
+    repaired = repair(folded, found)
+    assert repaired.head == stored(TAGGED).head
+    assert [row.seq_nr for row in repaired.rows] == [2]
+    assert [row.place for row in repaired.tags] == [lost_tag]
+    assert (repaired.extra_rows, repaired.extra_tags, repaired.damaged_rows) == ((9,), (beyond,), frozenset({2, 9}))
 
 
 def test_a_state_without_damage_says_so() -> None:
@@ -225,10 +225,10 @@ def test_a_damaged_head_is_certain_only_with_the_whole_log() -> None:
     assert is_certain(folded_from(LATER, found), found)
     partial = folded_from(LATER, found, start=2)
     assert not is_certain(partial, found)
-    [told] = differences(partial, found)
-    assert (told.what, told.expected) == ("head damaged", None)
-    assert told.found is not None
-    assert "restore the store from a copy" in told.found
+    [reported] = differences(partial, found)
+    assert (reported.what, reported.expected) == ("head damaged", None)
+    assert reported.found is not None
+    assert "restore the store from a copy" in reported.found
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_a_row_from_before_the_log_can_be_restored_from_nothing(number: int, rep
     found.rows.pop(number, None)
     found.damaged = (damage("event", number),)
     folded = folded_from(actions, found, start=2)
-    told = next(each for each in differences(folded, found) if each.what == "event damaged")
-    assert is_repairable(told, folded, found) is repairable
-    assert is_repairable(msgspec.structs.replace(told, what="tag damaged"), folded, found) is False
-    assert is_repairable(msgspec.structs.replace(told, what="event missing"), folded, found) is True
+    reported = next(each for each in differences(folded, found) if each.what == "event damaged")
+    assert is_repairable(reported, folded, found) is repairable
+    assert is_repairable(msgspec.structs.replace(reported, what="tag damaged"), folded, found) is False
+    assert is_repairable(msgspec.structs.replace(reported, what="event missing"), folded, found) is True
 
 
 def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None:
@@ -295,23 +295,23 @@ def test_a_partial_fold_tells_and_repairs_only_what_the_log_determines() -> None
         ("event extra", 9),
     ]
     assert next((each.expected, each.found) for each in differences(folded, found)) == ("seq_nr 8", "seq_nr 9")
-    mended = repair(folded, found)
-    assert ([row.seq_nr for row in mended.rows], mended.extra_rows, mended.tags, mended.extra_tags) == (
+    repaired = repair(folded, found)
+    assert ([row.seq_nr for row in repaired.rows], repaired.extra_rows, repaired.tags, repaired.extra_tags) == (
         [7, 8],
         (9,),
         (),
         (),
     )
-    assert mended.head == msgspec.structs.replace(found.head, seq_nr=8)  # all else is what the store knows
+    assert repaired.head == msgspec.structs.replace(found.head, seq_nr=8)  # all else is what the store knows
 
 
 def test_a_journal_that_the_log_has_never_had_is_replaced_by_a_grave_at_the_pointer() -> None:
     found = stored(LATER)
-    mended = repair(folded_from([], found), found, at=42)
+    repaired = repair(folded_from([], found), found, at=42)
     at = Position(CONFIG.epoch, 42)
-    assert mended.head == Head(False, 0, 0, at, at, CONFIG.segment_size, None, 0, (), None, ())
-    assert mended.extra_rows == tuple(range(1, 9))
-    assert (mended.rev, mended.partition, mended.pointer) == (3, 0, Pointer(at, 5))
+    assert repaired.head == Head(False, 0, 0, at, at, CONFIG.segment_size, None, 0, (), None, ())
+    assert repaired.extra_rows == tuple(range(1, 9))
+    assert (repaired.rev, repaired.partition, repaired.pointer) == (3, 0, Pointer(at, 5))
 
 
 def test_a_missing_head_is_told_and_a_missing_grave_is_not() -> None:
@@ -326,8 +326,8 @@ def test_a_head_that_differs_is_shown_by_the_fields_that_differ() -> None:
     found = stored(LATER)
     assert found.head is not None
     found.head = msgspec.structs.replace(found.head, delete_to=1, expire_after_ms=7)
-    [told] = differences(folded_from(LATER, found), found)
-    assert (told.what, told.expected, told.found) == (
+    [reported] = differences(folded_from(LATER, found), found)
+    assert (reported.what, reported.expected, reported.found) == (
         "head differs",
         "delete_to 0, expire_after_ms None",
         "delete_to 1, expire_after_ms 7",
@@ -356,8 +356,8 @@ def test_rows_that_the_log_has_are_missing_whatever_a_wrong_head_says_was_delete
 def test_a_damaged_row_whose_number_is_unknown_is_expected_to_be_nothing() -> None:
     found = stored(LATER)
     found.damaged = (damage("event", None),)
-    [told] = differences(folded_from(LATER, found), found)
-    assert (told.what, told.seq_nr, told.expected) == ("event damaged", None, None)
+    [reported] = differences(folded_from(LATER, found), found)
+    assert (reported.what, reported.seq_nr, reported.expected) == ("event damaged", None, None)
 
 
 @pytest.mark.parametrize(
@@ -411,6 +411,6 @@ def test_a_repaired_head_keeps_the_later_position() -> None:
     assert head is not None
     for offset in (3, 9):
         found.head = msgspec.structs.replace(head, position=Position(CONFIG.epoch, offset))
-        mended = repair(folded_from(actions, found, start=2), found)
-        assert mended.head.position == Position(CONFIG.epoch, max(4, offset))
-        assert mended.head.live
+        repaired = repair(folded_from(actions, found, start=2), found)
+        assert repaired.head.position == Position(CONFIG.epoch, max(4, offset))
+        assert repaired.head.live

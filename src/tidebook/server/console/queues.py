@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Final, Literal, assert_never
 
 import msgspec
@@ -445,15 +445,20 @@ async def preview_retry(view: View) -> Preview:
 
 async def retry(view: View) -> ActResult:
     """Put dead letters back, the oldest first."""
-    queue, browser = view.book.queue(view.fields.queue), await find_queue(view, view.fields.queue)
+    count = await _act_on_letters(view, view.book.queue(view.fields.queue).retry)
+    return ActResult(message=f"{_plural(count, 'dead letter')} put back.", to=_list_of(view), changed=bool(count))
+
+
+async def _act_on_letters(view: View, act: Callable[[int], Awaitable[None]]) -> int:
+    """Act on the selected dead letters, the oldest first and at most `ACT_MAX`; return how many there still were."""
     count = 0
-    for letter in (await _selected_letters(view, browser))[:ACT_MAX]:
+    for letter in (await _selected_letters(view, await find_queue(view, view.fields.queue)))[:ACT_MAX]:
         try:
-            await queue.retry(letter.id)
+            await act(letter.id)
             count += 1
         except NotFound:
             pass  # somebody else has retried or dropped it meanwhile
-    return ActResult(message=f"{_plural(count, 'dead letter')} put back.", to=_list_of(view), changed=bool(count))
+    return count
 
 
 def _list_of(view: View) -> str:
@@ -469,14 +474,7 @@ async def preview_drop(view: View) -> Preview:
 
 async def drop(view: View) -> ActResult:
     """Delete dead letters."""
-    queue, browser = view.book.queue(view.fields.queue), await find_queue(view, view.fields.queue)
-    count = 0
-    for letter in (await _selected_letters(view, browser))[:ACT_MAX]:
-        try:
-            await queue.drop(letter.id)
-            count += 1
-        except NotFound:
-            pass  # somebody else has retried or dropped it meanwhile
+    count = await _act_on_letters(view, view.book.queue(view.fields.queue).drop)
     return ActResult(message=f"{_plural(count, 'dead letter')} deleted.", to=_list_of(view), changed=bool(count))
 
 

@@ -1,4 +1,4 @@
-"""A synchronous standby of a PostgreSQL server."""
+"""A standby of a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import ClassVar
 from tidebook.testing.servers.postgres import USER, Postgres
 from tidebook.testing.servers.server import Profile
 
+#: The name under which a standby follows its primary, unless it is given another.
 STANDBY = "standby"
-#: The primary waits until the standby has written a commit to its disk.
+#: With these a primary waits until the standby has written a commit to its disk.
 PRIMARY_SETTINGS = {"synchronous_standby_names": STANDBY, "wal_level": "replica", "max_wal_senders": "4"}
 
 
@@ -20,9 +21,9 @@ class PostgresStandby(Postgres):
 
     name: ClassVar[str] = "postgres-standby"
 
-    def __init__(self, folder: Path, primary: Postgres, *, profile: Profile = "test") -> None:
+    def __init__(self, folder: Path, primary: Postgres, follower: str = STANDBY, *, profile: Profile = "test") -> None:
         host, port = primary.address.split(":")
-        follows = f"host={host} port={port} user={USER} application_name={STANDBY}"
+        follows = f"host={host} port={port} user={USER} application_name={follower}"
         super().__init__(folder, profile=profile, settings={"primary_conninfo": follows, "hot_standby": "on"})
         self._primary = primary
 
