@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import apsw
-
 from tidebook.core.key import Key, partition_of
 from tidebook.core.position import write_stamp
 from tidebook.core.replication_plan import TagRow
 from tidebook.core.segments import event_segment, head_segment
+from tidebook.sqlite.checksums import connect
 from tidebook.wiring.book import Book
 from tidebook.wiring.lazy_folder import LazyStore
 
@@ -63,7 +62,7 @@ class Spoiler:
 
     async def _run(self, key: Key, sql: str, bindings: tuple[Any, ...], cql: str, values: list[Any]) -> None:
         if self._embedded:
-            connection = apsw.Connection(str(self._store.path))
+            connection = connect(self._store.path)
             connection.execute(sql, bindings)
             assert connection.changes() == 1
             connection.close()

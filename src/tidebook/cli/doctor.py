@@ -15,6 +15,7 @@ from tidebook.cli import output
 from tidebook.cli.options import BOOK_FILES, SERVER_FILE, BookOption, book_settings, is_address, open_book
 from tidebook.cli.topics import checked_description
 from tidebook.core.errors import NotFound, TidebookError
+from tidebook.sqlite.checksums import connect
 from tidebook.wiring.book import Book
 from tidebook.wiring.settings import Settings
 
@@ -130,7 +131,7 @@ def _file_damage(path: Path) -> list[str]:
     """Return the problems that SQLite finds in a file; the list is empty if there are none."""
     in_use = path.with_name(f"{path.name}-wal").exists()
     try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        connection = connect(path, flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             connection.set_busy_timeout(BUSY_MS)
             connection.pragma("query_only", True)

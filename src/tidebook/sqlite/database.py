@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import secrets
+import struct
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import apsw
 import msgspec
 
 from tidebook.core.errors import Corrupt, InvalidInput, Unavailable, UnknownVersion
+from tidebook.sqlite.checksums import connect, has_checksums, reserve_checksums
 from tidebook.sqlite.errors import from_os, from_sqlite
 from tidebook.sqlite.fair_lock import FairLock
 from tidebook.sqlite.forks import GuardedConnection, no_fork, open_objects, refuse_inherited
@@ -28,6 +30,9 @@ _HEADER = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
+#: Where the headers hold the salt, which is new after each reset of the log, the page count of a commit, and the
+#: checksum of all frames so far.
+_WAL_SALT, _FRAME_COMMIT, _FRAME_SALT, _FRAME_CHECKSUM = slice(16, 24), slice(4, 8), slice(8, 16), slice(16, 24)
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -147,9 +152,7 @@ class Database:
     def _connect(self, *, writable: bool) -> apsw.Connection:
         self.refuse()
         try:
-            connection = apsw.Connection(
-                str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED
-            )
+            connection = connect(self.path, flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=_STATEMENTS_CACHED)
             connection.set_busy_timeout(BUSY_MS_MAX)
             # Query plans must not depend on bound values: otherwise SQLite compiles a statement again for new values.
             connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
@@ -175,12 +178,16 @@ class Database:
             owner, version = connection.pragma("application_id"), connection.pragma("user_version")
             if owner != self.schema.application_id:
                 raise Corrupt(f"{self.path} is not Tidebook's {self.schema.name}: it was not changed")
+            if not has_checksums(connection):
+                raise Corrupt(f"{self.path} has no checksums in its pages: it was not changed; restore a copy of it")
             if version > self.schema.version:
                 raise UnknownVersion(str(self.path), version=version, known=self.schema.version)
             if connection.pragma("journal_mode") != "wal":
                 raise Corrupt(f"{self.path} was changed by another program: it is no longer in WAL mode")
             page_bytes = connection.pragma("page_size")
             _check_page_count(self.path, pages=connection.pragma("page_count"), page_bytes=page_bytes)
+            frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            _check_wal_end(self.path, frames=frames, page_bytes=page_bytes)
             if version < self.schema.version:
                 _upgrade(connection, self.schema, version)
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
@@ -192,7 +199,8 @@ def _create(path: Path, schema: Schema) -> None:
     # Create under another name, then rename: so an empty or incomplete file under the real name is always damage.
     new = path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
     try:
-        connection = apsw.Connection(str(new))
+        connection = connect(new)
+        reserve_checksums(connection)
         connection.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL").fetchall()
         _upgrade(connection, schema, 0)
         connection.close()
@@ -289,6 +297,39 @@ def _check_page_count(path: Path, *, pages: int, page_bytes: int) -> None:
                 frame_start += _FRAME_HEADER_BYTES + page_bytes
     if missing:
         raise Corrupt(f"{path} lacks {len(missing):,} of its {pages:,} pages: it was truncated; restore a copy of it")
+
+
+def _check_wal_end(path: Path, *, frames: int, page_bytes: int) -> None:
+    """Raise Corrupt if SQLite stopped reading the write-ahead log inside a transaction that was synced.
+
+    SQLite reads up to the first damaged frame. A power cut may damage the last transaction, which was never
+    acknowledged; but a frame that continues after a commit is written only once that commit was synced.
+    """
+    wal = path.with_name(path.name + "-wal")
+    if not wal.exists():
+        return
+    frame_bytes = _FRAME_HEADER_BYTES + page_bytes
+    with wal.open("rb") as file:
+        log_header = file.read(_WAL_HEADER_BYTES)
+        order = ">" if log_header.startswith(_WAL_MAGIC[1]) else "<"
+        file.seek(_WAL_HEADER_BYTES + frames * frame_bytes)
+        commit = b""
+        while len(frame := file.read(frame_bytes)) == frame_bytes:
+            of_this_log = frame[_FRAME_SALT] == log_header[_WAL_SALT]
+            if commit and of_this_log and _continues(commit, frame, order):
+                raise Corrupt(f"{wal} is damaged at frame {frames + 1:,}: restore a copy of both files")
+            commit = frame if of_this_log and any(frame[_FRAME_COMMIT]) else b""
+
+
+def _continues(previous: bytes, frame: bytes, order: str) -> bool:
+    """Return whether the checksum of a frame continues that of the previous one."""
+    low, high = struct.unpack(">2I", previous[_FRAME_CHECKSUM])
+    checked = frame[:8] + frame[_FRAME_HEADER_BYTES:]
+    words = struct.unpack(f"{order}{len(checked) // 4}I", checked)
+    for first, second in zip(words[::2], words[1::2], strict=True):
+        low = (low + first + high) & 0xFFFF_FFFF
+        high = (high + second + low) & 0xFFFF_FFFF
+    return (low, high) == struct.unpack(">2I", frame[_FRAME_CHECKSUM])
 
 
 def make_folder(folder: Path) -> None:

@@ -40,6 +40,8 @@ def from_sqlite(error: apsw.Error, path: Path) -> TidebookError:
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError | apsw.CantOpenError):
         return Unavailable(f"{path} cannot be opened or written: {error}")
     if isinstance(error, apsw.IOError):
+        if _extended(error) == apsw.SQLITE_IOERR_DATA:
+            return Corrupt(f"{path} is damaged: a page does not match its checksum; restore a copy of it")
         if _extended(error) == apsw.SQLITE_IOERR_CORRUPTFS:
             return Corrupt(f"{path}: the file system is damaged: {error}")
         if _is_full(path):

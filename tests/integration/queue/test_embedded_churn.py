@@ -8,6 +8,7 @@ import apsw
 
 import tidebook
 from tidebook.queue.queue import Queue
+from tidebook.sqlite.checksums import connect
 
 ROUNDS = 6
 ENTRIES = 1_000
@@ -21,7 +22,7 @@ async def churn(queue: Queue) -> None:
 
 def pages(folder: Path) -> tuple[int, int]:
     """Return how many pages the queue uses, and how many of them are free."""
-    connection = apsw.Connection(str(folder / "queue.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    connection = connect(folder / "queue.db", flags=apsw.SQLITE_OPEN_READONLY)
     try:
         taken: int = connection.execute("PRAGMA page_count").get
         free: int = connection.execute("PRAGMA freelist_count").get
@@ -35,7 +36,7 @@ async def test_a_held_snapshot_makes_a_queue_no_larger(tmp_path: Path) -> None:
         queue = book.queue("mail")
         await churn(queue)
         first, _ = pages(tmp_path)
-        holder = apsw.Connection(str(tmp_path / "queue.db"))
+        holder = connect(tmp_path / "queue.db")
         holder.execute("BEGIN")
         holder.execute("SELECT count(*) FROM entry").fetchall()
         for _ in range(ROUNDS):

@@ -8,12 +8,12 @@ import sys
 import textwrap
 from pathlib import Path
 
-import apsw
 import pytest
 
 import tidebook
 from tidebook.core.event import Event
 from tidebook.replication.ticks import tick
+from tidebook.sqlite.checksums import connect
 from tidebook.tags.event import TaggedEvent
 from tidebook.testing.replicating import replicate
 
@@ -86,7 +86,7 @@ def test_numbers_go_on_whether_progress_was_written_or_lost(tmp_path: Path, lost
     asyncio.run(fill(tmp_path))
     before = asyncio.run(settled(tmp_path))
     if lost == "progress":
-        connection = apsw.Connection(str(tmp_path / "store.db"))
+        connection = connect(tmp_path / "store.db")
         connection.execute("DELETE FROM tag_views_progress")
         connection.close()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import apsw
 import pytest
 
 from tests.unit.cli.conftest import Cli, refused
 from tidebook.core.seq_nr import LAST
+from tidebook.sqlite.checksums import connect
 
 
 def test_a_good_append_is_one_line_of_json(cli: Cli) -> None:
@@ -141,7 +141,7 @@ def test_a_damaged_folder_is_refused_and_never_made_again_over_the_damage(cli: C
 @pytest.mark.parametrize("file", ["log.db", "store.db"])
 def test_a_folder_of_a_newer_schema_is_refused_and_left_as_it_is(cli: Cli, book: Path, file: str) -> None:
     cli("journal", "append", "orders", "o-1", "1")
-    connection = apsw.Connection(str(book / file))
+    connection = connect(book / file)
     connection.pragma("user_version", 9999)
     connection.close()
     refused(cli("journal", "append", "orders", "o-1", "2"), 5, "upgrade")
@@ -205,7 +205,7 @@ def test_a_benchmark_that_is_not_there_is_refused(cli: Cli) -> None:
 
 def test_a_damaged_topic_configuration_is_reported_in_one_line(cli: Cli, book: Path) -> None:
     cli("journal", "append", "orders", "o-1", "1")
-    connection = apsw.Connection(str(book / "store.db"))
+    connection = connect(book / "store.db")
     connection.execute("UPDATE topic_config SET config = 'nonsense'")
     connection.close()
     refused(cli("journal", "read", "orders", "o-1"), 5, "configuration of a topic is damaged")

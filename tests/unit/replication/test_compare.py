@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import apsw
 import msgspec
 import pytest
 
@@ -22,6 +21,7 @@ from tidebook.replication import compare
 from tidebook.replication.compare import CompareBounds, JournalComparer, TimedRecord
 from tidebook.replication.journal_state import Difference, JournalState
 from tidebook.replication.partition import LogAndStore
+from tidebook.sqlite.checksums import connect
 from tidebook.testing.faults import Faults
 from tidebook.testing.replicating import replicate
 from tidebook.wiring.book import Book
@@ -105,7 +105,7 @@ def change(book: Book, sql: str, *values: object) -> None:
     """Change a row behind the store's back."""
     store = book.store
     assert isinstance(store, LazyStore)
-    connection = apsw.Connection(str(store.path))
+    connection = connect(store.path)
     connection.execute(sql, values)
     assert connection.changes() >= 1
     connection.close()

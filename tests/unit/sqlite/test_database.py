@@ -37,8 +37,9 @@ def fill(path: Path, rows: int, *, schema: Schema = ONE) -> None:
 def leave_wal(path: Path, rows: int) -> None:
     """Leave rows that are only in the write-ahead log, as after a crash."""
     script = f"""
-import os, apsw
-connection = apsw.Connection({str(path)!r})
+import os, pathlib
+from tidebook.sqlite.checksums import connect
+connection = connect(pathlib.Path({str(path)!r}))
 connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
 connection.execute("BEGIN")
 for n in range({rows}):

@@ -21,6 +21,7 @@ from tidebook.server.console.overview import find, part_health
 from tidebook.server.console.page import Page
 from tidebook.server.console.routes import DOCTOR_PAGE
 from tidebook.server.console.view import View
+from tidebook.sqlite.checksums import connect
 
 TOPICS_MAX: Final = 100
 BUSY_MS: Final = 10_000
@@ -103,7 +104,7 @@ def _files(folder: Path) -> list[Check]:
     checks = []
     for path in sorted(folder.glob("*.db")):
         try:
-            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            connection = connect(path, flags=apsw.SQLITE_OPEN_READONLY)
             try:
                 connection.set_busy_timeout(BUSY_MS)
                 found = [str(line) for (line,) in connection.execute("PRAGMA quick_check(10)")]
