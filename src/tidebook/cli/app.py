@@ -17,6 +17,7 @@ import typer
 import tidebook
 from tidebook.cli import (
     audit,
+    backup,
     doctor,
     importing,
     journal,
@@ -60,6 +61,8 @@ app.command("run")(running.run_app)
 for noun in (journal, tags, topics, wal, pipeline, outbox, queue, projection, token, audit):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 app.add_typer(importing.app, name="import")
+app.command("backup")(backup.make_backup)
+app.command("restore")(backup.restore_backup)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -1,0 +1,74 @@
+"""`tidebook backup` and `tidebook restore`: copy an embedded book while it is in use, and create a book from a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidebook.cli import output
+from tidebook.cli.options import BOOK_FILES, DEFAULT_BOOK, SERVER_FILE, BookOption, argument, book_settings, is_address
+from tidebook.core.errors import InvalidInput
+from tidebook.wiring.backup import BackupManifest, Progress, back_up, restore
+from tidebook.wiring.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as ProgressBar
+    from rich.progress import TaskID
+
+
+def make_backup(
+    book: BookOption, target: str = argument("FOLDER", "The new folder of the backup; it must be empty or missing.")
+) -> None:
+    """Back up an embedded book while it is in use.
+
+    All files are copied as of one moment, and every page is checked. Writers wait for a moment only.
+    """
+    _refuse_address(book)
+    settings = book_settings(book)
+    embedded = _embedded_files(settings)
+    with output.progress_bar("backing up") as bar:
+        manifest = back_up(settings.folder.expanduser(), embedded, Path(target).expanduser(), _report_to(bar))
+    _emit(manifest, target, f"backed up {settings.folder} to {target}")
+    for section in ("log", "store", "sql"):
+        if not settings.section(section).embedded:
+            output.note(f"the {section} is on a server and not in this backup: back it up with the server's own tools")
+
+
+def restore_backup(
+    book: BookOption, backup: str = argument("FOLDER", "The folder that tidebook backup wrote.")
+) -> None:
+    """Create a book from a backup.
+
+    The book's folder must be empty or missing. Every page of the backup is checked first.
+    """
+    _refuse_address(book)
+    settings = read_settings(DEFAULT_BOOK if book is None else book)
+    with output.progress_bar("restoring") as bar:
+        manifest = restore(Path(backup).expanduser(), settings.folder.expanduser(), _report_to(bar))
+    _emit(manifest, backup, f"restored {settings.folder} from {backup}, as of {output.format_time(manifest.made_at)}")
+
+
+def _refuse_address(book: str | None) -> None:
+    if is_address(book):
+        raise InvalidInput("--book: a server's book is backed up and restored where its folder is")
+
+
+def _embedded_files(settings: Settings) -> list[str]:
+    files = [file for file, section in BOOK_FILES.items() if settings.section(section).embedded]
+    return [*files, SERVER_FILE]
+
+
+def _report_to(bar: ProgressBar) -> Progress:
+    tasks: dict[str, TaskID] = {}
+
+    def report(name: str, copied: int, of: int) -> None:
+        if name not in tasks:
+            tasks[name] = bar.add_task(name, total=of)
+        bar.update(tasks[name], completed=copied, total=of)
+
+    return report
+
+
+def _emit(manifest: BackupManifest, folder: str, text: str) -> None:
+    size_bytes = sum(manifest.files.values())
+    output.emit(manifest, f"{text}: {', '.join(manifest.files)} ({size_bytes:,} bytes)", folder=folder)

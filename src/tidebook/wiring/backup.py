@@ -1,0 +1,218 @@
+"""Back up an embedded book while processes use it, and restore it: all files are copied as of one moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from tidebook.core.errors import Corrupt, InvalidInput, NotFound, TidebookError, Unavailable
+from tidebook.sqlite.checksums import connect
+from tidebook.sqlite.database import BUSY_MS_MAX, LOCK_S_MAX, make_folder, sync, sync_folders
+from tidebook.sqlite.errors import from_os, from_sqlite
+from tidebook.sqlite.fair_lock import FairLock
+from tidebook.sqlite.libraries import closed_by_standard_library, opened_by_standard_library
+from tidebook.wiring.outbox import FILE as OUTBOX_FILE
+
+MANIFEST_FILE = "backup.json"
+_PAGES_PER_STEP = 1_000
+
+#: Called with the name of a file, the pages copied so far and all its pages.
+Progress = Callable[[str, int, int], None]
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a backup. It is written last, so that a folder without it is an incomplete backup."""
+
+    version: int = 1
+    made_at: datetime
+    #: The files and their sizes.
+    files: dict[str, int]
+
+
+def back_up(folder: Path, files: Sequence[str], target: Path, progress: Progress) -> BackupManifest:
+    """Copy those of `files` that exist in a book's folder into the new folder `target`.
+
+    Writers wait only until every file has a snapshot, and while the outbox is copied. Raise InvalidInput if `target`
+    is not empty, and Corrupt if a page does not match its checksum: then nothing is left of the backup.
+    """
+    sources = [folder / file for file in files if (folder / file).exists()]
+    if not sources:
+        raise NotFound(f"{folder} has no file of a book: nothing was backed up")
+    _refuse_unless_empty(target)
+    existed = target.exists()
+    make_folder(target)
+    try:
+        _copy_files(sources, target, progress)
+        sizes = {source.name: (target / source.name).stat().st_size for source in sources}
+        manifest = BackupManifest(made_at=datetime.now(UTC), files=sizes)
+        _write_durably(target / MANIFEST_FILE, msgspec.json.encode(manifest))
+        sync_folders(target)
+    except BaseException as error:
+        for name in (*files, MANIFEST_FILE):
+            for leftover in target.glob(f"{name}*"):
+                leftover.unlink()
+        if not existed:
+            target.rmdir()
+        if isinstance(error, OSError):
+            raise from_os(error, target) from error
+        raise
+    return manifest
+
+
+def _copy_files(sources: Sequence[Path], target: Path, progress: Progress) -> None:
+    checked = [source for source in sources if source.name != OUTBOX_FILE]
+    with contextlib.ExitStack() as snapshots:
+        with contextlib.ExitStack() as locks:
+            # A writer holds the lock of one file at a time, so waiting for all of them cannot deadlock.
+            for source in checked:
+                lock = FairLock(source)
+                locks.callback(lock.close)
+                lock.acquire(LOCK_S_MAX)
+            connections = [_open_snapshot(source, snapshots) for source in checked]
+            for source in sources:
+                if source.name == OUTBOX_FILE:
+                    _copy_outbox(source, target / source.name, progress)
+        for source, connection in zip(checked, connections, strict=True):
+            _copy_snapshot(source, connection, target / source.name, progress)
+
+
+def _open_snapshot(source: Path, closing: contextlib.ExitStack) -> apsw.Connection:
+    """Return a connection whose read transaction sees the file as it is now, whatever is written later."""
+    try:
+        connection = connect(source, flags=apsw.SQLITE_OPEN_READWRITE)
+        closing.callback(connection.close)
+        connection.set_busy_timeout(BUSY_MS_MAX)
+        connection.pragma("query_only", True)
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.execute("BEGIN; SELECT count(*) FROM sqlite_schema").fetchall()
+    except apsw.Error as error:
+        raise from_sqlite(error, source) from error
+    return connection
+
+
+def _copy_snapshot(source: Path, connection: apsw.Connection, path: Path, progress: Progress) -> None:
+    try:
+        copy = connect(path)
+        try:
+            with copy.backup("main", connection, "main") as backup:
+                while not backup.done:
+                    backup.step(_PAGES_PER_STEP)
+                    progress(source.name, backup.page_count - backup.remaining, backup.page_count)
+        finally:
+            copy.close()
+    except apsw.Error as error:
+        raise from_sqlite(error, source) from error
+    sync(path)
+
+
+def _copy_outbox(source: Path, path: Path, progress: Progress) -> None:
+    """Copy the outbox with the standard library's SQLite, which its publishers use, while its writers wait."""
+    with contextlib.ExitStack() as opened:
+        opened_by_standard_library(opened, source)
+        opened.callback(closed_by_standard_library, opened)
+        try:
+            locking, reading, copy = (
+                opened.enter_context(
+                    contextlib.closing(sqlite3.connect(each, timeout=LOCK_S_MAX, isolation_level=None))
+                )
+                for each in (source, source, path)
+            )
+            locking.execute("BEGIN IMMEDIATE")
+            reading.backup(
+                copy, pages=_PAGES_PER_STEP, progress=lambda _, left, pages: progress(source.name, pages - left, pages)
+            )
+            locking.execute("ROLLBACK")
+            found = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            raise Unavailable(f"{source} cannot be copied: {error}") from error
+    if found != "ok":
+        raise Corrupt(f"{source} is damaged ({found}): restore a copy of it")
+    sync(path)
+
+
+def restore(backup: Path, folder: Path, progress: Progress) -> BackupManifest:
+    """Create a book's folder from a backup, and check every page of it.
+
+    Raise NotFound if `backup` has no manifest, Corrupt if a file is missing or damaged, and InvalidInput if `folder`
+    is not empty. If this raises, `folder` is as it was.
+    """
+    manifest = _read_manifest(backup)
+    _refuse_unless_empty(folder)
+    make_folder(folder.parent)
+    new = folder.with_name(f"{folder.name}.restoring")
+    try:
+        shutil.rmtree(new, ignore_errors=True)  # of a restore that was killed
+        new.mkdir()
+        for name, size_bytes in manifest.files.items():
+            source = backup / name
+            if not source.is_file() or source.stat().st_size != size_bytes:
+                raise Corrupt(f"{source} is missing or has not {size_bytes:,} bytes: this backup cannot be restored")
+            shutil.copyfile(source, new / name)
+            _check(new / name, source)
+            progress(name, size_bytes, size_bytes)
+        for name in manifest.files:
+            sync(new / name)
+        sync(new)
+        if folder.exists():
+            folder.rmdir()
+        os.rename(new, folder)
+        sync_folders(folder.parent)
+    except OSError as error:
+        raise from_os(error, folder) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return manifest
+
+
+def _read_manifest(backup: Path) -> BackupManifest:
+    path = backup / MANIFEST_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise NotFound(f"{backup} is not a complete backup: it has no {MANIFEST_FILE}") from error
+    try:
+        manifest = msgspec.json.decode(data, type=BackupManifest)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path} is damaged: {error}") from error
+    if manifest.version != 1 or any(Path(name).name != name for name in manifest.files):
+        raise Corrupt(f"{path} was not written by this version of Tidebook, or is damaged")
+    return manifest
+
+
+def _refuse_unless_empty(folder: Path) -> None:
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise InvalidInput(f"{folder} is not empty: give a folder that does not exist yet")
+    except OSError as error:
+        raise from_os(error, folder) from error
+
+
+def _check(path: Path, source: Path) -> None:
+    """Raise Corrupt if a page of a copied file is damaged."""
+    try:
+        connection = connect(path)
+        try:
+            found = str(connection.execute("PRAGMA quick_check(1)").get)
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise _damaged(from_sqlite(error, source), source) from error
+    if found != "ok":
+        raise Corrupt(f"{source} is damaged ({found}): this backup cannot be restored")
+
+
+def _damaged(error: TidebookError, source: Path) -> TidebookError:
+    return Corrupt(f"{source} is damaged: this backup cannot be restored") if isinstance(error, Corrupt) else error
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    sync(path)
