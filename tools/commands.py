@@ -19,6 +19,10 @@ from tools import build, chromium, docs, environment, java
 from tools.environment import PYTHON, ROOT, SetupError, say
 
 HOME = ROOT / ".servers"
+#: A file system in memory, which Linux has, and the free space from which a test run uses it.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 8 * 1024**3
+FOLDER_PREFIX = "tidebook-test-"
 SERVERS = ["-m", "tidebook.testing.servers"]
 SERVER_NAMES = ("kafka", "cassandra", "postgres", "mariadb")
 #: The servers of each benchmark; benchmarks that are not listed need none, or start their own.
@@ -94,9 +98,13 @@ def test(arguments: list[str]) -> int:
     if chromium.is_needed(rest):
         chromium.ensure()
     signal.signal(signal.SIGTERM, _terminate)
-    with server_home([name for name in SERVER_NAMES if name not in without]) as home:
+    with (
+        test_folder() as folder,
+        server_home([name for name in SERVER_NAMES if name not in without], parent=folder) as home,
+    ):
         server_variables = {"TIDEBOOK_SERVERS": str(home / "status.json"), "TIDEBOOK_WITHOUT": ",".join(without)}
-        variables = environment.variables() | server_variables
+        temporary = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
+        variables = environment.variables() | server_variables | temporary
         code = _python("-m", "pytest", *SIDE_BY_SIDE, *(rest or ["--cache-clear"]), variables=variables)
         failed = _failed_tests() if code == TESTS_FAILED and not rest else []
         if not 0 < len(failed) <= RETRIED_TESTS_MAX:
@@ -112,7 +120,25 @@ def _failed_tests() -> list[str]:
 
 
 @contextlib.contextmanager
-def server_home(names: list[str], *options: str) -> Iterator[Path]:
+def test_folder() -> Iterator[Path]:
+    """Yield a folder for the files of a test run, in memory if there is room, and remove it at the end.
+
+    Tests and their servers sync thousands of small writes. A killed process loses nothing in memory that it would have
+    kept on a disk.
+    """
+    _sweep()
+    in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
+    folder = (MEMORY if in_memory else HOME) / f"{FOLDER_PREFIX}{os.getpid()}"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)  # PostgreSQL runs as another user
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def server_home(names: list[str], *options: str, parent: Path = HOME) -> Iterator[Path]:
     """Yield the home folder of running servers: the developer's if all run, else a new one, removed at the end."""
     _sweep()
     if not names:
@@ -122,7 +148,7 @@ def server_home(names: list[str], *options: str) -> Iterator[Path]:
         say("using the servers that run already")
         yield HOME
         return
-    home = HOME / f"test-{os.getpid()}"
+    home = parent / f"{FOLDER_PREFIX}{os.getpid()}"
     try:
         if _run_servers("start", names, home, *options) != 0:
             raise SetupError(
@@ -138,12 +164,13 @@ def server_home(names: list[str], *options: str) -> Iterator[Path]:
 
 def _sweep() -> None:
     """Stop and remove the servers of an earlier run that was killed."""
-    for home in HOME.glob("test-*"):
-        owner = int(home.name.removeprefix("test-"))
+    for home in [*HOME.glob(f"{FOLDER_PREFIX}*"), *MEMORY.glob(f"{FOLDER_PREFIX}*")]:
+        owner = int(home.name.removeprefix(FOLDER_PREFIX))
         try:
             os.kill(owner, 0)
         except ProcessLookupError:
-            _run_servers("stop", [*SERVER_NAMES], home, "--remove")
+            inside = home / home.name  # the servers of a test run
+            _run_servers("stop", [*SERVER_NAMES], inside if inside.exists() else home, "--remove")
             shutil.rmtree(home, ignore_errors=True)
 
 

@@ -64,6 +64,20 @@ def test_a_server_that_does_not_start_ends_the_run_loudly(
     assert not list(tmp_path.iterdir())  # the servers that had started were removed
 
 
+@pytest.mark.parametrize(("free_bytes_min", "parent"), [(0, "memory"), (2**60, "home")], ids=["room", "no room"])
+def test_the_files_of_a_test_run_are_in_memory_if_there_is_room_and_removed(
+    free_bytes_min: int, parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(commands, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(commands, "HOME", tmp_path / "home")
+    monkeypatch.setattr(commands, "MEMORY_BYTES_MIN", free_bytes_min)
+    with commands.test_folder() as folder:
+        assert folder.parent == tmp_path / parent
+        (folder / "file").touch()
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "failed", "runs"),
     [([], ["a.py::b"], [["-n", "0", "a.py::b"]]), (["tests/unit"], ["a.py::b"], []), ([], [*"abcdef"], [])],
@@ -85,7 +99,7 @@ def test_a_few_failures_of_a_full_run_are_decided_by_a_run_of_their_own(
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     monkeypatch.setattr(commands, "_python", run_python)
     monkeypatch.setattr(commands, "_install_with_java", lambda: None)
-    monkeypatch.setattr(commands, "server_home", lambda names: contextlib.nullcontext(tmp_path))
+    monkeypatch.setattr(commands, "server_home", lambda names, **_: contextlib.nullcontext(tmp_path))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert commands.test(arguments) == (0 if runs else 1)
     assert calls[1:] == runs
