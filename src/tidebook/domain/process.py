@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from tidebook.core.errors import InvalidInput
+from tidebook.core.errors import InvalidInput, Unavailable
 from tidebook.domain.decider import COMMANDS_MAX, Decider
 from tidebook.domain.event_source import SourcePosition, SourceRow, decode_position, encode_position, slice_of
 from tidebook.domain.projection import Projection
 from tidebook.domain.projection_runner import SliceRunner
-from tidebook.domain.sql_engine import Handler, HandlerFailed
+from tidebook.domain.sql_engine import Handler, HandlerFailed, raise_own_cancellation
 from tidebook.domain.typed_event import TypedEvent
 from tidebook.queue.entry import Date, Entry
 from tidebook.queue.port import Step
@@ -153,7 +153,8 @@ class ProcessRunner(SliceRunner):
             result = handler(effects, placed.event)
             if result is not None and inspect.isawaitable(result):
                 await result
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            raise_own_cancellation(error)
             raise HandlerFailed(placed.event) from error
         return effects
 
@@ -185,7 +186,7 @@ class ProcessRunner(SliceRunner):
                 if not entries or await queue.put_once(entries, source=source, steps=steps) is not None:
                     break
             else:
-                raise InvalidInput(f"queue {name!r}: its marks for process {self._name!r} keep moving: try again")
+                raise Unavailable(f"queue {name!r}: other processes keep moving its marks for process {self._name!r}")
 
     def _publish_in(self, tx: Any, publication: _Publication) -> None:
         self._publish_message(tx.connection, **publication.fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import create_engine
 import tidebook
 from tests.unit.domain.bank import EVENTS, Account, Deposit, Refused, Withdraw, Withdrawn
 from tests.unit.domain.projecting import bring, running
-from tidebook.core.errors import InvalidInput, ProjectionStopped
+from tidebook.core.errors import InvalidInput, OutcomeUnknown, ProjectionStopped, Unavailable
 from tidebook.core.event import Event
 from tidebook.domain import projection_runner
 from tidebook.domain.decider import COMMANDS_MAX
@@ -198,3 +199,68 @@ async def test_events_of_a_topic_that_was_created_again_are_other_events(tmp_pat
                 await pay.settle()
             assert (await accounts.load("total")).state.balance == balance
             await delete_topic(book.log, book.store, "orders")
+
+
+@pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("lost")])
+@pytest.mark.parametrize("effect", ["command", "entry"])
+async def test_effects_wait_for_a_server_that_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str, error: Exception
+) -> None:
+    async with tidebook.open(tmp_path) as book:
+        accounts, mail, failures = book.decider("accounts", Account, events=EVENTS), book.queue("mail"), list[str]()
+
+        @book.process("pay", topics=["orders"], retries=0, on_failure="park")
+        def pay(effects: Any, event: Any) -> None:
+            if effect == "command":
+                effects.execute(accounts, "total", Deposit(1))
+            else:
+                effects.put("mail", event.id)
+
+        def fail_at_first(target: Any, name: str) -> None:
+            real = getattr(target, name)
+
+            async def call(*args: Any, **options: Any) -> Any:
+                if len(failures) < 4:
+                    failures.append(name)
+                    raise error
+                return await real(*args, **options)
+
+            monkeypatch.setattr(target, name, call)
+
+        if effect == "command":
+            fail_at_first(accounts, "execute")
+        else:
+            fail_at_first(mail, "put_once")
+            monkeypatch.setattr(pay, "_queue_of", lambda name: mail)
+        await book.journal("orders").append("o-1", [Event(1)])
+        await bring(book, "orders")
+        async with running(pay):
+            await pay.settle()
+            assert pay.problem is None
+        assert len(failures) == 4
+        assert (await pay.stored()).parked == ()
+        if effect == "command":
+            assert (await accounts.load("total")).state.balance == 1
+        else:
+            assert [each.data for each in await mail.claim(limit=9, lease=timedelta(minutes=1))] == ["o-1"]
+
+
+async def test_a_handler_that_lets_a_cancellation_through_fails_its_event_only(tmp_path: Path) -> None:
+    async with tidebook.open(tmp_path) as book:
+        seen = list[Any]()
+
+        @book.process("pay", topics=["orders"], retries=1)
+        async def pay(effects: Any, event: Any) -> None:
+            if event.id == "o-1":
+                raise asyncio.CancelledError
+            seen.append(event.id)
+
+        for n in range(4):
+            await book.journal("orders").append(f"o-{n}", [Event(n)])
+        await bring(book, "orders")
+        async with running(pay):
+            with pytest.raises(ProjectionStopped, match="orders/o-1/1: CancelledError"):
+                await pay.settle()
+            async with asyncio.timeout(20):
+                while not {"o-0", "o-2", "o-3"} <= set(seen):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
