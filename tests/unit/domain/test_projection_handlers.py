@@ -252,7 +252,7 @@ async def test_a_cancellation_that_a_handler_lets_through_stops_its_slice_only(t
             with pytest.raises(ProjectionStopped, match="t/bad/1: CancelledError"):
                 await projection.settle()
             async with asyncio.timeout(20):
-                while len(balances(sqlite_engine(tmp_path))) < 2:
+                while len(balances(sqlite_engine(tmp_path))) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     if into.dialect.is_async:
         await into.dispose()
