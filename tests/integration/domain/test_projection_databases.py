@@ -136,7 +136,7 @@ async def test_a_swap_that_was_announced_is_finished_by_the_next_process(target:
 
 
 async def test_a_rebuild_that_was_suspended_before_its_swap_is_fenced_by_a_later_one(
-    target: Target, tmp_path: Path
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with tidebook.open(tmp_path) as book, replicating(book, "accounts"):
         accounts = book.decider("accounts", Account, events=EVENTS)
@@ -158,7 +158,7 @@ async def test_a_rebuild_that_was_suspended_before_its_swap_is_fenced_by_a_later
             where = (MEMBER.c.projection == projection.name) & (MEMBER.c.build == build)
             return str(connection.execute(select(MEMBER.c.member).where(where)).scalar_one())
 
-        late._swap = suspended  # type: ignore[method-assign]
+        monkeypatch.setattr(late, "_swap", suspended)
         with pytest.raises(Fenced, match="rebuild"):
             await late.run(await projection.start(), is_same=True)
         assert (await projection.stored()).build == 1
